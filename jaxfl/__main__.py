@@ -1,0 +1,5 @@
+"""``python -m jaxfl`` is the command `jaxfl`."""
+
+from jaxfl.cli import entry
+
+entry()

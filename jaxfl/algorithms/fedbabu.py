@@ -1,0 +1,44 @@
+"""FedBABU: the head stays at its random start while the extractor is learned; fine-tuned before use.
+
+Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the same for all clients:
+
+    theta_i <- SGD over theta with head phi_0, E epochs
+    theta   <- sum_i n_i theta_i / sum_i n_i
+    before use: (theta_i', phi_i') <- SGD over (theta, phi_0) for ft_epochs epochs
+
+What is received before the fine-tuning has a random head: a low `received` accuracy is no error.
+"""
+
+from jaxfl.algorithms.partial_sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.options import options, within
+from jaxfl.types import Algorithm, Method
+
+
+@options
+class FedBABU(FineTuning):
+    """Options of FedBABU."""
+
+    ft_epochs: int = within("[0, inf)", 5)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
+
+
+def build(config: FedBABU) -> Algorithm:
+    """Keep the head, and train the body only."""
+    return partial_sharing(
+        config,
+        keep=lambda model: model.head.names,
+        phases=lambda model: ((model.body.names, config.epochs),),
+        tune=fine_tuning(config),
+    )
+
+
+fedbabu = Method(
+    "fedbabu",
+    build,
+    FedBABU,
+    "the head is never trained in the federation; fine-tuned before use",
+    """@inproceedings{oh2022fedbabu,
+  title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
+  author={Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
+  booktitle={ICLR}, year={2022}}""",
+)

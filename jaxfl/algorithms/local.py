@@ -1,0 +1,33 @@
+"""Local training: every client alone, the lower bound of any collaboration.
+
+    w_i <- LocalSGD(w_i)
+"""
+
+from typing import Literal
+
+from jaxfl.algorithms.partial_sharing import partial_sharing
+from jaxfl.clientmap import everyone
+from jaxfl.options import options
+from jaxfl.training import Training
+from jaxfl.types import Algorithm, Method
+
+
+@options
+class Local(Training):
+    """Options of Local."""
+
+    local_schedule: Literal["as_sampled", "all"] = "as_sampled"
+    """Who trains: the round's cohort, or every client in every round (as CompFL's Standalone)."""
+
+
+def build(config: Local) -> Algorithm:
+    """Keep every block."""
+    algorithm = partial_sharing(config, keep=lambda model: model.names)
+
+    def step_all(key, state, federation, cohort):
+        return algorithm.step(key, state, federation, everyone(federation, cohort))
+
+    return algorithm._replace(step=step_all) if config.local_schedule == "all" else algorithm
+
+
+local = Method("local", build, Local, "every client alone; nothing is sent")

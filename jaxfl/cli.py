@@ -1,0 +1,355 @@
+"""The command `jaxfl`: words in, tables out. What happens in between is in the package."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jaxfl import registry
+from jaxfl.data import partition as partitions
+from jaxfl.data.draw import draw
+from jaxfl.errors import JaxflError
+from jaxfl.experiment import Setup, check_setup, divide, load_source, prepare
+from jaxfl.runs import compare as comparison
+from jaxfl.runs import store
+from jaxfl.runs.run import choose, resume, start
+from jaxfl.runs.table import as_text, tabulate
+from jaxfl.training import Training
+
+OUT = Console()
+
+
+class Command(NamedTuple):
+    """A word after `jaxfl`: how it is called, what it does, and its function of the arguments left."""
+
+    usage: str
+    does: str
+    function: Callable[[list[str]], None]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with code 2 and one sentence where the user has to mend something."""
+    try:
+        _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
+    except JaxflError as error:
+        Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    word, *rest = arguments or ["--help"]
+    if word in ("-h", "--help", "help"):
+        OUT.print(_help(), highlight=False)
+    else:
+        registry.lookup("command", COMMANDS, word).function(rest)
+
+
+def _expand(arguments: list[str]) -> list[str]:
+    """Replace @FILE by the arguments in it, one or several a line, # to the end of line a comment."""
+    expanded = []
+    for argument in arguments:
+        if not argument.startswith("@"):
+            expanded.append(argument)
+            continue
+        path = Path(argument[1:])
+        if not path.is_file():
+            raise JaxflError(f"There is no file {path} of arguments; check the path after @.")
+        for line in path.read_text().splitlines():
+            expanded += line.partition("#")[0].split()
+    return expanded
+
+
+def _help() -> Table:
+    table = Table.grid(padding=(0, 3))
+    for command in COMMANDS.values():
+        table.add_row(f"jaxfl {command.usage}", command.does)
+    table.add_row("", "")
+    table.add_row("@FILE", "stands for the arguments in a file")
+    table.add_row("path/my.py:object", "stands for a method, model, data set or partition of your own")
+    return table
+
+
+# Commands -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where results go."""
+
+    run_dir: Path | None = None
+    """A new folder for config, metrics, checkpoints and plots; by default runs/NAME-DATASET."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+    """How often everything is repeated."""
+
+    seeds: int = 1
+    """Repeat with seed, seed + 1, ..."""
+
+
+def _run(arguments: list[str]) -> None:
+    choice, arguments = _positional(arguments, "run", "METHOD")
+    method, chosen_options = registry.method(choice)
+    default = method.config(**chosen_options)
+    setup, config, where = _parse(f"run {choice}", arguments, Setup(), default, RunFolder())
+    chosen = choose(choice, _label(method, config), method, config)
+    data = _announce(setup)
+    folder = where.run_dir or store.free_folder(Path("runs"), _stem(method.name, setup))
+    with _Watch(1, setup.rounds) as watch:
+        result = start(folder, chosen, setup, data, lambda new: watch(chosen.label, setup.seed, new))
+    _conclude([(chosen.label, result)], folder)
+
+
+def _compare(arguments: list[str]) -> None:
+    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    choices, arguments = arguments[:count], arguments[count:]
+    setup, training, seeds, where = _parse(
+        "compare METHOD ...", arguments, Setup(), Training(), Seeds(), RunFolder()
+    )
+    if not choices:
+        raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
+    if seeds.seeds < 1:
+        raise JaxflError(f"--seeds must be at least 1, not {seeds.seeds}.")
+    common = {
+        field.name: getattr(training, field.name)
+        for field in dataclasses.fields(Training)
+        if getattr(training, field.name) != field.default
+    }
+    methods = []
+    for choice in choices:
+        method, options = registry.method(choice)
+        config = method.config(**(common | options))
+        methods.append(choose(choice, _label(method, config, common), method, config))
+    data = _announce(setup)
+    folder = where.run_dir or store.free_folder(Path("runs"), _stem("compare", setup))
+    numbers = [setup.seed + i for i in range(seeds.seeds)]
+    with _Watch(len(numbers) * len(methods), setup.rounds) as watch:
+        made = comparison.compare(folder, methods, setup, data, numbers, watch)
+    OUT.print(as_text(made))
+    OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png, and a folder per run")
+
+
+def _resume(arguments: list[str]) -> None:
+    folder, rest = _positional(arguments, "resume", "RUN")
+    _nothing_left(rest, "resume")
+    config = store.read_json(Path(folder) / store.CONFIG)
+    with _Watch(1, config["options"]["rounds"]) as watch:
+        seed = config["options"]["seed"]
+        result = resume(Path(folder), lambda new: watch(config["label"], seed, new))
+    _conclude([(config["label"], result)], Path(folder))
+
+
+def _report(arguments: list[str]) -> None:
+    if not arguments:
+        raise JaxflError("Name the run folders: jaxfl report RUN ...")
+    folders = [Path(argument) for argument in arguments]
+    out = folders[0] if len(folders) == 1 else store.free_folder(Path("runs"), "report")
+    made = comparison.report(folders, out)
+    OUT.print(as_text(made))
+    OUT.print(f"{out}: table.csv, table.md, table.tex, curves.png")
+
+
+def _partition(arguments: list[str]) -> None:
+    setup, where = _parse("partition", arguments, Setup(), RunFolder())
+    check_setup(setup)
+    source = load_source(setup)
+    partition = divide(setup, source)
+    folder = where.run_dir or store.free_folder(Path("runs"), _stem("partition", setup))
+    store.create(folder)
+    partitions.save(partition, folder / store.PARTITION)
+    draw(partition, source.labels, folder / "partition.png", f"{setup.dataset}, {setup.partition}")
+    OUT.print(_describe(partition))
+    OUT.print(f"{folder}: partition.npz, partition.png")
+
+
+def _list(arguments: list[str]) -> None:
+    _nothing_left(arguments, "list")
+    methods = Table("method", "what", "options of its own", title="Methods", title_justify="left")
+    common = {field.name for field in dataclasses.fields(Training)}
+    for method in registry.METHODS.values():
+        own = [field.name for field in dataclasses.fields(method.config) if field.name not in common]
+        methods.add_row(method.name, method.summary, ", ".join(own))
+    OUT.print(methods)
+    for title, table in (("Models", registry.MODELS), ("Partitions", registry.PARTITIONS)):
+        drawn = Table(title[:-1].lower(), "what", "options", title=title, title_justify="left")
+        for name, function in table.items():
+            what = (function.__doc__ or "").strip().splitlines()[0]
+            given = {"shape", "classes"} if table is registry.MODELS else set()
+            options = [option for option in registry.keywords(function) if option not in given]
+            drawn.add_row(name, what, ", ".join(options))
+        OUT.print(drawn)
+    sources = Table("data set", "what", title="Data sets", title_justify="left")
+    for name, what in registry.DATASETS.items():
+        sources.add_row(name, what)
+    OUT.print(sources)
+
+
+def _cite(arguments: list[str]) -> None:
+    choice, rest = _positional(arguments, "cite", "METHOD")
+    _nothing_left(rest, "cite")
+    method, _ = registry.method(choice)
+    if not method.bibtex:
+        raise JaxflError(f"{method.name} has no paper to cite.")
+    OUT.print(method.bibtex, markup=False, highlight=False, soft_wrap=True)
+
+
+COMMANDS = {
+    "run": Command("run METHOD", "train one method; options: jaxfl run METHOD --help", _run),
+    "compare": Command(
+        "compare METHOD ...",
+        "several on one federation; an ablation is compfl,kd=false; options: --help",
+        _compare,
+    ),
+    "report": Command("report RUN ...", "table and plot of finished runs", _report),
+    "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume),
+    "partition": Command("partition", "draw and save a partition; options: --help", _partition),
+    "list": Command("list", "methods, models, data sets and partitions", _list),
+    "cite": Command("cite METHOD", "BibTeX", _cite),
+}
+
+
+# Arguments ------------------------------------------------------------------------------------
+
+
+def _parse(program: str, arguments: list[str], *defaults: Any) -> list[Any]:
+    """Parse flags into dataclasses like `defaults`, flat: one flag per field."""
+    fields = [
+        (f"part_{i}", type(default), dataclasses.field(default=default))
+        for i, default in enumerate(defaults)
+    ]
+    parts = dataclasses.make_dataclass("Options", fields, frozen=True)
+    parsed, unknown = tyro.cli(
+        Annotated[parts, tyro.conf.OmitArgPrefixes],
+        prog=f"jaxfl {program}",
+        args=arguments,
+        return_unknown_args=True,
+    )
+    if unknown:
+        raise JaxflError(_unknown_option(program, unknown[0], defaults))
+    return [getattr(parsed, name) for name, _, _ in fields]
+
+
+def _unknown_option(program: str, word: str, defaults: tuple) -> str:
+    flag = word.partition("=")[0]
+    name = flag.lstrip("-").replace("-", "_")
+    owners = [
+        method.name
+        for method in registry.METHODS.values()
+        if name in {field.name for field in dataclasses.fields(method.config)}
+    ]
+    if not word.startswith("-"):
+        return f"jaxfl {program} does not know what to do with {word!r}; see jaxfl {program} --help."
+    if owners:
+        return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}."
+    known = [
+        "--" + field.name.replace("_", "-") for part in defaults for field in dataclasses.fields(part)
+    ]
+    return f"jaxfl {program} has no option {flag}; {registry.nearest(flag, known)}."
+
+
+def _positional(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:
+    if not arguments or arguments[0].startswith("-"):
+        raise JaxflError(f"jaxfl {command} needs a {what} first: jaxfl {COMMANDS[command].usage}.")
+    return arguments[0], arguments[1:]
+
+
+def _nothing_left(arguments: list[str], command: str) -> None:
+    if arguments:
+        raise JaxflError(f"jaxfl {command} takes no {arguments[0]!r}: jaxfl {COMMANDS[command].usage}.")
+
+
+def _label(method, config, common=()) -> str:
+    """The method's name and the options of its own that differ from their defaults."""
+    default = method.config()
+    changed = [
+        f"{field.name}={str(getattr(config, field.name)).lower()}"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(default, field.name) and field.name not in common
+    ]
+    return ",".join([method.name, *changed])
+
+
+def _stem(name: str, setup: Setup) -> str:
+    dataset = Path(setup.dataset).stem if "." in setup.dataset else setup.dataset
+    return f"{name}-{dataset}".replace("/", "-").replace(":", "-")
+
+
+# Output ---------------------------------------------------------------------------------------
+
+
+def _announce(setup: Setup):
+    """Prepare the data and say in a few lines what the federation is."""
+    data = prepare(setup)
+    images = data.source.images
+    OUT.print(
+        f"{setup.dataset}: {len(images)} images of {'x'.join(map(str, images.shape[1:]))}; "
+        f"{setup.partition}: {_describe(data.partition)}"
+    )
+    for model, count in data.models:
+        OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
+    device = jax.devices()[0]
+    OUT.print(f"jax {jax.__version__} on {device.platform} ({device.device_kind})")
+    return data
+
+
+def _describe(partition) -> str:
+    train, test = (sorted(map(len, part)) for part in (partition.train, partition.test))
+    return (
+        f"{len(train)} clients with {train[0]} to {train[-1]} training and {test[0]} to {test[-1]} test "
+        f"rows, {partition.outputs} outputs"
+    )
+
+
+def _conclude(results: list[tuple[str, dict]], folder: Path) -> None:
+    OUT.print(as_text(tabulate(results)))
+    seconds = results[-1][1]["seconds"]
+    parts = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    OUT.print(f"{folder}: result.json, metrics.jsonl, curves.png ({parts})")
+
+
+class _Watch(Progress):
+    """A progress bar over all rounds of all runs, with the newest accuracy."""
+
+    def __init__(self, runs: int, rounds: int):
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds  {task.fields[accuracy]}  {task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=OUT,
+        )
+        self.bar = self.add_task("compiling", total=runs * rounds, accuracy="", speed="")
+
+    def __call__(self, label: str, seed: int, new: list[dict]) -> None:
+        """Take a chunk's metrics."""
+        last = new[-1]
+        if "accuracy" in last:
+            seconds = last["seconds"]["train"]
+            self.update(
+                self.bar,
+                accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
+                speed=f"{len(new) / max(seconds, 1e-9):.1f} rounds/s",
+            )
+        self.update(self.bar, description=f"{label}, seed {seed}", advance=len(new))
+
+
+def entry() -> None:
+    """The console script: settings of this process, then `main`."""
+    # Compiled programs are kept, so that the next run of the same shapes starts at once.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxfl"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    main()

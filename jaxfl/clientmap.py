@@ -1,0 +1,92 @@
+"""The client axis and its one door.
+
+An algorithm describes one client; `map_clients` runs that description for all clients of a cohort, group
+by group. How many run side by side is decided here, so no algorithm maps over clients itself.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import tree
+from jaxfl.data.federation import Federation
+from jaxfl.types import Cohort, PerGroup, Slots
+
+
+def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> PerGroup:
+    """Run a one-client function for every client of a cohort: the only door to the client axis.
+
+    Args:
+      f: ``(key, client, shared, own) -> outputs``, for one client. An absent client has size 0: it runs
+        no batch, and what it returns is not used.
+      key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
+      federation: the clients.
+      cohort: which of them.
+      shared: per group, what all its clients receive.
+      own: per group, leaves (k_g, ...), of which each client gets its entry; see `gather`.
+
+    Returns:
+      Per group the outputs of `f`, with a leading axis (k_g, ...).
+    """
+
+    def of_group(group, slots, shared, own):
+        clients = tree.take(group, slots)
+        clients = dataclasses.replace(
+            clients,
+            size=jnp.where(slots.mask, clients.size, 0),
+            validation_size=jnp.where(slots.mask, clients.validation_size, 0),
+            test_size=jnp.where(slots.mask, clients.test_size, 0),
+        )
+        return jax.lax.map(
+            lambda one: f(jax.random.fold_in(key, one[0].id), one[0], shared, one[1]),
+            (clients, own),
+            batch_size=federation.clients_at_once if federation.clients_at_once > 1 else None,
+        )
+
+    return per_group(of_group, federation.groups, cohort.groups, shared, own)
+
+
+def per_group(f, *groups) -> PerGroup:
+    """``f`` of each group's entries, as a tuple."""
+    return tuple(f(*entries) for entries in zip(*groups, strict=True))
+
+
+def gather(stacked: PerGroup, cohort: Cohort) -> PerGroup:
+    """The cohort's entries of stacked client state: leaves (n_g, ...) -> (k_g, ...)."""
+    return per_group(tree.take, stacked, cohort.groups)
+
+
+def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
+    """Client state in which the cohort's entries are `new` (k_g, ...); all others stay as they are."""
+    return per_group(tree.put, stacked, cohort.groups, new)
+
+
+def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) float: training rows of the cohort's clients, 0 in empty places."""
+    dtype = federation.mean.dtype
+    return per_group(
+        lambda group, slots: jnp.where(slots.mask, tree.take(group.size, slots), 0).astype(dtype),
+        federation.groups,
+        cohort.groups,
+    )
+
+
+def sent(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """Per group (k_g,) int32: the scalars of one message (a tree per group) for each client present."""
+    return per_group(
+        lambda slots, message: slots.mask.astype(jnp.int32) * tree.scalars(message),
+        cohort.groups,
+        messages,
+    )
+
+
+def everyone(federation: Federation, cohort: Cohort) -> Cohort:
+    """The same round with all clients."""
+    places = per_group(
+        lambda group: Slots(
+            jnp.arange(group.size.shape[0], dtype=jnp.int32), jnp.ones(group.size.shape[0], bool)
+        ),
+        federation.groups,
+    )
+    return dataclasses.replace(cohort, groups=places)

@@ -1,0 +1,31 @@
+"""A partition as a picture: which client trains on how much of which class."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from jaxfl.data.partition import Partition
+
+
+def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str = "") -> None:
+    """Write a PNG: a field for every client (x) and class (y), white where there is nothing.
+
+    Args:
+      partition: what to draw.
+      labels: (N,) int, the source's labels.
+      path: of the PNG.
+      title: printed above.
+    """
+    clients, classes = partition.relabel.shape
+    counts = np.stack([np.bincount(labels[rows], minlength=classes) for rows in partition.train])
+    size = np.clip([0.3 * clients + 2, 0.3 * classes + 1.2], [5, 3.5], [14, 9])  # inches
+    figure = Figure(size, layout="constrained", dpi=150)
+    axes = figure.add_subplot(title=title, xlabel="client", ylabel="class")
+    held = np.ma.masked_equal(counts.T, 0)
+    field = axes.imshow(held, cmap="viridis_r", aspect="auto", origin="lower", vmin=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(field, label="training rows")
+    figure.savefig(path, format="png")

@@ -1,0 +1,135 @@
+"""A federation: one data set on the device, and index matrices that say whose rows are whose."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model
+from jaxfl.types import Client, PerGroup, static
+
+
+class Batch(NamedTuple):
+    """A mini-batch of one client; rows where `mask` is False are padding."""
+
+    x: jax.Array  # (B, H, W, C) float, normalised
+    y: jax.Array  # (B,) int32, the client's own outputs
+    mask: jax.Array  # (B,) bool
+    position: jax.Array  # (B,) int32, places in the client's list of rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """All clients and their data.
+
+    Attributes:
+      images: (N, H, W, C), uint8 or float, shared by all clients.
+      labels: (N,) int32.
+      mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
+      groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
+      clients_at_once: how many clients of a group run side by side in the client map.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    mean: jax.Array
+    std: jax.Array
+    groups: PerGroup
+    clients_at_once: int = static(default=1)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The architecture of each group."""
+        return tuple(group.model for group in self.groups)
+
+    def inputs(self, rows):
+        """Normalised images of some rows (B,) -> (B, H, W, C)."""
+        return (self.images[rows].astype(self.mean.dtype) - self.mean) / self.std
+
+    def batch(self, client: Client, position, mask) -> Batch:
+        """The training rows at some positions (B,) of a client's list, of which `mask` (B,) are real."""
+        rows = client.rows[position]
+        return Batch(self.inputs(rows), client.relabel[self.labels[rows]], mask, position)
+
+
+def federate(
+    source: Source,
+    partition: Partition,
+    models: Sequence[tuple[Model, int]],
+    clients_at_once: int | None = None,
+) -> Federation:
+    """Put a data set on the device and give every client an architecture.
+
+    Args:
+      source: images and labels.
+      partition: whose rows are whose; any partition can be used with any models.
+      models: pairs (architecture, number of clients), in the order of client ids.
+      clients_at_once: see `Federation`; by default one by one on a CPU, all of a group elsewhere.
+
+    Raises:
+      JaxflError: if the numbers of clients or outputs do not agree.
+    """
+    clients = len(partition.train)
+    if sum(count for _, count in models) != clients:
+        raise JaxflError(
+            f"The models are given to {sum(count for _, count in models)} clients, but the partition "
+            f"has {clients}; let the counts add up to {clients}."
+        )
+    for model, _ in models:
+        if model.classes != partition.outputs:
+            raise JaxflError(
+                f"{model.name} has {model.classes} outputs, but the partition's clients have "
+                f"{partition.outputs} classes; build it with classes={partition.outputs}."
+            )
+    if clients_at_once is None:
+        clients_at_once = 1 if jax.default_backend() == "cpu" else clients
+    real = source.images[source.train].astype(np.float64)
+    std = real.std(axis=(0, 1, 2), keepdims=True)
+    dtype = jnp.result_type(float)
+    starts = np.cumsum([0] + [count for _, count in models])
+    return Federation(
+        images=jnp.asarray(source.images),
+        labels=jnp.asarray(source.labels, jnp.int32),
+        mean=jnp.asarray(real.mean(axis=(0, 1, 2), keepdims=True), dtype),
+        std=jnp.asarray(np.where(std > 0, std, 1), dtype),
+        groups=tuple(
+            _group(source, partition, model, np.arange(start, start + count))
+            for start, (model, count) in zip(starts[:-1], models, strict=True)
+        ),
+        clients_at_once=clients_at_once,
+    )
+
+
+def _group(source: Source, partition: Partition, model: Model, ids: np.ndarray) -> Client:
+    def padded(rows):
+        # One capacity for all groups: a client's batches do not depend on whom it is grouped with.
+        capacity = max(len(of_client) for of_client in rows)
+        table = np.zeros((len(ids), capacity), np.int32)
+        for place, i in enumerate(ids):
+            table[place, : len(rows[i])] = rows[i]
+        return jnp.asarray(table), jnp.asarray([len(rows[i]) for i in ids], jnp.int32)
+
+    rows, size = padded(partition.train)
+    validation_rows, validation_size = padded(partition.validation)
+    test_rows, test_size = padded(partition.test)
+    outputs = [partition.relabel[i][source.labels[partition.train[i]]] for i in ids]
+    counts = [np.bincount(y, minlength=partition.outputs) for y in outputs]
+    return Client(
+        id=jnp.asarray(ids, jnp.int32),
+        rows=rows,
+        size=size,
+        validation_rows=validation_rows,
+        validation_size=validation_size,
+        test_rows=test_rows,
+        test_size=test_size,
+        relabel=jnp.asarray(partition.relabel[ids], jnp.int32),
+        class_counts=jnp.asarray(np.stack(counts), jnp.int32),
+        model=model,
+    )

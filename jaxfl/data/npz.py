@@ -1,0 +1,42 @@
+"""Reading ``.npz`` files that somebody else wrote."""
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxfl.errors import JaxflError
+
+
+def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
+    """All arrays of an ``.npz`` file by name, without ever unpickling anything.
+
+    Raises:
+      JaxflError: if the file is missing, is no ``.npz`` of plain arrays, or lacks a required array.
+    """
+    try:
+        # Opened here, because numpy leaves a file open whose contents it does not understand.
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = dict(file)
+    except FileNotFoundError:
+        raise JaxflError(f"There is no file {path}.") from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        EOFError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise JaxflError(
+            f"{path} is damaged or not an .npz file of plain arrays; write it with numpy.savez."
+        ) from error
+    missing = [name for name in required if name not in arrays]
+    if missing:
+        raise JaxflError(
+            f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}."
+        )
+    return arrays

@@ -1,0 +1,249 @@
+"""Whose rows are whose: training, validation and test rows of every client, and its labels."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxfl.data import npz
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+
+PARTS = ("train", "validation", "test")
+
+
+class Partition(NamedTuple):
+    """A federation's division of one source.
+
+    Attributes:
+      train: per client (n_i,) int32, row numbers into the source's images.
+      validation: per client (v_i,) int32; all empty without a validation split.
+      test: per client (t_i,) int32.
+      relabel: (clients, classes) int32, from a class of the source to the client's output; the
+        identity for unified labels, -1 where an independent client lacks the class.
+      outputs: number of outputs of every client's model.
+    """
+
+    train: tuple[np.ndarray, ...]
+    validation: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    relabel: np.ndarray
+    outputs: int
+
+
+def divide(
+    source: Source,
+    partitioner: Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]],
+    clients: int,
+    seed: int,
+    *,
+    test: Literal["own", "source"],
+    labels: Literal["unified", "independent"] = "unified",
+    test_fraction: float = 0.25,
+    validation_fraction: float = 0.0,
+    max_test: int | None = None,
+) -> Partition:
+    """Divide a source among clients.
+
+    Rows, test rows, validation rows and labels are drawn from streams of their own: `labels` and
+    `max_test` never change who trains on what.
+
+    Args:
+      source: the data.
+      partitioner: one of `jaxfl.data.partitioners`, its options bound with `functools.partial`.
+      clients: number of clients.
+      seed: not negative; the same seed gives the same partition.
+      test: "own" shares out all rows of the source, then takes test rows from each client's share.
+        "source" shares out the source's training rows; a client is tested on the source's test rows
+        of its classes, equally many of each.
+      labels: "unified", where a class means the same to everybody, or "independent", where every
+        client numbers its classes in a random order of its own: with test="source" only those that
+        it has, with test="own" all classes of the source.
+      test_fraction: of a client's share, with test="own".
+      validation_fraction: of a client's training rows.
+      max_test: most test rows of a client; all by default.
+
+    Raises:
+      JaxflError: if an argument is out of range, or a client is left without training or test rows.
+    """
+    _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test)
+    row_rng, test_rng, validation_rng, label_rng = (
+        np.random.default_rng([seed, stream]) for stream in range(4)
+    )
+    pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
+    held = [np.asarray(part) for part in partitioner(source.labels[pool], clients, row_rng)]
+    _require_everyone("training", held, "use fewer clients or more data")
+    _require_positions(held, clients, len(pool))
+    held = [pool[part] for part in held]
+    if test == "source":
+        known = [np.unique(source.labels[rows]) for rows in held]
+        train, tested = held, _source_test(source, known, max_test, test_rng)
+        advice = "raise max_test, or take a source with test images of all its classes"
+    else:
+        _require_disjoint(held)
+        known = [np.arange(source.classes)] * clients
+        train, tested = _cut(held, test_fraction, test_rng)
+        tested = [rows[:max_test] for rows in tested]
+        advice = "raise test_fraction, or give every client more rows"
+    _require_everyone("test", tested, advice)
+    train, validation = _cut(train, validation_fraction, validation_rng)
+    if labels == "independent":
+        relabel = _renumber(known, source.classes, label_rng)
+    else:
+        relabel = np.tile(np.arange(source.classes, dtype=np.int32), (clients, 1))
+    return Partition(
+        train=_int32(train),
+        validation=_int32(validation),
+        test=_int32(tested),
+        relabel=relabel,
+        outputs=int(relabel.max()) + 1,
+    )
+
+
+def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test):
+    if test not in ("own", "source"):
+        raise JaxflError(f'test is {test!r}; it has to be "own" or "source".')
+    if labels not in ("unified", "independent"):
+        raise JaxflError(f'labels is {labels!r}; it has to be "unified" or "independent".')
+    if clients < 1:
+        raise JaxflError(f"A federation of {clients} clients is empty; it needs at least 1.")
+    if seed < 0:
+        raise JaxflError(f"The seed is {seed}; it has to be 0 or more.")
+    if max_test is not None and max_test < 1:
+        raise JaxflError(f"max_test is {max_test}; every client needs at least 1 test row.")
+    for name, value in (
+        ("test_fraction", test_fraction),
+        ("validation_fraction", validation_fraction),
+    ):
+        if not 0 <= value < 1:
+            raise JaxflError(f"{name} is {value}; it has to be from 0 up to, not including, 1.")
+
+
+def _source_test(source: Source, known, max_test: int | None, rng) -> list[np.ndarray]:
+    """The source's test rows of the classes that each client knows, equally many of each."""
+    tested = []
+    for classes in known:
+        by_class = [
+            rng.permutation(np.flatnonzero(~source.train & (source.labels == c))) for c in classes
+        ]
+        each = min(map(len, by_class))
+        if max_test is not None:
+            each = min(each, max_test // len(classes))
+        tested.append(np.concatenate([rows[:each] for rows in by_class]))
+    return tested
+
+
+def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Take a random fraction, rounded down, of each client's rows: (rows left, rows taken)."""
+    left, taken = [], []
+    for rows in held:
+        rows = rng.permutation(rows)
+        cut = int(len(rows) * fraction)
+        left.append(rows[cut:])
+        taken.append(rows[:cut])
+    return left, taken
+
+
+def _renumber(known, classes: int, rng) -> np.ndarray:
+    """Per client a random order of the classes it knows, -1 for the others: (clients, classes)."""
+    relabel = np.full((len(known), classes), -1, np.int32)
+    for client, own in enumerate(known):
+        relabel[client, own] = rng.permutation(len(own))
+    return relabel
+
+
+def _int32(parts) -> tuple[np.ndarray, ...]:
+    return tuple(rows.astype(np.int32) for rows in parts)
+
+
+def _require_everyone(kind: str, parts, advice: str) -> None:
+    for client, rows in enumerate(parts):
+        if len(rows) == 0:
+            raise JaxflError(f"Client {client} is left without {kind} rows; {advice}.")
+
+
+def _require_positions(parts, clients: int, rows: int) -> None:
+    """Partitioners may be the user's own."""
+    fine = (p.ndim == 1 and p.dtype.kind in "iu" and p.min() >= 0 and p.max() < rows for p in parts)
+    if len(parts) != clients or not all(fine):
+        raise JaxflError(
+            f"The partitioner has to return, for each of {clients} clients, an array of positions "
+            f"from 0 to {rows - 1}."
+        )
+
+
+def _require_disjoint(parts) -> None:
+    if sum(map(len, parts)) > len(np.unique(np.concatenate(parts))):
+        raise JaxflError(
+            "Clients share rows, so one would train on what another is tested on; ask for fewer "
+            'rows or clients, or use test="source".'
+        )
+
+
+def save(partition: Partition, path: str | Path) -> None:
+    """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
+
+    It holds ``relabel``, ``outputs`` and for each of train, validation and test the rows of all
+    clients in one array (``train``) and how many each client has (``train_sizes``).
+    """
+    arrays = {"relabel": partition.relabel, "outputs": np.array(partition.outputs)}
+    for part in PARTS:
+        rows = getattr(partition, part)
+        arrays[part] = np.concatenate(rows)
+        arrays[f"{part}_sizes"] = np.array([len(of_client) for of_client in rows])
+    with open(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load(path: str | Path, source: Source) -> Partition:
+    """Read a partition that `save` wrote.
+
+    Args:
+      path: the file.
+      source: the data that it divides.
+
+    Raises:
+      JaxflError: if the file is missing, damaged, or a partition of other data.
+    """
+    arrays = npz.read(path, [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs"])
+    if not _well_formed(**arrays):
+        raise JaxflError(f"{path} is not a partition that jaxfl saved; divide the data again.")
+    relabel, outputs = arrays["relabel"], int(arrays["outputs"])
+    parts = [np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1]) for part in PARTS]
+    misfit = _misfit(parts, relabel, source)
+    if misfit:
+        raise JaxflError(
+            f"{path} does not fit {source.name}: {misfit}; load the data that it was made for."
+        )
+    return Partition(*map(_int32, parts), relabel.astype(np.int32), outputs)
+
+
+def _well_formed(relabel, outputs, **rows) -> bool:
+    """Whether the arrays of a file have the kinds, shapes and ranges of a partition."""
+    if any(array.dtype.kind not in "iu" for array in (relabel, outputs, *rows.values())):
+        return False
+    if relabel.ndim != 2 or relabel.size == 0 or outputs.ndim != 0:
+        return False
+    if relabel.min() < -1 or not 0 <= relabel.max() < outputs:
+        return False
+    for part in PARTS:
+        sizes, numbers = rows[f"{part}_sizes"], rows[part]
+        if sizes.shape != relabel.shape[:1] or numbers.shape != (sizes.sum(),):
+            return False
+        if sizes.min() < (part != "validation") or numbers.min(initial=0) < 0:
+            return False
+    return True
+
+
+def _misfit(parts, relabel: np.ndarray, source: Source) -> str | None:
+    """Why a partition cannot belong to a source."""
+    if relabel.shape[1] != source.classes:
+        return f"it is for {relabel.shape[1]} classes, not {source.classes}"
+    for client, pieces in enumerate(zip(*parts, strict=True)):
+        rows = np.concatenate(pieces)
+        if rows.max() >= len(source.labels):
+            return f"client {client} has row {rows.max()} of {len(source.labels)}"
+        if (relabel[client, source.labels[rows]] < 0).any():
+            return f"client {client} has rows of a class that it does not know"
+    return None

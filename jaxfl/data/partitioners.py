@@ -1,0 +1,235 @@
+"""How rows are shared out among clients.
+
+A partitioner is a function ``(labels, clients, rng, *, options) -> parts``: from the labels (n,) of
+the rows to share out, it draws for every client the positions (n_i,) in `labels` that it gets. All
+raise `JaxflError` where the data cannot be shared out as asked.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from jaxfl.errors import JaxflError
+
+MAX_DRAWS = 1000  # of a random partition in which some client has too few rows
+
+
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle all rows and deal them evenly (McMahan et al. 2017, arXiv:1602.05629, section 3)."""
+    _require_rows(len(labels), clients, 1)
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
+def classes(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes_per_client: int = 5,
+    samples_per_client: int = 20,
+) -> list[np.ndarray]:
+    """Give every client a few random classes and equally many rows of each.
+
+    The pathological setting of CompFL (Xu et al., Cooperative multiple model training for
+    personalized federated learning over heterogeneous devices). A class is dealt out in one
+    shuffled order, from the start again once it is used up, so that clients share few rows.
+
+    Args:
+      labels: (n,) int.
+      clients: number of clients.
+      rng: source of randomness.
+      classes_per_client: different classes on a client.
+      samples_per_client: rows on a client; what does not divide evenly goes to its first classes.
+    """
+    queues = {c: rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)}
+    _require_classes("classes_per_client", classes_per_client, len(queues))
+    if samples_per_client < classes_per_client:
+        raise JaxflError(
+            f"samples_per_client is {samples_per_client}, too few for {classes_per_client} classes "
+            "each; raise it or lower classes_per_client."
+        )
+    counts = np.full(classes_per_client, samples_per_client // classes_per_client)
+    counts[: samples_per_client % classes_per_client] += 1
+    parts = []
+    for _ in range(clients):
+        taken = []
+        chosen = rng.choice(list(queues), classes_per_client, replace=False)
+        for c, count in zip(chosen, counts, strict=True):
+            if count > len(queues[c]):
+                raise JaxflError(
+                    f"A client needs {count} rows of class {c}, which has {len(queues[c])}; lower "
+                    "samples_per_client or raise classes_per_client."
+                )
+            taken.append(queues[c][:count])
+            queues[c] = np.roll(queues[c], -count)
+        parts.append(np.concatenate(taken))
+    return parts
+
+
+def shards(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
+) -> list[np.ndarray]:
+    """Sort the rows by label, cut them into disjoint shards and give every client a few.
+
+    McMahan et al. 2017 (arXiv:1602.05629, section 3) with every shard cut inside one class, all
+    classes into equally many shards (give or take one), and the shards of a client from different
+    classes: with two shards a client has exactly two classes, as in pFedClub (Wang et al. 2024).
+    Where there are fewer shards than classes, some classes are not used.
+
+    Args:
+      labels: (n,) int.
+      clients: number of clients.
+      rng: source of randomness.
+      shards_per_client: shards, hence classes, on a client.
+    """
+    present = np.unique(labels)
+    _require_classes("shards_per_client", shards_per_client, len(present))
+    demand = np.zeros(len(present), int)
+    chosen = []
+    for _ in range(clients):
+        # The classes in least demand so far, ties at random: demands never differ by more than one.
+        chosen.append(np.argsort(demand + rng.random(len(present)))[:shards_per_client])
+        demand[chosen[-1]] += 1
+    piles = []
+    for c, pieces in zip(present, demand, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        if pieces > len(rows):
+            raise JaxflError(
+                f"Class {c} has {len(rows)} rows, too few for {pieces} shards; use fewer clients "
+                "or lower shards_per_client."
+            )
+        piles.append(np.array_split(rows, pieces) if pieces else [])
+    return [np.concatenate([piles[place].pop() for place in own]) for own in chosen]
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.1,
+    min_samples: int = 10,
+) -> list[np.ndarray]:
+    """Share out each class in proportions from a symmetric Dirichlet distribution over the clients.
+
+    Yurochkin et al. 2019, arXiv:1905.12022, section 4. All is drawn again until every client has
+    `min_samples` rows.
+
+    Args:
+      labels: (n,) int.
+      clients: number of clients.
+      rng: source of randomness.
+      alpha: concentration; the smaller, the fewer clients share a class.
+      min_samples: rows that every client gets at least.
+    """
+    return _dirichlet(labels, clients, rng, alpha, min_samples, full=np.inf)
+
+
+def dirichlet_flbench(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.1,
+    min_samples: int = 10,
+) -> list[np.ndarray]:
+    """Like `dirichlet`, but a client that holds its even share of all rows gets no further class.
+
+    The recipe of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FL-bench, which FedCMD uses.
+
+    Args:
+      labels: (n,) int.
+      clients: number of clients.
+      rng: source of randomness.
+      alpha: concentration; the smaller, the fewer clients share a class.
+      min_samples: rows that every client gets at least.
+    """
+    return _dirichlet(labels, clients, rng, alpha, min_samples, full=len(labels) / clients)
+
+
+def _dirichlet(labels, clients, rng, alpha, min_samples, full) -> list[np.ndarray]:
+    """`full`: a client with so many rows is left out when the next class is shared out."""
+    if not 0 < alpha <= 1e6:
+        raise JaxflError(f"alpha is {alpha}; it has to be positive, and at most a million (even).")
+    _require_rows(len(labels), clients, min_samples)
+    by_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    for _ in range(MAX_DRAWS):
+        parts = [np.empty(0, int)] * clients
+        for rows in by_class:
+            rows = rng.permutation(rows)
+            wanting = np.array([len(part) < full for part in parts])
+            share = np.zeros(clients)
+            while not share.any():  # a tiny alpha can give a whole class to clients that are full
+                share = rng.dirichlet(np.full(clients, alpha)) * wanting
+            cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+            pieces = np.split(rows, cuts)
+            parts = [np.append(part, piece) for part, piece in zip(parts, pieces, strict=True)]
+        if min(len(part) for part in parts) >= min_samples:
+            return parts
+    raise JaxflError(
+        f"None of {MAX_DRAWS} Dirichlet draws with alpha {alpha} gave each of {clients} clients "
+        f"{min_samples} of the {len(labels)} rows; raise alpha, or lower min_samples or the number "
+        "of clients."
+    )
+
+
+def quantity(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    sigma: float = 1.0,
+    min_samples: int = 10,
+) -> list[np.ndarray]:
+    """Give the clients different amounts of the same mixture of classes.
+
+    Every client gets `min_samples` random rows; the rest is shared out in proportion to log-normal
+    weights exp(sigma z), z standard normal, as in the synthetic data of FedProx (Li et al. 2020,
+    arXiv:1812.06127) and, on top of a base amount, in MNFL's setting.
+
+    Args:
+      labels: (n,) int.
+      clients: number of clients.
+      rng: source of randomness.
+      sigma: of the underlying normal distribution; 0 gives equal amounts.
+      min_samples: rows that every client gets at least.
+    """
+    if not 0 <= sigma < np.inf:
+        raise JaxflError(f"sigma is {sigma}; it has to be a number from 0 up.")
+    _require_rows(len(labels), clients, min_samples)
+    exponent = sigma * rng.standard_normal(clients)
+    weight = np.exp(exponent - exponent.max())
+    extra = np.cumsum(weight / weight.sum()) * (len(labels) - clients * min_samples)
+    cuts = (extra.astype(int) + min_samples * np.arange(1, clients + 1))[:-1]
+    return np.split(rng.permutation(len(labels)), cuts)
+
+
+def _require_rows(rows: int, clients: int, min_samples: int) -> None:
+    if min_samples < 1:
+        raise JaxflError(f"min_samples is {min_samples}; every client needs at least 1 row.")
+    if rows < clients * min_samples:
+        raise JaxflError(
+            f"{clients} clients with at least {min_samples} rows each need {clients * min_samples} "
+            f"rows, but there are {rows}; use fewer clients or more data."
+        )
+
+
+def _require_classes(option: str, wanted: int, existing: int) -> None:
+    if not 1 <= wanted <= existing:
+        raise JaxflError(
+            f"{option} is {wanted}, but the data have {existing} classes; choose 1 to {existing}."
+        )
+
+
+PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
+    "iid": iid,
+    "classes": classes,
+    "shards": shards,
+    "dirichlet": dirichlet,
+    "dirichlet-flbench": dirichlet_flbench,
+    "quantity": quantity,
+}
+
+# Where test rows come from (see `jaxfl.data.partition.divide`), as the papers have it.
+TEST: dict[str, Literal["own", "source"]] = dict.fromkeys(PARTITIONS, "own") | {"classes": "source"}

@@ -1,0 +1,187 @@
+"""Where images come from: an embedded set, tensorflow-datasets, an ``.npz`` file, a folder."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from jaxfl.data import npz, tfds
+from jaxfl.errors import JaxflError
+
+
+class Source(NamedTuple):
+    """Labelled images in memory, the training images first, then the test images.
+
+    Attributes:
+      name: what it was loaded as.
+      images: (N, H, W, C), uint8, or float32 where an ``.npz`` gives floats.
+      labels: (N,) int32 in 0..classes-1.
+      train: (N,) bool, True where the source calls the row a training row.
+      classes: how many classes there are; one may be without rows.
+    """
+
+    name: str
+    images: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    classes: int
+
+
+def load(name: str, data_dir: str | Path | None = None) -> Source:
+    """Load a data set by its name or path.
+
+    Args:
+      name: one of
+
+        - ``digits``: the 1,797 real 8x8 handwritten digits (values 0..16) that scikit-learn embeds;
+        - a path ending in ``.npz``: arrays ``images`` (N, H, W) or (N, H, W, C), uint8 or float,
+          ``labels`` (N,) that number the classes 0, 1, 2, ... without a gap, and optionally
+          ``split`` (N,), either the words "train" and "test" or True for a training row;
+        - an existing folder: one sub-folder of images per class, in alphabetical order, or
+          ``train`` and ``test`` above these;
+        - else an image-classification set of tensorflow-datasets: ``cifar10``, ``emnist/byclass``
+          (with a configuration), ``cifar100:coarse_label`` (with a label other than its usual one).
+
+        Where there is no test part, a fixed stratified fifth of the rows becomes it.
+      data_dir: where tensorflow-datasets keeps its sets, ``~/tensorflow_datasets`` by default.
+
+    Raises:
+      JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
+    """
+    path = Path(name).expanduser()
+    if name == "digits":
+        images, labels, train, classes = _digits()
+    elif path.suffix == ".npz":
+        images, labels, train, classes = _npz(path)
+    elif path.is_dir():
+        images, labels, train, classes = _folder(path)
+    else:
+        images, labels, train, classes = tfds.read(name, data_dir)
+    return from_arrays(name, images, labels, train, classes)
+
+
+def from_arrays(
+    name: str, images: np.ndarray, labels: np.ndarray, train: np.ndarray | None, classes: int
+) -> Source:
+    """Check arrays and bring them into the types and order of a source; for data of any origin.
+
+    Args:
+      name: for messages.
+      images: (N, H, W) or (N, H, W, C), uint8 or float.
+      labels: (N,) integers in 0..classes-1.
+      train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing.
+      classes: how many there are.
+
+    Raises:
+      JaxflError: if types, shapes or values are not like that.
+    """
+    images = _checked_images(name, images)
+    labels = _checked_labels(name, labels, len(images), classes)
+    if train is None:
+        train = ~_stratified_fifth(name, labels)
+    elif train.dtype != bool or train.shape != labels.shape:
+        raise JaxflError(
+            f'{name}: split has to say "train" or "test", or True for training, once per label.'
+        )
+    order = np.argsort(~train, kind="stable")
+    return Source(name, images[order], labels[order], train[order], classes)
+
+
+def _digits():
+    digits = load_digits()
+    return digits.images.astype(np.uint8), digits.target, None, 10
+
+
+def _npz(path: Path):
+    arrays = npz.read(path, required=("images", "labels"))
+    labels, split = arrays["labels"], arrays.get("split")
+    if split is not None and np.isin(split, ("train", "test")).all():
+        split = split == "train"
+    return arrays["images"], labels, split, len(np.unique(labels))
+
+
+def _folder(path: Path):
+    divided = (path / "train").is_dir() and (path / "test").is_dir()
+    parts = [path / "train", path / "test"] if divided else [path]
+    names = sorted({folder.name for part in parts for folder in _visible(part) if folder.is_dir()})
+    files = [
+        (file, label, part == parts[0])
+        for part in parts
+        for label, name in enumerate(names)
+        if (part / name).is_dir()
+        for file in _visible(part / name)
+    ]
+    if not files:
+        raise JaxflError(f"{path} has no images; give every class a sub-folder of images.")
+    paths, labels, train = zip(*files, strict=True)
+    images = [_image(file) for file in paths]
+    for file, image in zip(paths, images, strict=True):
+        if image.shape != images[0].shape:
+            raise JaxflError(
+                f"{file} has height, width and colours {image.shape}, but {paths[0]} has "
+                f"{images[0].shape}; bring all images to one size and mode."
+            )
+    return np.stack(images), np.array(labels), np.array(train) if divided else None, len(names)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _image(file: Path) -> np.ndarray:
+    try:
+        with Image.open(file) as image:
+            mode, pixels = image.mode, np.asarray(image)
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say "broken"
+        raise JaxflError(f"{file} cannot be read as an image.") from error
+    if mode not in ("L", "RGB"):
+        raise JaxflError(f"{file} is of mode {mode}; convert it to L (grey) or RGB.")
+    return pixels
+
+
+def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.size == 0:
+        raise JaxflError(
+            f"{name}: images have shape {images.shape}, not (N, H, W) or (N, H, W, C) with at "
+            "least one of each."
+        )
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype.kind != "f":
+        raise JaxflError(f"{name}: images are {images.dtype}; store them as uint8 or float.")
+    with np.errstate(over="ignore"):  # what does not fit float32 is infinite, and refused as such
+        images = images.astype(np.float32)
+    if not np.isfinite(images).all():
+        raise JaxflError(f"{name}: images hold NaN or infinite values as float32; mend them.")
+    return images
+
+
+def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> np.ndarray:
+    if labels.shape != (rows,):
+        raise JaxflError(f"{name}: labels have shape {labels.shape}, but there are {rows} images.")
+    if labels.dtype.kind not in "iu":
+        raise JaxflError(f"{name}: labels are {labels.dtype}; number the classes 0, 1, 2, ...")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise JaxflError(
+            f"{name}: labels run from {labels.min()} to {labels.max()}, but {classes} classes have "
+            f"to be numbered from 0 to {classes - 1}."
+        )
+    return labels.astype(np.int32)
+
+
+def _stratified_fifth(name: str, labels: np.ndarray) -> np.ndarray:
+    try:
+        _, test = train_test_split(
+            np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
+        )
+    except ValueError as error:
+        raise JaxflError(
+            f"{name} has no test part and too few images of some class to set a fifth of each "
+            "aside; add images or a split of your own."
+        ) from error
+    return np.isin(np.arange(len(labels)), test)

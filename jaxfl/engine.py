@@ -1,0 +1,269 @@
+"""The engine: rounds scanned in chunks, scores between chunks. It knows no method.
+
+A chunk of `eval_every` rounds is one compiled program whose state is donated; evaluation, logging and
+checkpoints happen between chunks. The key of round t is ``fold_in(stream, t)``, so nothing random sits in
+the state and a resumed run repeats the undisturbed one bit for bit.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.data.federation import Federation
+from jaxfl.evaluate import score
+from jaxfl.types import Algorithm, Cohort, Info, PerGroup, Slots
+
+CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of personal models built at once
+
+
+class Program:
+    """A jitted function, compiled ahead of time once per shape of its arguments.
+
+    Attributes:
+      compilations: how many programs were compiled.
+      seconds: how long that took, tracing included.
+    """
+
+    def __init__(self, function: Callable, donate: tuple[int, ...] = ()):
+        """Nothing is compiled before the first call."""
+        self._jitted = jax.jit(function, donate_argnums=donate)
+        self._compiled = {}
+        self.seconds = 0.0
+
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def compile(self, *args):
+        """The executable for arguments of these shapes."""
+        leaves, structure = jax.tree.flatten(args)
+        signature = structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if signature not in self._compiled:
+            start = time.perf_counter()
+            self._compiled[signature] = self._jitted.lower(*args).compile()
+            self.seconds += time.perf_counter() - start
+        return self._compiled[signature]
+
+    def shapes(self, *args):
+        """What it would return, as shapes and dtypes."""
+        return jax.eval_shape(self._jitted, *args)
+
+    def __call__(self, *args):
+        """Run it."""
+        return self.compile(*args)(*args)
+
+
+class Programs(NamedTuple):
+    """An algorithm's programs. Runs that share them (several seeds) share the compilations.
+
+    Args:
+      init: ``(key, federation, hyper) -> state``.
+      rounds: ``(key, state, federation, cohorts) -> (state, infos)``; the state is donated.
+      received: ``(key, state, federation, cohort) -> scores`` before local training.
+      personal: the same of what clients deploy.
+      host: the algorithm's host step or None.
+    """
+
+    init: Program
+    rounds: Program
+    received: Program
+    personal: Program
+    host: Callable | None
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far."""
+        return sum(program.compilations for program in set(self[:4]))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on compiling so far."""
+        return sum(program.seconds for program in set(self[:4]))
+
+
+def programs(algorithm: Algorithm) -> Programs:
+    """Prepare an algorithm for `simulate`."""
+
+    def rounds(key, state, federation, cohorts):
+        def one(state, cohort):
+            round_key = jax.random.fold_in(key, cohort.round)
+            return algorithm.step(round_key, state, federation, cohort)
+
+        return jax.lax.scan(one, state, cohorts)
+
+    def scores(predictors):
+        def of_state(key, state, federation, cohort):
+            built = predictors(key, state, federation, cohort)
+            return score(built, key, federation, cohort)
+
+        return Program(of_state)
+
+    received = scores(algorithm.receive)
+    same = algorithm.personal is algorithm.receive
+    return Programs(
+        init=Program(algorithm.init),
+        rounds=Program(rounds, donate=(1,)),
+        received=received,
+        personal=received if same else scores(algorithm.personal),
+        host=algorithm.host,
+    )
+
+
+class Chunk(NamedTuple):
+    """What some rounds did.
+
+    Args:
+      first: number of the first round, from 0.
+      state: after the last round. It is donated to the next chunk: copy it to keep it.
+      infos: per round, `Info` with NumPy leaves.
+      scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
+        rounds diverged.
+      train_seconds, evaluate_seconds: without compilation.
+      diverged: None, or (round, client id) of the first loss that is not finite; `infos` ends there.
+    """
+
+    first: int
+    state: Any
+    infos: list[Info]
+    scores: dict[str, PerGroup] | None
+    train_seconds: float
+    evaluate_seconds: float
+    diverged: tuple[int, int] | None = None
+
+
+def simulate(
+    programs: Programs,
+    federation: Federation,
+    hyper: Any,
+    cohorts: tuple[Slots, ...],
+    key: jax.Array,
+    *,
+    eval_every: int,
+    start: int = 0,
+    state: Any = None,
+) -> Iterator[Chunk]:
+    """Run a federated method, chunk by chunk.
+
+    Args:
+      programs: of the algorithm.
+      federation: clients and data.
+      hyper: the method's configuration.
+      cohorts: per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`.
+      key: of the run.
+      eval_every: rounds of a chunk.
+      start: first round; a multiple of `eval_every` or the end of the run.
+      state: the state at `start`; None for a new run.
+
+    Yields:
+      A `Chunk` after every `eval_every` rounds and after the last one.
+    """
+    init_key, round_key, host_key, score_key = jax.random.split(key, 4)
+    rounds = cohorts[0].mask.shape[0]
+    if state is None:
+        state = programs.init(init_key, federation, traced(hyper))
+    for first in range(start, rounds, eval_every):
+        last = min(first + eval_every, rounds) - 1
+        begun, compiled = time.perf_counter(), programs.seconds
+        if programs.host is None:
+            state, infos = programs.rounds(
+                round_key, state, federation, _of_rounds(cohorts, first, last + 1)
+            )
+            infos = _per_round(jax.device_get(infos))
+        else:
+            infos = []
+            for t in range(first, last + 1):
+                cohort = _of_rounds(cohorts, t, t + 1)
+                state, info = programs.rounds(round_key, state, federation, cohort)
+                infos += _per_round(jax.device_get(info))
+                cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
+                state = programs.host(
+                    jax.random.fold_in(host_key, t), state, federation, cohort
+                )
+        trained = time.perf_counter() - begun - (programs.seconds - compiled)
+
+        diverged = _first_divergence(infos, first, cohorts, federation)
+        if diverged:
+            yield Chunk(first, state, infos[: diverged[0] - first + 1], None, trained, 0, diverged)
+            return
+        begun, compiled = time.perf_counter(), programs.seconds
+        scores = evaluate(programs, federation, state, score_key, last, rounds)
+        evaluated = time.perf_counter() - begun - (programs.seconds - compiled)
+        yield Chunk(first, state, infos, scores, trained, evaluated)
+
+
+def traced(hyper: Any) -> Any:
+    """A configuration with its float fields as arrays."""
+    return jax.tree.map(lambda rate: jnp.asarray(rate, jnp.result_type(float)), hyper)
+
+
+def evaluate(
+    programs: Programs, federation: Federation, state: Any, key, last: int, rounds: int
+) -> dict[str, PerGroup]:
+    """Score all clients after round `last`; see `Chunk.scores`."""
+    key = jax.random.fold_in(key, last)
+    parts = _everyone_in_parts(federation, last, rounds)
+
+    def scores(program):
+        of_parts = [jax.device_get(program(key, state, federation, part)) for part in parts]
+        return tuple(
+            jax.tree.map(
+                lambda *leaves: np.concatenate(leaves),
+                *(
+                    jax.tree.map(lambda leaf: leaf[part.groups[g].mask], of_part[g])  # noqa: B023
+                    for part, of_part in zip(parts, of_parts, strict=True)
+                ),
+            )
+            for g in range(len(federation.groups))
+        )
+
+    received = scores(programs.received)
+    same = programs.personal is programs.received
+    return {"personal": received if same else scores(programs.personal), "received": received}
+
+
+def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
+    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
+    return Cohort(
+        np.arange(first, end, dtype=np.int32),
+        jax.tree.map(lambda leaf: leaf[first:end], cohorts),
+        rounds=cohorts[0].mask.shape[0],
+    )
+
+
+def _per_round(infos: Info) -> list[Info]:
+    rounds = len(infos.loss[0])
+    return [jax.tree.map(lambda leaf: leaf[t], infos) for t in range(rounds)]  # noqa: B023
+
+
+def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
+    """All clients as cohorts of one shape, of at most `CLIENTS_PER_SCORING` clients per group."""
+    counts = [len(group.size) for group in federation.groups]
+    places = [min(count, CLIENTS_PER_SCORING) for count in counts]
+    number = max(-(-count // CLIENTS_PER_SCORING) for count in counts)
+
+    def slots(part, count, places):
+        index = np.arange(part * places, (part + 1) * places, dtype=np.int32)
+        return Slots(np.minimum(index, np.int32(count)), index < count)
+
+    return [
+        Cohort(
+            np.int32(last),
+            tuple(slots(part, *group) for group in zip(counts, places, strict=True)),
+            rounds,
+        )
+        for part in range(number)
+    ]
+
+
+def _first_divergence(infos, first, cohorts, federation) -> tuple[int, int] | None:
+    for t, info in enumerate(infos, first):
+        for loss, slots, group in zip(info.loss, cohorts, federation.groups, strict=True):
+            bad = slots.mask[t] & ~np.isfinite(loss)
+            if bad.any():
+                return t, int(group.id[slots.index[t][bad][0]])
+    return None

@@ -1,0 +1,180 @@
+"""From options to a federation: what the command line and `jaxfl.run` have in common.
+
+    source -> partition -> models -> Federation
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from jaxfl import registry
+from jaxfl.data import partition as partitions
+from jaxfl.data.federation import Federation, federate
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source, from_arrays, load
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model
+from jaxfl.options import check, within
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The federation and the run: options that mean the same for every method."""
+
+    dataset: str = "digits"
+    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), an .npz
+    file, a folder with one sub-folder of images per class, or my.py:source."""
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data; its own default if not given."""
+    partition: str = "classes"
+    """classes, iid, shards, dirichlet, dirichlet-flbench or quantity, with options:
+    dirichlet,alpha=0.5; a saved partition (.npz); or my.py:partitioner."""
+    partition_seed: int = within("[0, inf)", 0)
+    """Draws the partition. It is the data: fixed, whatever the seed of the run."""
+    labels: Literal["unified", "independent"] = "unified"
+    """Whether a label means the same on all clients, or each numbers its classes anew."""
+    test: Literal["auto", "own", "source"] = "auto"
+    """Test rows: cut from the client's own rows, or the source's test rows of its classes. auto: source
+    for the partition `classes`, own for the others."""
+    test_fraction: float = within("(0, 1)", 0.25)
+    """Share of a client's rows that are test rows, where they are cut from its own."""
+    validation_fraction: float = within("[0, 1)", 0.0)
+    """Share of a client's training rows that are set aside for validation."""
+    max_test: int | None = within("[1, inf)", None)
+    """At most so many test rows per client, where they come from the source."""
+    clients: int = within("[1, inf)", 20)
+    """Number of clients."""
+    models: tuple[str, ...] = ()
+    """Architectures, each with options (resnet18,width=0.5) and perhaps a number of clients
+    (mlp,clients=5); by default clients are divided equally. Default: mlp mcmahan,padding=same on digits,
+    lenet5 mcmahan elsewhere."""
+    rounds: int = within("[1, inf)", 50)
+    """Communication rounds."""
+    participation: float = within("(0, 1]", 1.0)
+    """Share of clients that take part in a round."""
+    eval_every: int = within("[1, inf)", 10)
+    """Rounds between evaluations; they run as one program."""
+    checkpoint_every: int | None = within("[1, inf)", None)
+    """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
+    seed: int = within("[0, inf)", 0)
+    """Initial weights, cohorts and batches."""
+    clients_at_once: int | None = within("[1, inf)", None)
+    """Clients of a group that train side by side; by default 1 on a CPU, all elsewhere."""
+
+
+class Data(NamedTuple):
+    """A prepared federation and what it was made of."""
+
+    source: Source
+    partition: Partition
+    models: tuple[tuple[Model, int], ...]
+    federation: Federation
+
+
+def prepare(setup: Setup, saved_partition: Path | None = None) -> Data:
+    """Load, divide and put on the device.
+
+    Args:
+      setup: the options.
+      saved_partition: use this one instead of drawing it (the one of a run that is resumed).
+
+    Raises:
+      JaxflError: if something does not fit or is not at hand.
+    """
+    check_setup(setup)
+    source = load_source(setup)
+    partition = divide(setup, source, saved_partition)
+    models = build_models(setup, source, partition)
+    return Data(source, partition, models, federate(source, partition, models, setup.clients_at_once))
+
+
+def check_setup(setup: Setup) -> None:
+    """Refuse options that contradict each other or lie outside of their range."""
+    check("the run", setup)
+    every = setup.checkpoint_every
+    if every is not None and every % setup.eval_every:
+        raise JaxflError(
+            f"--checkpoint-every {every} is not a multiple of --eval-every {setup.eval_every}; "
+            "checkpoints are written at evaluations."
+        )
+
+
+def load_source(setup: Setup) -> Source:
+    """The data set; a user's own is ``my.py:function``, from `data_dir` to a `Source`."""
+    name, _, _ = setup.dataset.partition(":")
+    if not name.endswith(".py"):
+        return load(setup.dataset, setup.data_dir)
+    found = registry.lookup("data set", {}, setup.dataset)
+    return from_arrays(*found(setup.data_dir))
+
+
+def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition:
+    """The partition: drawn by `partition_seed`, or read from a file."""
+    if saved is None and setup.partition.endswith(".npz"):
+        saved = Path(setup.partition)
+    if saved is not None:
+        partition = partitions.load(saved, source)
+        if len(partition.train) != setup.clients:
+            raise JaxflError(
+                f"The partition {saved} has {len(partition.train)} clients, not {setup.clients}; "
+                f"add --clients {len(partition.train)}."
+            )
+        return partition
+    name, partitioner, options = registry.function(
+        "partition", registry.PARTITIONS, setup.partition
+    )
+    test = registry.TEST.get(name, "own") if setup.test == "auto" else setup.test
+    return partitions.divide(
+        source,
+        functools.partial(partitioner, **options),
+        setup.clients,
+        setup.partition_seed,
+        test=test,
+        labels=setup.labels,
+        test_fraction=setup.test_fraction,
+        validation_fraction=setup.validation_fraction,
+        max_test=setup.max_test,
+    )
+
+
+def build_models(setup: Setup, source: Source, partition: Partition):
+    """Pairs (model, number of clients), in the order of client ids."""
+    choices = setup.models or default_models(setup.dataset)
+    built, counts = [], []
+    for choice in choices:
+        name, texts = registry.split(choice)
+        counts.append(texts.pop("clients", None))
+        factory = registry.lookup("model", registry.MODELS, name)
+        options = registry.convert(name, registry.keywords(factory), texts)
+        shape, classes = source.images.shape[1:], partition.outputs
+        model = factory(shape=shape, classes=classes, **options)
+        if sum(registry.split(other)[0] == name for other in choices) > 1:
+            label = ",".join([name, *(f"{key}={text}" for key, text in texts.items())])
+            model = dataclasses.replace(model, name=label)
+        built.append(model)
+    if len({model.name for model in built}) < len(built):
+        raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
+    return tuple(zip(built, _divide_clients(counts, setup.clients), strict=True))
+
+
+def default_models(dataset: str) -> tuple[str, ...]:
+    """Two architectures that suit the images."""
+    return ("mlp", "mcmahan,padding=same") if dataset == "digits" else ("lenet5", "mcmahan")
+
+
+def _divide_clients(counts: list[str | None], clients: int) -> list[int]:
+    if any(count is not None and not count.isdigit() for count in counts):
+        raise JaxflError("--models: clients= takes a whole number.")
+    open_places = [i for i, count in enumerate(counts) if count is None]
+    left = clients - sum(int(count) for count in counts if count is not None)
+    if left < len(open_places) or (left and not open_places):
+        raise JaxflError(
+            f"--models cannot be given to {clients} clients: every architecture needs at least one, and "
+            "the numbers must add up; change clients=NUMBER or --clients."
+        )
+    share, rest = divmod(left, max(1, len(open_places)))
+    return [
+        share + (open_places.index(i) < rest) if count is None else int(count)
+        for i, count in enumerate(counts)
+    ]

@@ -1,0 +1,197 @@
+"""The Flax modules that networks are made of; every block is called `(x, *, train, mask)`.
+
+`train` is False in evaluation mode; `mask (B,)` marks the real rows of a padded batch (None: all).
+Layers start as in PyTorch: kernels and biases uniform in +-1/sqrt(fan_in) (He et al. 2015,
+arXiv:1502.01852, with a = sqrt 5), the setting that the papers' learning rates assume.
+Parameters have JAX's default float dtype at the time of initialisation.
+
+A convolution on a block's main path leaves its output, after norm and activation but before pooling
+or the sum with a shortcut, in the collection "intermediates" as "convs"; `Model.taps` reads it.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxfl.models.conv import conv, max_pool
+
+Activation = Callable[[jax.Array], jax.Array]
+
+
+def uniform(fan_in: int) -> nn.initializers.Initializer:
+    """Returns an initializer that draws from U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    bound = 1 / math.sqrt(fan_in)
+
+    def draw(key, shape, dtype):
+        # Drawn flat: XLA compiles a draw of several axes ten times slower, and the numbers are the same.
+        return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
+
+    return draw
+
+
+def spatial_mean(x: jax.Array) -> jax.Array:
+    """Global average pooling, (B, H, W, C) to (B, C)."""
+    return x.mean(axis=(1, 2))
+
+
+def spatial_max(x: jax.Array) -> jax.Array:
+    """Global max pooling, (B, H, W, C) to (B, C)."""
+    return x.max(axis=(1, 2))
+
+
+class Resize(nn.Module):
+    """Bilinear resizing to (height, width), the input adapter for images that are too small."""
+
+    height: int
+    width: int
+
+    def __call__(self, x, *, train, mask):
+        """Maps (B, H, W, C) to (B, height, width, C)."""
+        batch, _, _, channels = x.shape
+        return jax.image.resize(x, (batch, self.height, self.width, channels), "bilinear")
+
+
+class Norm(nn.Module):
+    """Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, arXiv:1502.03167).
+
+    The running statistics move by a tenth in each training step. A batch without a real row gives
+    NaN; the trainer drops such a step.
+    """
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Normalises (B, ..., C), in training by the statistics of the rows that `mask` marks."""
+        norm = nn.BatchNorm(
+            momentum=0.9,
+            epsilon=1e-5,
+            param_dtype=jnp.result_type(float),
+            use_fast_variance=False,
+            force_float32_reductions=False,
+        )
+        nn.share_scope(self, norm)
+        if mask is not None:
+            mask = mask.reshape(-1, *[1] * (x.ndim - 1))
+        return norm(x, use_running_average=not train, mask=mask)
+
+
+class Linear(nn.Module):
+    """Affine map of the last axis, (B, d) to (B, features)."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Returns x @ kernel + bias."""
+        dtype, start = jnp.result_type(float), uniform(x.shape[-1])
+        kernel = self.param("kernel", start, (x.shape[-1], self.features), dtype)
+        bias = self.param("bias", start, (self.features,), dtype)
+        return x @ kernel + bias[None]
+
+
+class Conv(nn.Module):
+    """Convolution [+ norm], (B, H, W, C) to (B, H', W', features)."""
+
+    features: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    norm: bool = False
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Returns the convolution of x, normalised if `norm`."""
+        dtype = jnp.result_type(float)
+        shape = (self.kernel, self.kernel, x.shape[-1], self.features)
+        start = uniform(math.prod(shape[:3]))
+        x = conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
+        if self.bias:
+            x = x + self.param("bias", start, (self.features,), dtype)[None, None, None]
+        if self.norm:
+            x = Norm(name="norm")(x, train=train, mask=mask)
+        return x
+
+
+class ConvBlock(nn.Module):
+    """Convolution [+ norm] + activation [+ max pooling by `pool`]."""
+
+    features: int
+    kernel: int
+    padding: int = 0
+    pool: int = 1
+    norm: bool = False
+    bias: bool = True
+    activation: Activation = nn.relu
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Maps (B, H, W, C) to (B, H', W', features)."""
+        layer = Conv(self.features, self.kernel, 1, self.padding, self.norm, self.bias, name="conv")
+        x = self.activation(layer(x, train=train, mask=mask))
+        self.sow("intermediates", "convs", x)
+        return max_pool(x, self.pool, self.pool) if self.pool > 1 else x
+
+
+class DenseBlock(nn.Module):
+    """Flattening + linear [+ norm] + activation [+ dropout with probability `dropout`]."""
+
+    features: int
+    norm: bool = False
+    dropout: float = 0.0
+    activation: Activation = nn.relu
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Maps (B, ...) to (B, features)."""
+        x = Linear(self.features, name="linear")(x.reshape(x.shape[0], -1), train=train, mask=mask)
+        if self.norm:
+            x = Norm(name="norm")(x, train=train, mask=mask)
+        return nn.Dropout(self.dropout, deterministic=not train)(self.activation(x))
+
+
+class BasicBlock(nn.Module):
+    """ResNet's two-convolution block (He et al. 2016, arXiv:1512.03385, figure 2 and section 4.2).
+
+    A 1x1 convolution stands in the shortcut where the stride or the width changes. `pool` is what
+    the network's last block applies at its end.
+    """
+
+    features: int
+    stride: int = 1
+    norm: bool = True
+    pool: Callable[[jax.Array], jax.Array] | None = None
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with a global `pool`."""
+        layer = functools.partial(Conv, self.features, norm=self.norm, bias=not self.norm)
+        y = layer(3, self.stride, 1, name="conv1")(x, train=train, mask=mask)
+        y = nn.relu(y)
+        self.sow("intermediates", "convs", y)
+        y = layer(3, 1, 1, name="conv2")(y, train=train, mask=mask)
+        self.sow("intermediates", "convs", y)
+        if self.stride != 1 or x.shape[-1] != self.features:
+            x = layer(1, self.stride, name="shortcut")(x, train=train, mask=mask)
+        y = nn.relu(x + y)
+        return self.pool(y) if self.pool else y
+
+
+class ResidualPair(nn.Module):
+    """x plus two times (convolution [+ norm] + ReLU) of x: the residual block of ResNet-9."""
+
+    norm: bool = True
+    pool: Callable[[jax.Array], jax.Array] | None = None
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Maps (B, H, W, C) to the same shape, or to (B, C) with a global `pool`."""
+        y = x
+        for name in ("conv1", "conv2"):
+            layer = Conv(x.shape[-1], 3, 1, 1, self.norm, not self.norm, name=name)
+            y = nn.relu(layer(y, train=train, mask=mask))
+            self.sow("intermediates", "convs", y)
+        return self.pool(x + y) if self.pool else x + y

@@ -1,0 +1,107 @@
+"""What the factories of the zoo share: their options, and the making of a model from blocks."""
+
+import difflib
+from typing import Literal
+
+from jaxfl.errors import JaxflError
+from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear, Resize
+from jaxfl.models.model import Block, Model
+
+NormName = Literal["batch", "none"]
+
+
+def choice(option: str, value: str, known: tuple[str, ...]) -> str:
+    """Returns `value` if it is one of `known`.
+
+    Raises:
+        JaxflError: If it is not; the message names the nearest one.
+    """
+    if value in known:
+        return value
+    nearest = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
+    raise JaxflError(
+        f"{option} is {value!r}, not one of {', '.join(known)}; did you mean {nearest!r}?"
+    )
+
+
+def has_norm(norm: NormName) -> bool:
+    """Whether the option `norm` of a factory asks for BatchNorm.
+
+    Raises:
+        JaxflError: If it is neither "batch" nor "none".
+    """
+    return choice("norm", norm, ("batch", "none")) == "batch"
+
+
+def scaled(width: float, count: int) -> int:
+    """Returns `count` channels or features times `width`, at least one.
+
+    Raises:
+        JaxflError: If `width` is not positive.
+    """
+    if width <= 0:
+        raise JaxflError(f"width is {width}; give a positive factor, 1.0 for the original network.")
+    return max(1, round(width * count))
+
+
+def network(
+    name: str,
+    body: list[Block],
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    minimum: int = 1,
+) -> Model:
+    """Completes a body to a model: classifier last and, for images below `minimum`, resizing first.
+
+    Args:
+        name: The architecture's name.
+        body: The blocks before the classifier; the last one puts out (B, d).
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        minimum: Smallest height and width, in pixels, that the body can take.
+
+    Raises:
+        JaxflError: If `shape` is not three positive numbers or `classes` is not positive.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise JaxflError(
+            f"{name} takes images of shape (height, width, channels), not {tuple(shape)}."
+        )
+    if classes < 1:
+        raise JaxflError(f"{name} cannot have {classes} classes; give at least one.")
+    blocks, note = [*body, Block("classifier", Linear(classes))], ""
+    height, width = max(shape[0], minimum), max(shape[1], minimum)
+    if (height, width) != tuple(shape[:2]):
+        blocks.insert(0, Block("input", Resize(height, width)))
+        note = (
+            f"{name} takes images of at least {minimum}x{minimum}; "
+            f"{shape[0]}x{shape[1]} images are resized to {height}x{width}."
+        )
+    return Model(name, tuple(blocks), tuple(shape), classes, note)
+
+
+def plain_cnn(
+    name: str,
+    convs: list[ConvBlock],
+    denses: list[DenseBlock],
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+) -> Model:
+    """Returns the model conv1, conv2, ..., fc1, fc2, ..., classifier.
+
+    Raises:
+        JaxflError: As `network`.
+    """
+    body = [Block(f"conv{i}", module) for i, module in enumerate(convs, 1)]
+    body += [Block(f"fc{i}", module) for i, module in enumerate(denses, 1)]
+    return network(name, body, shape=shape, classes=classes, minimum=smallest(convs))
+
+
+def smallest(convs: list[ConvBlock]) -> int:
+    """Returns the least height and width, in pixels, of which the convolutions leave one pixel."""
+    side = 1
+    for block in reversed(convs):
+        side = max(1, side * block.pool + block.kernel - 1 - 2 * block.padding)
+    return side

@@ -1,0 +1,41 @@
+"""LeNet5 with BatchNorm, the network of FedCMD.
+
+Chen et al., "Towards optimal customized architecture for heterogeneous federated learning with
+contrastive cloud-edge model decoupling" (FedCMD).
+"""
+
+from jaxfl.errors import JaxflError
+from jaxfl.models.blocks import ConvBlock, DenseBlock
+from jaxfl.models.build import NormName, has_norm, plain_cnn, scaled
+from jaxfl.models.model import Model
+
+
+def lenet5(
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    width: float = 1.0,
+    norm: NormName = "batch",
+    depth: int = 3,
+) -> Model:
+    """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120, 84 and 64.
+
+    FedCMD's tables XI (depth 3), XII (depth 2) and XIII (depth 4). The convolutions keep their bias
+    before BatchNorm. The tables print three input channels for the second convolution and a single
+    pooling; what fits their dense layers is six channels and two poolings.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels and features.
+        norm: "none" leaves out the BatchNorm after the convolutions.
+        depth: Number of dense layers including the classifier: 2, 3 (the main variant) or 4.
+
+    Raises:
+        JaxflError: If an argument is out of range.
+    """
+    if depth not in (2, 3, 4):
+        raise JaxflError(f"depth is {depth}; lenet5 has 2, 3 or 4 dense layers.")
+    convs = [ConvBlock(scaled(width, c), 5, pool=2, norm=has_norm(norm)) for c in (6, 16)]
+    denses = [DenseBlock(scaled(width, features)) for features in (120, 84, 64)[: depth - 1]]
+    return plain_cnn("lenet5", convs, denses, shape=shape, classes=classes)

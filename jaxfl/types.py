@@ -1,0 +1,148 @@
+"""The words that the rest of jaxfl speaks: clients, cohorts, predictors and the algorithm protocol.
+
+A *federation* has one group per architecture. Whatever belongs to clients is stacked: a leaf of group
+``g`` is ``(n_g, ...)`` for all its clients, ``(k_g, ...)`` for those of a cohort. Whatever differs per
+group is a tuple with one entry per group, in the federation's order.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxfl.models.model import Model
+
+Key = jax.Array  # a typed key, `jax.random.key`
+State = Any  # an algorithm's own NamedTuple of pytrees
+PerGroup = tuple  # one entry per architecture group
+
+
+def static(**options):
+    """A dataclass field that is part of the program, not data: jit recompiles when it changes."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """One client's data, as row numbers; with a leading axis on every leaf, all clients of a group."""
+
+    id: jax.Array  # () int32, the client's number in the federation
+    rows: jax.Array  # (m,) int32 training rows, padded
+    size: jax.Array  # () int32, how many of them are real; 0 for an absent client
+    validation_rows: jax.Array  # (v,) int32
+    validation_size: jax.Array  # () int32
+    test_rows: jax.Array  # (t,) int32
+    test_size: jax.Array  # () int32
+    relabel: jax.Array  # (classes,) int32, class -> the client's output; -1: not on this client
+    class_counts: jax.Array  # (outputs,) int32, training rows per output
+    model: Model = static()
+
+
+class Slots(NamedTuple):
+    """Some clients of one group, in a fixed number of places ``k``.
+
+    Args:
+      index: (k,) int32, positions within the group; one past the last client where a place is empty.
+      mask: (k,) bool, True where the place is taken.
+    """
+
+    index: jax.Array
+    mask: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cohort:
+    """Who takes part in a round, and which round it is (warm-ups and schedules read it here)."""
+
+    round: jax.Array  # () int32, from 0
+    groups: PerGroup  # of Slots
+    rounds: int = static()  # of the whole run
+
+
+class Predictor(NamedTuple):
+    """How the clients of one group predict. A shared model is not copied per client.
+
+    Args:
+      shared: leaves that all clients use.
+      stacked: leaves ``(k, ...)``, one entry per client.
+      predict: ``(model, shared, own, x) -> scores (B, outputs)``; the largest score is the prediction.
+    """
+
+    shared: Any
+    stacked: Any
+    predict: Callable
+
+
+class Info(NamedTuple):
+    """What a round reports. Nothing here is read by the next round.
+
+    Args:
+      loss: per group (k,), mean training loss of each client over its local steps.
+      up: per group (k,) int32, scalars (4 bytes each) that each client sent.
+      down: per group (k,) int32, scalars that each client received.
+    """
+
+    loss: PerGroup
+    up: PerGroup
+    down: PerGroup
+
+
+class Init(Protocol):
+    """The state before the first round."""
+
+    def __call__(self, key: Key, federation: Any, hyper: Any) -> State:
+        """`hyper` is the method's configuration; its float fields are traced scalars."""
+
+
+class Step(Protocol):
+    """One round, pure and scannable: `State` in, `State` of the same structure out."""
+
+    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> tuple[State, Info]:
+        """`key` is the round's; a client's own key is folded from it with the client's id."""
+
+
+class Predict(Protocol):
+    """The models that the given clients hold at some moment, one `Predictor` per group."""
+
+    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
+        """`cohort` says which clients to build; scoring goes in parts of the federation."""
+
+
+class Algorithm(NamedTuple):
+    """A federated method: pure functions; what selects a program is closed over, the rest is state.
+
+    Args:
+      init: the state before the first round.
+      receive: what clients start a round from, before local training.
+      step: one round.
+      personal: what clients deploy; this is scored. It may fine-tune a copy.
+      host: a step between rounds outside of jit, with the same cohort; None for most methods.
+    """
+
+    init: Init
+    receive: Predict
+    step: Step
+    personal: Predict
+    host: Step | None = None
+
+
+class Method(NamedTuple):
+    """A method as users meet it: a name, its options, how to build it, and whom to cite.
+
+    Args:
+      name: on the command line and in tables.
+      build: ``config -> Algorithm``.
+      config: frozen dataclass, a subclass of `jaxfl.training.Training`. Its float fields are traced
+        hyper-parameters, all others select a program.
+      summary: one line.
+      bibtex: of the paper.
+    """
+
+    name: str
+    build: Callable[[Any], Algorithm]
+    config: type
+    summary: str
+    bibtex: str = ""

@@ -1,0 +1,54 @@
+"""Strict settings for every test, and federations small enough to compile in seconds."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxfl.data.federation import federate
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
+from jaxfl.models import zoo
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+SHAPE, CLASSES = (8, 8, 1), 3
+SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one
+
+
+def tiny_models():
+    """Two architectures that compile in a second; three clients have the first, two the second."""
+    return (
+        (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5), 3),
+        (zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.06, padding="same"), 2),
+    )
+
+
+def tiny_source(seed: int = 0) -> Source:
+    """Sixty random images whose mean tells their class, in three classes."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(60) % CLASSES).astype(np.int32)
+    images = rng.integers(0, 120, (60, *SHAPE)) + 60 * labels[:, None, None, None]
+    return Source("tiny", images.astype(np.uint8), labels, np.arange(60) < 40, CLASSES)
+
+
+def tiny_partition(source: Source, sizes=SIZES) -> Partition:
+    """Unequal clients: training rows in order, every client tested on all test rows."""
+    ends = np.cumsum(sizes)
+    rows = np.arange(40, dtype=np.int32)
+    test = np.arange(40, 60, dtype=np.int32)
+    return Partition(
+        train=tuple(rows[end - size : end] for size, end in zip(sizes, ends, strict=True)),
+        validation=tuple(test[:0] for _ in sizes),
+        test=tuple(test[i:] for i in range(len(sizes))),
+        relabel=np.tile(np.arange(CLASSES, dtype=np.int32), (len(sizes), 1)),
+        outputs=CLASSES,
+    )
+
+
+@pytest.fixture(scope="session")
+def federation():
+    """Five unequal clients, two architectures."""
+    source = tiny_source()
+    return federate(source, tiny_partition(source), tiny_models())

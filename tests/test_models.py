@@ -1,0 +1,326 @@
+"""Models: the patch convolution, the blocks, slicing, and every network of the zoo."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxfl.errors import JaxflError
+from jaxfl.models import zoo
+from jaxfl.models.blocks import Norm
+from jaxfl.models.conv import conv, max_pool
+
+GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
+LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
+
+
+def normal(seed, *shape):
+    """Standard normal numbers of the default float dtype."""
+    return jax.random.normal(jax.random.key(seed), shape, jnp.result_type(float))
+
+
+def run(model, weights, x, train, **arguments):
+    """`model.apply`, compiled: one program costs less than its many operations one by one."""
+    apply = jax.jit(functools.partial(model.apply, train=train))
+    return apply(*weights, x, **arguments)
+
+
+def part(model, *names):
+    """The model made of some of the blocks."""
+    return dataclasses.replace(model, blocks=tuple(b for b in model.blocks if b.name in names))
+
+
+def assert_close(actual, expected, **tolerance):
+    """Compares two pytrees of arrays, structure included."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, **tolerance)
+
+
+# ---- convolution and pooling
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [(5, 1, 0), (5, 1, 2), (5, 2, 2), (3, 1, 1), (3, 2, 1), (3, 2, 0), (1, 1, 0), (1, 2, 0)],
+)
+def test_conv_equals_lax_conv(size, stride, padding):
+    def library(x, kernel):
+        sides = [(padding, padding)] * 2
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, (stride,) * 2, sides, dimension_numbers=layout)
+
+    with jax.enable_x64(True):
+        x, kernel = normal(0, 2, 9, 8, 3), normal(1, size, size, 3, 4)
+        cotangent = normal(2, *jax.eval_shape(library, x, kernel).shape)
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def value_and_gradients(f, x, kernel):
+            value, vjp = jax.vjp(f, x, kernel)
+            return value, vjp(cotangent)
+
+        ours = functools.partial(conv, stride=stride, padding=padding)
+        actual = value_and_gradients(ours, x, kernel)
+        assert_close(actual, value_and_gradients(library, x, kernel), atol=1e-12)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 3), (3, 2)])
+def test_max_pool_takes_the_maximum_of_each_whole_window(window, stride):
+    x = normal(0, 2, 9, 8, 3)
+    rows, columns = (9 - window) // stride + 1, (8 - window) // stride + 1
+    expected = np.zeros((2, rows, columns, 3))
+    for i, j in np.ndindex(rows, columns):
+        tile = np.asarray(x)[:, stride * i :, stride * j :][:, :window, :window]
+        expected[:, i, j] = tile.max(axis=(1, 2))
+    np.testing.assert_array_equal(max_pool(x, window, stride), expected)
+
+
+# ---- batch normalisation
+
+
+def test_norm_uses_the_real_rows_only():
+    x, mask = normal(0, 5, 3, 2, 4).at[3:].set(1e6), jnp.arange(5) < 3
+    variables = Norm().init(jax.random.key(0), x, train=False, mask=None)
+    y, new = Norm().apply(variables, x, train=True, mask=mask, mutable=["batch_stats"])
+
+    real = np.asarray(x)[:3]
+    mean, var = real.mean(axis=(0, 1, 2)), real.var(axis=(0, 1, 2))
+    np.testing.assert_allclose(y[:3], (real - mean) / np.sqrt(var + 1e-5), atol=1e-5)
+    np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * mean, rtol=1e-4)
+    np.testing.assert_allclose(new["batch_stats"]["var"], 0.9 + 0.1 * var, rtol=1e-5)
+
+
+def test_padded_batch_equals_its_real_rows():
+    weights, x = LENET.init(jax.random.key(0)), normal(1, 6, 16, 16, 1).at[4:].set(1e3)
+    mask = jnp.arange(6) < 4
+    padded, padded_stats = run(LENET, weights, x, train=True, mask=mask)
+    plain, plain_stats = run(LENET, weights, x[:4], train=True)
+    np.testing.assert_allclose(padded[:4], plain, atol=1e-5)
+    assert_close(padded_stats, plain_stats, atol=1e-6)
+
+
+# ---- slices
+
+
+def test_body_and_head_make_the_model():
+    key, x = jax.random.key(0), normal(1, 4, 16, 16, 1)
+    weights = LENET.init(key)
+    whole, stats = run(LENET, weights, x, train=True)
+    z, body_stats = run(LENET.body, weights, x, train=True)
+    logits, head_stats = run(LENET.head, weights, z, train=True)
+    np.testing.assert_allclose(logits, whole, atol=1e-6)
+    assert_close({**body_stats, **head_stats}, stats, atol=1e-6)
+    assert LENET.head.names == ("classifier",) and LENET.head.shape == z.shape[1:] == (84,)
+    body, head = LENET.body.init(key), LENET.head.init(key)
+    assert_close({**body.params, **head.params}, weights.params)
+    assert LENET.body.size + LENET.head.size == LENET.size
+
+
+def test_train_names_the_blocks_in_training_mode():
+    weights, x = LENET.init(jax.random.key(0)), normal(1, 4, 16, 16, 1)
+    output, stats = run(LENET, weights, x, train=("conv2", "classifier"))
+    # By hand: the first block in evaluation mode, the others as in training.
+    inner, _ = run(part(LENET, "conv1"), weights, x, train=False)
+    rest = part(LENET, "conv2", "fc1", "fc2", "classifier")
+    expected, expected_stats = run(rest, weights, inner, train=True)
+    np.testing.assert_allclose(output, expected, atol=1e-6)
+    assert_close(stats["conv2"], expected_stats["conv2"], atol=1e-6)
+    assert_close(stats["conv1"], weights.stats["conv1"])
+    assert not np.allclose(stats["conv2"]["conv"]["norm"]["mean"], 0)
+
+
+def test_dropout_depends_on_key_and_block_alone():
+    model = zoo.cnn_dropout(shape=(16, 16, 1), classes=3)
+    weights, x, key = model.init(jax.random.key(0)), normal(1, 4, 16, 16, 1), jax.random.key(2)
+    convs, dense = part(model, "conv1", "conv2"), part(model, "fc1")
+    z, _ = run(model.body, weights, x, train=True, key=key)
+    inner, _ = run(convs, weights, x, train=False)
+    again, _ = run(dense, weights, inner, train=True, key=key)
+    np.testing.assert_allclose(again, z, atol=1e-6)
+    other, _ = run(dense, weights, inner, train=True, key=jax.random.key(3))
+    assert not np.allclose(other, z)
+    kept, _ = run(dense, weights, inner, train=False)
+    np.testing.assert_allclose(z[z != 0], 2 * kept[z != 0], rtol=1e-5)
+    assert (z == 0).sum() > (kept == 0).sum()
+    with pytest.raises(JaxflError, match="dropout in its block 'fc1'"):
+        model.apply(*weights, x, train=True)
+
+
+# ---- taps
+
+
+def test_taps_are_taken_before_pooling_in_the_order_asked_for():
+    model = zoo.mcmahan(shape=(8, 8, 1), classes=3, width=0.06)
+    weights, x = model.init(jax.random.key(0)), normal(1, 4, 8, 8, 1)
+    second, first = jax.jit(functools.partial(model.taps, depths=(2, 1)))(*weights, x)
+    pooled, _ = run(part(model, "conv1"), weights, x, train=False)
+    np.testing.assert_allclose(max_pool(first), pooled, atol=1e-6)
+    assert second.shape == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize(("factory", "depth"), [(zoo.resnet18, 17), (zoo.resnet9, 8)])
+def test_depth_counts_the_convolutions_of_the_main_path(factory, depth):
+    model = factory(shape=(8, 8, 1), classes=3, width=0.05)
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+
+    def taps(*depths):
+        tap = functools.partial(model.taps, depths=depths)
+        return jax.eval_shape(tap, *weights, jnp.ones((2, 8, 8, 1)))
+
+    assert [tap.shape for tap in taps(1, depth)] == [(2, 8, 8, 3), (2, 1, 1, 26)]
+    for missing in (0, depth + 1):
+        with pytest.raises(JaxflError, match=f"has {depth} convolutions, none at depth {missing}"):
+            taps(missing)
+
+
+# ---- initial values and dtypes
+
+
+def test_layers_start_uniform_within_the_inverse_root_of_fan_in():
+    params = zoo.mcmahan(shape=GRAY, classes=10).init(jax.random.key(0)).params
+    layers = {25: params["conv1"]["conv"], 800: params["conv2"]["conv"], 512: params["classifier"]}
+    for fan_in, layer in layers.items():
+        bound = 1 / np.sqrt(fan_in)
+        for leaf in layer.values():
+            assert 0.7 * bound < np.abs(leaf).max() <= bound
+        assert np.std(layer["kernel"]) == pytest.approx(bound / np.sqrt(3), rel=0.1)
+
+
+@pytest.mark.parametrize("factory", [zoo.mlp, zoo.mcmahan])
+def test_double_precision(factory):
+    with jax.enable_x64(True):
+        model = factory(shape=(8, 8, 1), classes=3, width=0.1, norm="none")
+        weights, x = model.init(jax.random.key(0)), normal(1, 4, 8, 8, 1)
+
+        def loss(params):
+            return model.apply(params, weights.stats, x, train=True)[0].sum()
+
+        value, grads = jax.jit(jax.value_and_grad(loss))(weights.params)
+        assert {leaf.dtype for leaf in jax.tree.leaves((value, grads))} == {jnp.dtype("float64")}
+
+
+# ---- the zoo
+
+
+@pytest.mark.parametrize(
+    ("factory", "shape", "classes", "options", "size"),
+    [
+        (zoo.mlp, GRAY, 10, {}, 79_510),
+        (zoo.mcmahan, GRAY, 10, {}, 1_663_370),
+        (zoo.mcmahan, GRAY, 10, {"padding": "valid"}, 582_026),
+        (zoo.mcmahan, COLOUR, 10, {}, 878_538),
+        (zoo.mcmahan, COLOUR, 10, {"padding": "same"}, 2_156_490),
+        (zoo.cifar_small, COLOUR, 10, {}, 107_690),
+        (zoo.fmnist_small, GRAY, 10, {}, 117_066),
+        (zoo.fmnist_large, GRAY, 10, {}, 422_026),
+        (zoo.lenet5, COLOUR, 10, {"depth": 2}, 52_246),
+        (zoo.lenet5, COLOUR, 100, {"depth": 2}, 63_136),
+        (zoo.lenet5, GRAY, 10, {"depth": 2}, 34_666),
+        (zoo.lenet5, GRAY, 62, {"depth": 2}, 40_958),
+        (zoo.lenet5, COLOUR, 10, {}, 62_050),
+        (zoo.lenet5, COLOUR, 100, {}, 69_700),
+        (zoo.lenet5, GRAY, 10, {}, 44_470),
+        (zoo.lenet5, GRAY, 62, {}, 48_890),
+        (zoo.lenet5, COLOUR, 10, {"depth": 4}, 67_290),
+        (zoo.lenet5, COLOUR, 100, {"depth": 4}, 73_140),
+        (zoo.lenet5, GRAY, 10, {"depth": 4}, 49_710),
+        (zoo.lenet5, GRAY, 62, {"depth": 4}, 53_090),
+        (zoo.lenet5, COLOUR, 10, {"norm": "none"}, 62_006),
+        (zoo.cnn_dropout, COLOUR, 10, {}, 97_384),
+        (zoo.resnet9, COLOUR, 10, {}, 6_573_130),
+        (zoo.resnet18, COLOUR, 10, {}, 11_173_962),
+    ],
+)
+def test_parameter_counts_of_the_papers(factory, shape, classes, options, size):
+    model = factory(shape=shape, classes=classes, **options)
+    assert model.size == size
+    assert model.names[-1] == "classifier" and model.note == ""
+    twin = factory(shape=shape, classes=classes, **options)
+    assert model == twin and hash(model) == hash(twin)
+    assert model != factory(shape=shape, classes=classes, **options, width=0.5)
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+@pytest.mark.parametrize("name", zoo.__all__)
+def test_norm_option(name, norm):
+    model = getattr(zoo, name)(shape=COLOUR, classes=10, norm=norm)
+    assert model.normalised == (norm == "batch")
+
+
+@pytest.mark.parametrize("name", zoo.__all__)
+def test_stacked_clients_learn_inside_scan(name):
+    model = getattr(zoo, name)(shape=(8, 8, 1), classes=3, width=0.1)
+    clients = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
+    x, y = normal(1, 6, 8, 8, 1), jnp.arange(6, dtype=jnp.int32) % 3
+
+    def loss(params, stats, key):
+        logits, stats = model.apply(params, stats, x, train=True, key=key)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1).mean(), stats
+
+    def step(weights, key):
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(*weights, key)
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, weights.params, grads)
+        return type(weights)(params, stats), value
+
+    @jax.jit
+    def train(clients, keys):
+        return lax.scan(lambda w, k: jax.vmap(step, (0, None))(w, k), clients, keys)
+
+    trained, losses = train(clients, jax.random.split(jax.random.key(2), 30))
+    assert jax.tree.structure(trained) == jax.tree.structure(clients)
+    assert np.isfinite(losses).all()
+    assert (losses[-5:].mean(axis=0) < losses[:5].mean(axis=0)).all()
+
+
+def test_small_images_are_resized_to_the_minimum():
+    model = zoo.lenet5(shape=(8, 8, 1), classes=3)
+    assert model.note == "lenet5 takes images of at least 16x16; 8x8 images are resized to 16x16."
+    assert model.names == ("input", *LENET.names)
+    weights, x = model.init(jax.random.key(0)), normal(1, 2, 8, 8, 1)
+    assert weights.params["input"] == weights.stats["input"] == {}
+    resized = jax.image.resize(x, (2, 16, 16, 1), "bilinear")
+    expected, _ = run(LENET, weights, resized, train=False)
+    np.testing.assert_allclose(run(model, weights, x, train=False)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("cifar_small", 16), ("fmnist_small", 12), ("fmnist_large", 8), ("lenet5", 16),
+     ("cnn_dropout", 16), ("resnet9", 8), ("mcmahan", 4), ("resnet18", 1), ("mlp", 1)],
+)  # fmt: skip
+def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
+    factory = getattr(zoo, name)
+    model = factory(shape=(least, least, 1), classes=3, width=0.05)
+    assert model.note == "" and model.size > 0
+    if least > 1:
+        smaller = factory(shape=(least - 1, least, 1), classes=3, width=0.05)
+        assert f"at least {least}x{least}" in smaller.note
+        # Without the adapter the convolutions would leave nothing.
+        convs = part(smaller, *(name for name in smaller.names if name.startswith("conv")))
+        weights = jax.eval_shape(convs.init, jax.random.key(0))
+        maps, _ = jax.eval_shape(
+            functools.partial(convs.apply, train=False), *weights, jnp.ones((1, *smaller.shape))
+        )
+        assert maps.shape[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "message"),
+    [
+        (zoo.lenet5, {"norm": "bach"}, "did you mean 'batch'"),
+        (zoo.mcmahan, {"padding": "vald"}, "did you mean 'valid'"),
+        (zoo.lenet5, {"depth": 5}, "2, 3 or 4"),
+        (zoo.mlp, {"hidden": 0}, "at least one hidden"),
+        (zoo.mlp, {"width": 0.0}, "positive factor"),
+        (zoo.cnn_dropout, {"dropout": 1.0}, "probability"),
+        (zoo.resnet18, {"shape": (32, 32)}, "height, width, channels"),
+        (zoo.resnet18, {"classes": 0}, "at least one"),
+    ],
+)
+def test_bad_options_are_named(factory, options, message):
+    with pytest.raises(JaxflError, match=message):
+        factory(**{"shape": COLOUR, "classes": 10, **options})

@@ -1,0 +1,362 @@
+"""Partitions: properties of every partitioner, division into parts, files, the picture."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from jaxfl.data import partition
+from jaxfl.data.draw import draw
+from jaxfl.data.partition import divide
+from jaxfl.data.partitioners import (
+    PARTITIONS,
+    TEST,
+    classes,
+    dirichlet,
+    dirichlet_flbench,
+    iid,
+    quantity,
+    shards,
+)
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=30, deadline=None)
+
+
+def labels_of(seed, rows, classes):
+    """Unbalanced labels in random order, at least one row of each class."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(classes, rows - classes, p=rng.dirichlet(np.full(classes, 3.0)))
+    return rng.permutation(np.append(np.arange(classes), drawn)).astype(np.int32)
+
+
+def sizes(parts):
+    return np.array([len(part) for part in parts])
+
+
+def is_disjoint(parts):
+    return len(np.unique(np.concatenate(parts))) == sizes(parts).sum()
+
+
+# --- partitioners
+
+
+@given(seed=seeds, clients=st.integers(1, 20))
+@quick
+def test_iid_deals_all_rows_evenly(seed, clients):
+    parts = iid(labels_of(seed, 100, 5), clients, np.random.default_rng(seed))
+    assert is_disjoint(parts) and sizes(parts).sum() == 100
+    assert np.ptp(sizes(parts)) <= 1
+
+
+@given(seed=seeds, clients=st.integers(1, 30), per_client=st.integers(1, 6), data=st.data())
+@quick
+def test_classes_gives_exact_counts_and_overlaps_as_little_as_possible(seed, clients, per_client, data):
+    samples = data.draw(st.integers(per_client, 8 * per_client))
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(6), range(9, 15)))
+    parts = classes(
+        labels,
+        clients,
+        np.random.default_rng(seed),
+        classes_per_client=per_client,
+        samples_per_client=samples,
+    )
+    for part in parts:
+        held = np.bincount(labels[part], minlength=6)
+        held = held[held > 0]
+        assert len(held) == per_client and held.sum() == samples and np.ptp(held) <= 1
+        assert is_disjoint([part])
+    used = np.bincount(np.concatenate(parts), minlength=len(labels))
+    assert all(np.ptp(used[labels == c]) <= 1 for c in range(6))
+
+
+@given(seed=seeds, clients=st.integers(1, 20), per_client=st.integers(1, 5))
+@quick
+def test_shards_are_disjoint_and_of_different_classes(seed, clients, per_client):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(5), range(20, 25)))
+    rng = np.random.default_rng(seed)
+    parts = shards(labels, clients, rng, shards_per_client=per_client)
+    assert is_disjoint(parts)
+    assert all(len(np.unique(labels[part])) == per_client for part in parts)
+    if clients * per_client >= 5:
+        assert sizes(parts).sum() == len(labels)
+
+
+@pytest.mark.parametrize("partitioner", [dirichlet, dirichlet_flbench])
+@given(seed=seeds, clients=st.integers(1, 8), alpha=st.floats(0.3, 100))
+@quick
+def test_dirichlet_shares_out_all_rows(partitioner, seed, clients, alpha):
+    labels = labels_of(seed, 300, 5)
+    rng = np.random.default_rng(seed)
+    parts = partitioner(labels, clients, rng, alpha=alpha, min_samples=3)
+    assert is_disjoint(parts) and sizes(parts).sum() == 300
+    assert sizes(parts).min() >= 3
+
+
+def test_dirichlet_follows_alpha():
+    labels = np.repeat(np.arange(10), 100)
+
+    def largest_share(alpha):
+        parts = dirichlet(labels, 5, np.random.default_rng(0), alpha=alpha, min_samples=1)
+        counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
+        return (counts.max(0) / counts.sum(0)).mean()
+
+    assert largest_share(1000) < 0.25
+    assert largest_share(0.05) > 0.8
+
+
+def test_dirichlet_flbench_gives_nothing_more_to_a_client_that_has_its_even_share():
+    # Nearly all of a class goes to one client, and 51 rows of 100 are more than half of them.
+    labels = np.repeat(np.arange(3), [51, 10, 39])
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        parts = dirichlet_flbench(labels, 2, rng, alpha=1e-3, min_samples=1)
+        assert sizes(parts).min() >= 45
+
+
+@given(seed=seeds, clients=st.integers(1, 20), sigma=st.floats(0, 1e6))
+@quick
+def test_quantity_keeps_the_minimum_and_uses_all_rows(seed, clients, sigma):
+    rng = np.random.default_rng(seed)
+    parts = quantity(labels_of(seed, 200, 5), clients, rng, sigma=sigma, min_samples=4)
+    assert is_disjoint(parts) and sizes(parts).sum() == 200
+    assert sizes(parts).min() >= 4
+    assert sigma > 0 or np.ptp(sizes(parts)) <= 1
+
+
+def test_quantity_is_log_normal_above_the_minimum():
+    parts = quantity(np.zeros(10**6), 2000, np.random.default_rng(0), sigma=0.5, min_samples=1)
+    assert abs(np.log(sizes(parts) - 1).std() - 0.5) < 0.03
+
+
+# --- divide
+
+
+def toy_source(classes=6, train=60, test=20):
+    """`train` training and `test` test rows of every class."""
+    numbers = np.arange(classes, dtype=np.int32)
+    labels = np.append(numbers.repeat(train), numbers.repeat(test))
+    is_train = np.arange(len(labels)) < classes * train
+    return Source("toy", np.zeros((len(labels), 1, 1, 1), np.uint8), labels, is_train, classes)
+
+
+SOURCE = toy_source()
+
+
+def divided(name, seed=0, clients=6, **options):
+    return divide(SOURCE, PARTITIONS[name], clients, seed, test=TEST[name], **options)
+
+
+def flat(partition):
+    """All of a partition's arrays in a row, to compare."""
+    parts = (partition.train, partition.validation, partition.test)
+    return [rows.tolist() for part in parts for rows in part] + [partition.relabel.tolist()]
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_same_seed_same_partition(name):
+    first = divided(name, validation_fraction=0.2, labels="independent")
+    again = divided(name, validation_fraction=0.2, labels="independent")
+    other = divided(name, seed=1, validation_fraction=0.2, labels="independent")
+    assert flat(first) == flat(again)
+    assert all(a != b for a, b in zip(flat(first), flat(other), strict=True) if a)
+    arrays = [*first.train, *first.validation, *first.test, first.relabel]
+    assert all(array.dtype == np.int32 for array in arrays)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_labels_and_test_size_never_change_who_trains_on_what(name):
+    plain = divided(name, validation_fraction=0.2)
+    varied = divided(name, validation_fraction=0.2, labels="independent", max_test=6)
+    assert flat(plain)[:12] == flat(varied)[:12]
+    assert all(0 < size <= 6 for size in sizes(varied.test))
+    assert sizes(plain.test).min() > 0
+
+
+def test_own_test_rows_are_cut_from_each_share():
+    result = divided("iid", test_fraction=0.5, validation_fraction=0.25)
+    assert sizes(result.test).tolist() == [40] * 6
+    assert sizes(result.validation).tolist() == [10] * 6
+    assert sizes(result.train).tolist() == [30] * 6
+    everything = [*result.train, *result.validation, *result.test]
+    assert is_disjoint(everything) and sizes(everything).sum() == 480
+
+
+def test_source_test_rows_are_those_of_the_clients_classes():
+    result = divide(SOURCE, classes, 6, 0, test="source", validation_fraction=0.25)
+    for train, validation, test in zip(*result[:3], strict=True):
+        assert SOURCE.train[train].all() and SOURCE.train[validation].all()
+        assert not SOURCE.train[test].any()
+        own = np.unique(SOURCE.labels[np.append(train, validation)])
+        counts = np.bincount(SOURCE.labels[test], minlength=6)
+        assert counts[own].tolist() == [20] * 5 and counts.sum() == 100
+
+
+def test_unified_labels_are_the_source_s():
+    result = divided("classes")
+    assert result.outputs == 6
+    assert (result.relabel == np.arange(6)).all()
+
+
+def test_independent_labels_number_the_classes_of_each_client():
+    result = divided("classes", labels="independent")
+    assert result.outputs == 5
+    for relabel, train in zip(result.relabel, result.train, strict=True):
+        own = np.unique(SOURCE.labels[train])
+        assert sorted(relabel[own]) == [0, 1, 2, 3, 4]
+        assert (relabel < 0).sum() == 1
+    result = divided("dirichlet", labels="independent")
+    assert result.outputs == 6
+    assert (np.sort(result.relabel) == np.arange(6)).all()
+    assert len(np.unique(result.relabel, axis=0)) > 1
+
+
+REFUSALS = {
+    "more clients than rows": (iid, {"clients": 481}, "need 481 rows, but there are 480"),
+    "too many classes": (
+        partial(classes, classes_per_client=7),
+        {"test": "source"},
+        "classes_per_client is 7, but the data have 6 classes",
+    ),
+    "fewer samples than classes": (
+        partial(classes, samples_per_client=4),
+        {"test": "source"},
+        "samples_per_client is 4, too few for 5 classes",
+    ),
+    "more samples than a class has": (
+        partial(classes, classes_per_client=1, samples_per_client=61),
+        {"test": "source"},
+        "needs 61 rows of class ., which has 60",
+    ),
+    "too many shards": (
+        partial(shards, shards_per_client=7),
+        {},
+        "shards_per_client is 7, but the data have 6 classes",
+    ),
+    "shards without rows": (
+        partial(shards, shards_per_client=6),
+        {"clients": 81},
+        "80 rows, too few for 81 shards",
+    ),
+    "alpha": (partial(dirichlet, alpha=0.0), {}, "alpha is 0.0"),
+    "alpha without value": (partial(dirichlet, alpha=np.nan), {}, "alpha is nan"),
+    "sigma": (partial(quantity, sigma=-1.0), {}, "sigma is -1.0"),
+    "min_samples": (partial(quantity, min_samples=0), {}, "min_samples is 0"),
+    "min_samples for all": (dirichlet, {"clients": 49}, "at least 10 rows each need 490"),
+    "unlucky draws": (
+        partial(dirichlet, alpha=1e-6),
+        {"clients": 7},
+        "None of 1000 Dirichlet draws with alpha 1e-06 gave each of 7 clients 10 of the 480 rows",
+    ),
+    "no clients": (iid, {"clients": 0}, "federation of 0 clients"),
+    "seed": (iid, {"seed": -1}, "seed is -1"),
+    "test": (iid, {"test": "theirs"}, 'has to be "own" or "source"'),
+    "labels": (iid, {"labels": "mixed"}, 'has to be "unified" or "independent"'),
+    "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
+    "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
+    "max_test": (iid, {"max_test": 0}, "max_test is 0"),
+    "no own test rows": (iid, {"test_fraction": 0.0}, "Client 0 is left without test rows"),
+    "fewer test rows than classes": (
+        classes,
+        {"test": "source", "max_test": 4},
+        "Client 0 is left without test rows; raise max_test",
+    ),
+    "an empty client": (
+        lambda labels, clients, rng: [np.arange(9), np.arange(0)],
+        {"clients": 2},
+        "Client 1 is left without training rows",
+    ),
+    "positions that do not exist": (
+        lambda labels, clients, rng: [np.arange(3), np.array([2, -1])],
+        {"clients": 2},
+        "for each of 2 clients, an array of positions from 0 to 479",
+    ),
+    "not a part for each client": (
+        lambda labels, clients, rng: [np.arange(3)],
+        {"clients": 2},
+        "for each of 2 clients",
+    ),
+    "own test rows that others train on": (
+        partial(classes, samples_per_client=200),
+        {},
+        "Clients share rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case):
+    partitioner, options, sentence = REFUSALS[case]
+    with pytest.raises(JaxflError, match=sentence):
+        divide(SOURCE, partitioner, **{"clients": 6, "seed": 0, "test": "own"} | options)
+
+
+# --- files
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_saved_partition_comes_back(tmp_path, name):
+    saved = divided(name, labels="independent", validation_fraction=0.1)
+    partition.save(saved, tmp_path / "mine.part")
+    loaded = partition.load(tmp_path / "mine.part", SOURCE)
+    assert flat(loaded) == flat(saved) and loaded.outputs == saved.outputs
+    assert type(loaded) is type(saved) and loaded.relabel.dtype == np.int32
+
+
+def test_a_partition_of_other_data_is_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    partition.save(divided("classes", labels="independent"), path)
+    for other, sentence in [
+        (toy_source(classes=7), "for 6 classes, not 7"),
+        (toy_source(train=50), "row .* of 420"),
+        (SOURCE._replace(labels=SOURCE.labels[::-1]), "class that it does not know"),
+    ]:
+        with pytest.raises(JaxflError, match=f"does not fit toy: .*{sentence}"):
+            partition.load(path, other)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    partition.save(divided("iid"), path)
+    good = dict(np.load(path))
+    for damage in [
+        {"train": good["train"][1:]},
+        {"train": good["train"] * 0.5},
+        {"train": -good["train"]},
+        {"test_sizes": good["test_sizes"][1:]},
+        {"test_sizes": good["test_sizes"] * 0, "test": good["test"][:0]},
+        {"relabel": good["relabel"][0]},
+        {"relabel": good["relabel"] - 2},
+        {"outputs": np.array(5)},
+        {"outputs": np.array([6])},
+    ]:
+        np.savez(path, **good | damage)
+        with pytest.raises(JaxflError, match="not a partition that jaxfl saved"):
+            partition.load(path, SOURCE)
+    np.savez(path, train=good["train"])
+    with pytest.raises(JaxflError, match="lacks validation, test"):
+        partition.load(path, SOURCE)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(JaxflError, match="is damaged"):
+        partition.load(path, SOURCE)
+
+
+# --- the picture
+
+
+def test_the_picture_shows_who_has_what(tmp_path):
+    def picture(name):
+        draw(divided(name), SOURCE.labels, tmp_path / "part.png", title="toy")
+        with Image.open(tmp_path / "part.png") as image:
+            assert image.format == "PNG"
+            return np.asarray(image)
+
+    even, skewed = picture("iid"), picture("shards")
+    assert (even == picture("iid")).all()
+    # Two of six classes each: most of the picture is white, unlike when everybody has everything.
+    assert (skewed == 255).all(-1).mean() > 0.5 > (even == 255).all(-1).mean()

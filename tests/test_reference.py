@@ -1,0 +1,407 @@
+"""Every method against its plain-NumPy reference, round for round, in double precision.
+
+The references know no keys. What jaxfl draws from a client's key in a round - orders of rows, which
+expert to train - is recorded here by jaxfl's public functions and handed to them as arrays.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, SHAPE, tiny_models, tiny_partition, tiny_source
+from reference import (
+    compfl,
+    ditto,
+    fedavg,
+    fedavg_ft,
+    fedbabu,
+    fedper,
+    fedrep,
+    fedrod,
+    lg_fedavg,
+    local,
+    nets,
+    training,
+)
+
+from jaxfl.algorithms.compfl import runnable, select
+from jaxfl.clientmap import everyone
+from jaxfl.cohorts import draw_cohorts
+from jaxfl.data.federation import federate
+from jaxfl.models import zoo
+from jaxfl.registry import METHODS
+from jaxfl.training import batch_order, initial_weights
+from jaxfl.types import Cohort
+
+NETS = {"mlp": nets.mlp, "mcmahan": nets.cnn}
+TRAINING = dict(epochs=2, batch_size=3, lr=0.1, momentum=0.5, weight_decay=1e-2)
+ROUNDS, PARTICIPATION = 4, 0.6
+COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
+
+
+def three_experts():
+    """Three architectures, not in the order of their sizes: the largest has two teachers."""
+    (middle, _), (large, _) = tiny_models()
+    return (middle, 2), (large, 2), (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=3), 1)
+
+
+# ---- what a client draws from its key in a round
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def orders(key, size: int, epochs: int):
+    """The order of a client's rows in each epoch of a local phase: (epochs, size)."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs, dtype=jnp.int32))
+    return jax.vmap(lambda epoch: batch_order(epoch, size, size))(keys)
+
+
+def phases(**epochs: str) -> Callable:
+    """Orders for local phases 0, 1, ..., given as name="the option with its epochs"."""
+
+    def draw(key, client, models, options):
+        return {
+            name: orders(jax.random.fold_in(key, number), client.size, getattr(options, option))
+            for number, (name, option) in enumerate(epochs.items())
+        }
+
+    return draw
+
+
+def compfl_round(key, client, models, options):
+    """An order for the head of every expert, the selection, and orders for the local epochs."""
+    experts = len(runnable(models)[client.group])
+    adapt, choose, train = jax.random.split(key, 3)
+    return {
+        "adapt": [orders(jax.random.fold_in(adapt, e), client.size, 1)[0] for e in range(experts)],
+        "chosen": select(choose, options.eps, experts),
+        "train": orders(train, client.size, options.epochs),
+    }
+
+
+def compfl_head(key, client, models, options):
+    """An order for one head, adapted before use."""
+    return {"adapt": orders(key, client.size, 1)[0]}
+
+
+# ---- jaxfl's state after round t, in the form of the references' states
+
+
+def sharing(state, federation, t):
+    """Shared leaves by group, kept leaves by client."""
+    return {"shared": by_group(state.shared), "personal": by_client(state.kept, federation)}
+
+
+def two_models(state, federation, t):
+    """Ditto's global and personal models."""
+    return {
+        "shared": by_group(state.fedavg.shared),
+        "personal": by_client(state.personal, federation),
+    }
+
+
+def experts(state, federation, t):
+    """CompFL's experts, all heads, and the own experts that were trained in this very round."""
+    heads = [
+        dict(zip(js, of_group, strict=True))
+        for js, of_group in zip(runnable(federation.models), state.heads, strict=True)
+    ]
+    last, trained = by_client(state.last, federation), by_client(state.trained, federation)
+    return {
+        "experts": by_group(state.experts),
+        "heads": by_client(heads, federation),
+        "trained": {i: weights for i, weights in trained.items() if last[i] == t},
+    }
+
+
+def by_group(trees):
+    """A tree per group -> {group: tree}."""
+    return dict(enumerate(trees))
+
+
+def by_client(trees, federation):
+    """A tree per group, with leaves (n_g, ...) -> {client: tree}."""
+    return {
+        int(i): jax.tree.map(lambda leaf: leaf[row], tree)  # noqa: B023
+        for group, tree in zip(federation.groups, trees, strict=True)
+        for row, i in enumerate(group.id)
+    }
+
+
+# ---- the methods
+
+
+class Case(NamedTuple):
+    """A method, its reference, and what connects them.
+
+    Args:
+      method: its name.
+      reference: its module.
+      draws: ``(key, client, models, options) -> what a client draws in a round``.
+      draws_before_use: the same for predicting.
+      view: ``(state, federation, t) -> state`` in the form of the reference.
+      models: of the federation.
+      options: of the method, beside `TRAINING`.
+    """
+
+    method: str
+    reference: ModuleType
+    draws: Callable
+    draws_before_use: Callable
+    view: Callable
+    models: tuple
+    options: dict
+
+
+def case(
+    method,
+    reference,
+    draws=phases(train="epochs"),
+    draws_before_use=phases(),
+    view=sharing,
+    **options,
+):
+    """A case with two architectures."""
+    models = tiny_models()
+    return Case(method, reference, draws, draws_before_use, view, models, options)
+
+
+def compfl_case(**options):
+    """A case of CompFL, with three."""
+    draws = compfl_round, compfl_head
+    return Case("compfl", compfl, *draws, experts, three_experts(), dict(eps=0.6) | options)
+
+
+TUNE = phases(tune="ft_epochs")
+CASES = {
+    "local": case("local", local),
+    "fedavg": case("fedavg", fedavg),
+    "fedavg-ft": case("fedavg-ft", fedavg_ft, draws_before_use=TUNE),
+    "lg-fedavg": case("lg-fedavg", lg_fedavg),
+    "fedper": case("fedper", fedper),
+    "fedrep": case("fedrep", fedrep, phases(head="head_epochs", body="epochs")),
+    "fedbabu": case("fedbabu", fedbabu, draws_before_use=TUNE),
+    "ditto": case(
+        "ditto",
+        ditto,
+        phases(train="epochs", personal="personal_epochs"),
+        view=two_models,
+        lam=0.7,
+        personal_epochs=3,
+    ),
+    "fedrod": case("fedrod", fedrod, gamma=0.8),
+    "compfl": compfl_case(warmup=0.5, lam=0.7, mu=0.8, tau=0.3, head_lr=0.2),
+    "compfl-printed": compfl_case(
+        warmup=0.25,
+        lam=0.1,
+        head_init="keep",
+        kd_direction="reverse",
+        anchor_reduction="sum",
+        accuracy_on="validation",
+    ),
+}
+
+
+# ---- both sides of the comparison
+
+
+class Setting(NamedTuple):
+    """What a reference is given; `tests/reference/__init__.py` tells what each is."""
+
+    clients: list
+    initial: list
+    cohorts: list
+    draws_before_use: list
+    options: object
+    x: np.ndarray
+
+
+@functools.cache
+def jaxfl_run(name):
+    """A method's states, losses and logits, and the setting that its reference shares."""
+    of, method = CASES[name], METHODS[CASES[name].method]
+    source = tiny_source()
+    partition = varied(tiny_partition(source))
+    with jax.enable_x64(True):
+        federation = federate(source, partition, of.models)
+        options = method.config(**TRAINING, **of.options)
+        slots = draw_cohorts([n for _, n in of.models], PARTICIPATION, ROUNDS, COHORT_SEED)
+        cohorts = Cohort(np.arange(ROUNDS, dtype=np.int32), slots, ROUNDS)
+        keys = init_key, round_key, use_key = jax.random.split(jax.random.key(0), 3)
+        x = normalised(source)
+
+        program = jax.jit(functools.partial(whole_run, method.build(options)))
+        rates = jax.tree.map(jnp.asarray, options)
+        initial = jax.jit(initial_weights)(init_key, federation)
+        outputs = program(keys, federation, rates, cohorts, x[~source.train])
+        (states, losses), scores = jax.device_get(outputs)
+
+        clients = reference_clients(source, partition, of.models)
+
+        def drawn(draws, key, ids):
+            return {
+                i: jax.device_get(
+                    draws(jax.random.fold_in(key, i), clients[i], federation.models, options)
+                )
+                for i in ids
+            }
+
+        places = [present(federation, slots, t) for t in range(ROUNDS)]
+        round_keys = [jax.random.fold_in(round_key, t) for t in range(ROUNDS)]
+        setting = Setting(
+            clients,
+            [leaves(weights) for weights in jax.device_get(initial)],
+            [
+                training.Cohort(t, ROUNDS, drawn(of.draws, round_keys[t], places[t]))
+                for t in range(ROUNDS)
+            ],
+            drawn(of.draws_before_use, use_key, range(len(clients))),
+            options,
+            x[~source.train],
+        )
+    return {
+        "state": [
+            of.view(jax.tree.map(lambda leaf: leaf[t], states), federation, t)  # noqa: B023
+            for t in range(ROUNDS)
+        ],
+        "loss": [
+            {i: losses[group][t, place] for i, (group, place) in places[t].items()}
+            for t in range(ROUNDS)
+        ],
+        "scores": {moment: list(logits) for moment, logits in scores.items()},
+    }, setting
+
+
+def whole_run(algorithm, keys, federation, options, cohorts, x):
+    """The states and losses after every round, and all clients' logits of x after the last one."""
+    init_key, round_key, use_key = keys
+
+    def one(state, cohort):
+        key = jax.random.fold_in(round_key, cohort.round)
+        state, info = algorithm.step(key, state, federation, cohort)
+        return state, (state, info.loss)
+
+    def logits(predictors):
+        def of_group(group, predictor):
+            def of_client(own):
+                return predictor.predict(group.model, predictor.shared, own, x)
+
+            return jax.vmap(of_client, axis_size=len(group.id))(predictor.stacked)
+
+        groups = zip(federation.groups, predictors, strict=True)
+        return jnp.concatenate([of_group(*pair) for pair in groups])
+
+    state, rounds = jax.lax.scan(one, algorithm.init(init_key, federation, options), cohorts)
+    last = everyone(federation, jax.tree.map(lambda leaf: leaf[-1], cohorts))
+    return rounds, {
+        "received": logits(algorithm.receive(use_key, state, federation, last)),
+        "deployed": logits(algorithm.personal(use_key, state, federation, last)),
+    }
+
+
+def reference_run(name, setting):
+    """The same from a method's reference."""
+    reference = CASES[name].reference
+    state = reference.start(setting.clients, setting.initial)
+    states, losses = [], []
+    for cohort in setting.cohorts:
+        state, loss = reference.step(state, setting.clients, cohort, setting.options)
+        states.append(state)
+        losses.append(loss)
+    scores = reference.scores(
+        state, setting.clients, setting.draws_before_use, setting.options, setting.x
+    )
+    return {"state": states, "loss": losses, "scores": scores}
+
+
+def varied(partition):
+    """A partition in which every client has its own labels and validation rows."""
+    rng = np.random.default_rng(0)
+    return partition._replace(
+        relabel=rng.permuted(partition.relabel, axis=1),
+        validation=tuple(rows[:6] for rows in partition.test),
+    )
+
+
+def normalised(source):
+    """All images, standardised per channel by the training images' mean and deviation."""
+    real = source.images[source.train].astype(float)
+    return (source.images - real.mean((0, 1, 2))) / real.std((0, 1, 2))
+
+
+def reference_clients(source, partition, models):
+    """The clients of a partition, with their images in hand."""
+    x = normalised(source)
+    groups = np.repeat(np.arange(len(models)), [n for _, n in models])
+    return [
+        training.Client(
+            group,
+            NETS[models[group][0].name],
+            x[partition.train[i]],
+            partition.relabel[i][source.labels[partition.train[i]]],
+            x[partition.validation[i]],
+            partition.relabel[i][source.labels[partition.validation[i]]],
+        )
+        for i, group in enumerate(groups)
+    ]
+
+
+def present(federation, slots, t):
+    """Who takes part in round t: {client: (group, place in its cohort)}."""
+    return {
+        int(federation.groups[group].id[of_group.index[t, place]]): (group, place)
+        for group, of_group in enumerate(slots)
+        for place in np.flatnonzero(of_group.mask[t])
+    }
+
+
+def leaves(tree):
+    """{path: array} of any tree, in jaxfl's or a reference's form: "fc1/linear/kernel"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/").replace("params/", ""): leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def assert_same(actual, expected):
+    actual, expected = leaves(actual), leaves(expected)
+    assert actual.keys() == expected.keys()
+    for path, value in actual.items():
+        np.testing.assert_allclose(value, expected[path], rtol=1e-9, atol=1e-9, err_msg=path)
+
+
+# ---- the tests
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_method_agrees_with_its_reference(name):
+    run, setting = jaxfl_run(name)
+    assert_same(run, reference_run(name, setting))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("fedavg", "momentum", 0.51),
+        ("fedper", "weight_decay", 0.011),
+        ("ditto", "lam", 0.71),
+        ("fedrod", "gamma", 0.81),
+        ("compfl", "lam", 0.71),
+        ("compfl", "mu", 0.81),
+        ("compfl", "tau", 0.31),
+        ("compfl", "head_lr", 0.21),
+        ("compfl", "warmup", 0.51),
+        ("compfl-printed", "kd_direction", "forward"),
+        ("compfl-printed", "accuracy_on", "train"),
+    ],
+)
+def test_a_reference_with_another_option_disagrees(name, option, value):
+    run, setting = jaxfl_run(name)
+    other = dataclasses.replace(setting.options, **{option: value})
+    with pytest.raises(AssertionError):
+        assert_same(run, reference_run(name, setting._replace(options=other)))

@@ -1,0 +1,241 @@
+"""Data sources: what is read, what is refused. All data are made here; nothing is downloaded."""
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from jaxfl.data.sources import load
+from jaxfl.errors import JaxflError
+
+
+def random_images(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def check(source, train, test, shape, classes):
+    """Sizes, types and the order that every source keeps."""
+    assert source.images.shape == (train + test, *shape)
+    assert source.labels.dtype == np.int32
+    assert source.train.tolist() == [True] * train + [False] * test
+    assert source.classes == classes
+
+
+def test_digits_are_real_and_split_in_fixed_stratified_fifths():
+    source = load("digits")
+    check(source, 1437, 360, (8, 8, 1), 10)
+    assert source.images.dtype == np.uint8 and source.images.max() == 16
+    in_test = np.bincount(source.labels[~source.train])
+    assert abs(in_test / np.bincount(source.labels) - 0.2).max() < 0.01
+    assert (load("digits").images == source.images).all()
+
+
+# --- .npz
+
+
+def write(path, **arrays):
+    np.savez(path, **arrays)
+    return str(path)
+
+
+@pytest.mark.parametrize("words", [True, False])
+def test_npz_with_a_split(tmp_path, words):
+    images, labels = random_images(6, 4, 5), np.array([2, 0, 1, 0, 1, 2])
+    train = np.array([True, False, True, True, False, True])
+    split = np.where(train, "train", "test") if words else train
+    source = load(write(tmp_path / "mine.npz", images=images, labels=labels, split=split))
+    check(source, 4, 2, (4, 5, 1), 3)
+    order = [0, 2, 3, 5, 1, 4]  # training rows first, each part in the order of the file
+    assert (source.images[..., 0] == images[order]).all()
+    assert (source.labels == labels[order]).all()
+
+
+def test_npz_of_floats_without_a_split(tmp_path):
+    images = random_images(20, 2, 2, 3) / 255
+    source = load(write(tmp_path / "mine.npz", images=images, labels=np.arange(20) % 2))
+    check(source, 16, 4, (2, 2, 3), 2)
+    assert source.images.dtype == np.float32
+    assert np.bincount(source.labels[~source.train]).tolist() == [2, 2]
+
+
+IMAGES = random_images(10, 2, 2)
+LABELS = np.arange(10) % 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"images": IMAGES}, "lacks labels; it holds images"),
+        ({"images": IMAGES[0], "labels": LABELS}, r"images have shape \(2, 2\)"),
+        ({"images": IMAGES[:0], "labels": LABELS[:0]}, "at least one of each"),
+        ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64"),
+        ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "NaN or infinite"),
+        ({"images": np.full((10, 2, 2), 1e300), "labels": LABELS}, "NaN or infinite"),
+        ({"images": IMAGES, "labels": LABELS[:9]}, r"shape \(9,\), but there are 10 images"),
+        ({"images": IMAGES, "labels": LABELS[:, None]}, r"labels have shape \(10, 1\)"),
+        ({"images": IMAGES, "labels": LABELS / 1}, "labels are float64"),
+        ({"images": IMAGES, "labels": LABELS - 1}, "run from -1 to 0"),
+        ({"images": IMAGES, "labels": LABELS + 1}, "run from 1 to 2, but 2 classes"),
+        ({"images": IMAGES, "labels": LABELS + 2**40 * LABELS}, "numbered from 0 to 1"),
+        ({"images": IMAGES, "labels": np.arange(10)}, "too few images of some class"),
+        ({"images": IMAGES, "labels": LABELS, "split": LABELS}, "split has to say"),
+        ({"images": IMAGES, "labels": LABELS, "split": np.full(10, "dev")}, "split has to say"),
+        ({"images": IMAGES, "labels": LABELS, "split": np.full(9, True)}, "split has to say"),
+        ({"images": IMAGES, "labels": LABELS.astype(object)}, "not an .npz file of plain arrays"),
+    ],
+)
+def test_npz_refusals(tmp_path, arrays, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        load(write(tmp_path / "mine.npz", **arrays))
+
+
+def test_unreadable_npz_files_are_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    with pytest.raises(JaxflError, match="There is no file"):
+        load(str(path))
+    write(path, images=random_images(99, 4, 4), labels=np.zeros(99, int))
+    whole = path.read_bytes()
+    one_array = io.BytesIO()
+    np.save(one_array, IMAGES)
+    flipped = whole[:600] + b"????" + whole[604:]
+    for content in (b"", b"images", whole[:-100], flipped, one_array.getvalue()):
+        path.write_bytes(content)
+        with pytest.raises(JaxflError, match="damaged or not an .npz file"):
+            load(str(path))
+
+
+# --- folders of images
+
+
+def write_images(folder, images):
+    folder.mkdir(parents=True)
+    for number, pixels in enumerate(images):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+def test_folder_with_one_sub_folder_per_class(tmp_path):
+    dogs, cats = random_images(2, 10, 4, 6, 3)
+    write_images(tmp_path / "dog", dogs)
+    write_images(tmp_path / "cat", cats)
+    (tmp_path / "dog" / ".hidden").write_text("not an image")
+    source = load(str(tmp_path))
+    check(source, 16, 4, (4, 6, 3), 2)
+    assert (source.images[source.labels == 0].sum(0) == cats.sum(0)).all()
+
+
+def test_folder_with_train_and_test(tmp_path):
+    images = random_images(3, 4, 4)  # grey
+    write_images(tmp_path / "train" / "cat", images[:1])
+    write_images(tmp_path / "train" / "dog", images[1:2])
+    write_images(tmp_path / "test" / "dog", images[2:])
+    source = load(str(tmp_path))
+    check(source, 2, 1, (4, 4, 1), 2)
+    assert source.labels.tolist() == [0, 1, 1]
+    assert (source.images[..., 0] == images).all()
+
+
+def test_folder_refusals(tmp_path):
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(JaxflError, match="has no images"):
+        load(str(tmp_path))
+    write_images(tmp_path / "dog", random_images(2, 4, 4))
+    for content, sentence in [
+        (Image.fromarray(random_images(4, 5)), r"\(4, 5\), but .*0.png has \(4, 4\)"),
+        (Image.fromarray(random_images(4, 4, 3)), "one size and mode"),
+        (Image.fromarray(random_images(4, 4, 4)), "mode RGBA"),
+        (b"GIF89a", "cannot be read as an image"),
+    ]:
+        path = tmp_path / "dog" / "9.png"
+        path.write_bytes(content) if isinstance(content, bytes) else content.save(path)
+        with pytest.raises(JaxflError, match=sentence):
+            load(str(tmp_path))
+
+
+# --- tensorflow-datasets, written by its own writer in the format that it prepares
+
+
+def prepare(data_dir, name, images, **labels):
+    """Write `images` as both train and test split of a set that tensorflow-datasets knows."""
+
+    def png(pixels):
+        file = io.BytesIO()
+        Image.fromarray(pixels.squeeze()).save(file, "PNG")
+        file.seek(0)
+        return file
+
+    def example(i):
+        extra = {"id": str(i)} if "id" in builder.info.features else {}
+        return {"image": png(images[i])} | {k: v[i] for k, v in labels.items()} | extra
+
+    builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+    builder.data_path.mkdir(parents=True)
+    writer = tfds.core.SequentialWriter(builder.info, len(images), file_format="array_record")
+    writer.initialize_splits(["train", "test"])
+    for split in ("train", "test"):
+        writer.add_examples({split: [example(i) for i in range(len(images))]})
+    writer.close_all()
+    return builder.data_path
+
+
+def test_tfds_set_with_two_labels(tmp_path, capsys):
+    images = random_images(3, 32, 32, 3)
+    fine, coarse = [7, 99, 0], [1, 19, 1]
+    prepare(tmp_path, "cifar100", images, label=fine, coarse_label=coarse)
+    source = load("cifar100", tmp_path)
+    check(source, 3, 3, (32, 32, 3), 100)
+    assert (source.images == np.concatenate([images, images])).all()
+    assert source.labels.tolist() == fine * 2
+    source = load("cifar100:coarse_label", str(tmp_path))
+    check(source, 3, 3, (32, 32, 3), 20)
+    assert source.labels.tolist() == coarse * 2
+    with pytest.raises(JaxflError, match="no class label 'rough'; it has coarse_label, label"):
+        load("cifar100:rough", tmp_path)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_tfds_set_with_a_configuration(tmp_path):
+    images = random_images(2, 28, 28, 1)
+    prepare(tmp_path, "emnist/byclass", images, label=[61, 3])
+    source = load("emnist/byclass", tmp_path)
+    check(source, 2, 2, (28, 28, 1), 62)
+    assert (source.images[:2] == images).all()
+
+
+def test_tfds_set_without_a_test_split(tmp_path):
+    folder = prepare(tmp_path, "mnist", random_images(10, 28, 28, 1), label=[0, 1] * 5)
+    info = tfds.builder("mnist", data_dir=tmp_path).info
+    info.set_splits(tfds.core.SplitDict([info.splits["train"]]))
+    info.write_to_directory(folder)
+    check(load("mnist", tmp_path), 8, 2, (28, 28, 1), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("cifar1o", "neither a file, a folder nor .* did you mean cifar10?"),
+        ("digit", "did you mean digits?"),
+        ("./photos", "neither a file, a folder nor"),
+        ("emnist/byclas", "no configuration 'byclas'; did you mean byclass?"),
+        ("cifar10", r"cifar10 is not prepared in .*cifar10.*pip install 'jaxfl\[tfds-prepare\]'"),
+    ],
+)
+def test_tfds_names_that_cannot_be_read(tmp_path, name, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        load(name, tmp_path)
+
+
+def test_damaged_tfds_sets_are_refused(tmp_path):
+    folder = prepare(tmp_path, "mnist", random_images(2, 28, 28, 1), label=[0, 1])
+    records, info = folder / "mnist-test.array_record-00000", folder / "dataset_info.json"
+    assert records.exists()
+    records.write_bytes(b"damaged")
+    with pytest.raises(JaxflError, match="test split in .* is damaged"):
+        load("mnist", tmp_path)
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    with pytest.raises(JaxflError, match="as tfrecord, which only TensorFlow reads"):
+        load("mnist", tmp_path)
+    info.write_text("{")
+    with pytest.raises(JaxflError, match="description of mnist is damaged"):
+        load("mnist", tmp_path)
