@@ -5,6 +5,7 @@
     print(result["accuracy"]["mean"])
 """
 
+from jaxfl import tree
 from jaxfl.api import run
 from jaxfl.errors import JaxflError
 from jaxfl.options import options, within
@@ -23,5 +24,6 @@ __all__ = [
     "Training",
     "options",
     "run",
+    "tree",
     "within",
 ]

@@ -49,10 +49,6 @@ class Program:
             self.seconds += time.perf_counter() - start
         return self._compiled[signature]
 
-    def shapes(self, *args):
-        """What it would return, as shapes and dtypes."""
-        return jax.eval_shape(self._jitted, *args)
-
     def __call__(self, *args):
         """Run it."""
         return self.compile(*args)(*args)
@@ -62,14 +58,15 @@ class Programs(NamedTuple):
     """An algorithm's programs. Runs that share them (several seeds) share the compilations.
 
     Args:
-      init: ``(key, federation, hyper) -> state``.
+      init: ``(key, federation, hyper) -> state``; not compiled as a whole: its few draws are then compiled
+        once for all methods.
       rounds: ``(key, state, federation, cohorts) -> (state, infos)``; the state is donated.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
     """
 
-    init: Program
+    init: Callable
     rounds: Program
     received: Program
     personal: Program
@@ -78,12 +75,12 @@ class Programs(NamedTuple):
     @property
     def compilations(self) -> int:
         """Programs compiled so far."""
-        return sum(program.compilations for program in set(self[:4]))
+        return sum(program.compilations for program in {self.rounds, self.received, self.personal})
 
     @property
     def seconds(self) -> float:
         """Seconds spent on compiling so far."""
-        return sum(program.seconds for program in set(self[:4]))
+        return sum(program.seconds for program in {self.rounds, self.received, self.personal})
 
 
 def programs(algorithm: Algorithm) -> Programs:
@@ -106,7 +103,7 @@ def programs(algorithm: Algorithm) -> Programs:
     received = scores(algorithm.receive)
     same = algorithm.personal is algorithm.receive
     return Programs(
-        init=Program(algorithm.init),
+        init=algorithm.init,
         rounds=Program(rounds, donate=(1,)),
         received=received,
         personal=received if same else scores(algorithm.personal),

@@ -30,9 +30,7 @@ class Adapted(NamedTuple):
 
 def start(clients, initial):
     """The server has the extractors; every client has initial heads for all that it can run."""
-    by_size = sorted(
-        range(len(initial)), key=lambda j: sum(leaf.size for leaf in initial[j].values())
-    )
+    by_size = sorted(range(len(initial)), key=lambda j: sum(leaf.size for leaf in initial[j].values()))
     return {
         "experts": {j: nets.body(weights) for j, weights in enumerate(initial)},
         "heads": {
@@ -99,9 +97,7 @@ def adapt(client, net, weights, order, options):
             value, dscores = cross_entropy(scores, client.y[rows])
             return value, back(dscores)[1]
 
-        weights, _ = sgd(
-            weights, loss, [order], options, lr=options.head_lr, trains=nets.in_head
-        )
+        weights, _ = sgd(weights, loss, [order], options, lr=options.head_lr, trains=nets.in_head)
 
     x, y = client.x, client.y
     if options.accuracy_on == "validation":
@@ -158,7 +154,7 @@ def distillation(scores, targets, direction):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is the newest own expert, adapted; deployed the trained one, right after training."""
+    """Received: the newest own expert, adapted. Deployed: the trained one right after training."""
     received, deployed = [], []
     for i, client in enumerate(clients):
         newest = state["experts"][client.group] | state["heads"][i][client.group]

@@ -45,7 +45,5 @@ def scores(state, clients, draws, options, x):
     """Received is the global model, deployed the personal one."""
     return {
         "received": [nets.logits(c.net, state["shared"][c.group], x) for c in clients],
-        "deployed": [
-            nets.logits(c.net, state["personal"][i], x) for i, c in enumerate(clients)
-        ],
+        "deployed": [nets.logits(c.net, state["personal"][i], x) for i, c in enumerate(clients)],
     }

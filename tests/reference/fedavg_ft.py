@@ -12,9 +12,7 @@ def scores(state, clients, draws, options, x):
     received, deployed = [], []
     for i, client in enumerate(clients):
         newest = state["shared"][client.group]
-        tuned, _ = sgd(
-            newest, plain_loss(client), draws[i]["tune"], options, trains=nets.in_head
-        )
+        tuned, _ = sgd(newest, plain_loss(client), draws[i]["tune"], options, trains=nets.in_head)
         received.append(nets.logits(client.net, newest, x))
         deployed.append(nets.logits(client.net, tuned, x))
     return {"received": received, "deployed": deployed}

@@ -20,7 +20,5 @@ def step(state, clients, cohort, options):
 
 def scores(state, clients, draws, options, x):
     """A client has nothing but its own model."""
-    own = [
-        nets.logits(client.net, state["personal"][i], x) for i, client in enumerate(clients)
-    ]
+    own = [nets.logits(client.net, state["personal"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}

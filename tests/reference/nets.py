@@ -1,7 +1,7 @@
 """The multilayer perceptron and the CNN of McMahan et al. 2017, forward and backward.
 
-Networks and layers return their output and a function `back`, which takes the gradient of a loss with
-respect to that output to those with respect to the input and, by name, to the weights.
+Networks and layers return their output and a function `back`, which takes the gradient of a loss
+with respect to that output to those with respect to the input and, by name, to the weights.
 """
 
 import numpy as np

@@ -1,0 +1,41 @@
+"""What the README and the notebook show is run as it stands."""
+
+import re
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+from jaxfl import registry
+from jaxfl.cli import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_notebook_runs():
+    notebook = nbformat.read(ROOT / "notebooks" / "walkthrough.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+
+
+def test_method_of_the_readme_runs(tmp_path, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "fedprox = Method" in block]
+    assert len(code.splitlines()) <= 60
+    (tmp_path / "my.py").write_text(code)
+    main(
+        f"run {tmp_path}/my.py:fedprox --mu 0.1 --rounds 2 --eval-every 1 --clients 4 --participation 0.5 "
+        f"--models mlp,hidden=4 mlp,hidden=5 --run-dir {tmp_path}/run".split()
+    )
+    assert "fedprox,mu=0.1" in capsys.readouterr().out
+
+
+def test_readme_lists_every_method():
+    table = re.findall(r"^\| `([\w-]+)` \| (.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert dict(table) == {name: method.summary for name, method in registry.METHODS.items()}
+
+
+@pytest.mark.parametrize("kind", ["run", "test"])
+def test_readme_has_a_block_for_newcomers(kind):
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(rf"<!-- newcomer: {kind} -->\n```bash\n.+\n```", readme)
