@@ -31,10 +31,10 @@ def run(method: str | Method, run_dir: str | Path | None = None, **options) -> d
     of_method = {field.name for field in dataclasses.fields(found.config)}
     for name in options:
         if name not in of_setup | of_method:
-            near = registry.nearest(name, of_setup | of_method)
-            raise JaxflError(f"{found.name} has no option {name!r}; {near}.")
+            near = registry.nearest(name, sorted(of_setup | of_method))
+            raise JaxflError(f"{found.name} has no option {name!r}; {near}")
     setup = Setup(**{name: value for name, value in options.items() if name in of_setup})
     chosen |= {name: value for name, value in options.items() if name in of_method}
     ready = choose(choice, choice, found, found.config(**chosen))
-    folder = Path(run_dir) if run_dir else store.free_folder(Path("runs"), found.name)
+    folder = Path(run_dir) if run_dir else store.free_folder(found.name, setup.dataset)
     return start(folder, ready, setup, prepare(setup), watch=lambda new: None)

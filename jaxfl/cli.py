@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,15 +24,23 @@ from jaxfl.runs.run import choose, resume, start
 from jaxfl.runs.table import as_text, tabulate
 from jaxfl.training import Training
 
-OUT = Console()
+OUT = Console(markup=False, soft_wrap=True)
 
 
 class Command(NamedTuple):
-    """A word after `jaxfl`: how it is called, what it does, and its function of the arguments left."""
+    """A word after `jaxfl`.
+
+    Args:
+      usage: how it is called.
+      does: what it does.
+      function: of the arguments that are left.
+      flags: whether it takes --options.
+    """
 
     usage: str
     does: str
     function: Callable[[list[str]], None]
+    flags: bool = False
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -51,7 +59,11 @@ def _dispatch(arguments: list[str]) -> None:
     if word in ("-h", "--help", "help"):
         OUT.print(_help(), highlight=False)
     else:
-        registry.lookup("command", COMMANDS, word).function(rest)
+        command = registry.lookup("command", COMMANDS, word)
+        if rest in (["-h"], ["--help"]) and not command.flags:
+            OUT.print(f"jaxfl {command.usage}: {command.does}")
+        else:
+            command.function(rest)
 
 
 def _expand(arguments: list[str]) -> list[str]:
@@ -99,13 +111,17 @@ class Seeds:
 
 
 def _run(arguments: list[str]) -> None:
+    if arguments in (["-h"], ["--help"]):
+        _parse("run METHOD", arguments, federation=Setup(), method=Training(), output=RunFolder())
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen_options = registry.method(choice)
     default = method.config(**chosen_options)
-    setup, config, where = _parse(f"run {choice}", arguments, Setup(), default, RunFolder())
-    chosen = choose(choice, _label(method, config), method, config)
+    setup, config, where = _parse(
+        f"run {choice}", arguments, federation=Setup(), method=default, output=RunFolder()
+    )
+    chosen = choose(choice, _label(method, config, {}), method, config)
     data = _announce(setup)
-    folder = where.run_dir or store.free_folder(Path("runs"), _stem(method.name, setup))
+    folder = where.run_dir or store.free_folder(method.name, setup.dataset)
     with _Watch(1, setup.rounds) as watch:
         result = start(folder, chosen, setup, data, lambda new: watch(chosen.label, setup.seed, new))
     _conclude([(chosen.label, result)], folder)
@@ -115,7 +131,12 @@ def _compare(arguments: list[str]) -> None:
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     choices, arguments = arguments[:count], arguments[count:]
     setup, training, seeds, where = _parse(
-        "compare METHOD ...", arguments, Setup(), Training(), Seeds(), RunFolder()
+        "compare METHOD ...",
+        arguments,
+        federation=Setup(),
+        methods=Training(),
+        seeds=Seeds(),
+        output=RunFolder(),
     )
     if not choices:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
@@ -132,7 +153,7 @@ def _compare(arguments: list[str]) -> None:
         config = method.config(**(common | options))
         methods.append(choose(choice, _label(method, config, common), method, config))
     data = _announce(setup)
-    folder = where.run_dir or store.free_folder(Path("runs"), _stem("compare", setup))
+    folder = where.run_dir or store.free_folder("compare", setup.dataset)
     numbers = [setup.seed + i for i in range(seeds.seeds)]
     with _Watch(len(numbers) * len(methods), setup.rounds) as watch:
         made = comparison.compare(folder, methods, setup, data, numbers, watch)
@@ -143,7 +164,7 @@ def _compare(arguments: list[str]) -> None:
 def _resume(arguments: list[str]) -> None:
     folder, rest = _positional(arguments, "resume", "RUN")
     _nothing_left(rest, "resume")
-    config = store.read_json(Path(folder) / store.CONFIG)
+    config = store.read_config(Path(folder))
     with _Watch(1, config["options"]["rounds"]) as watch:
         seed = config["options"]["seed"]
         result = resume(Path(folder), lambda new: watch(config["label"], seed, new))
@@ -154,18 +175,18 @@ def _report(arguments: list[str]) -> None:
     if not arguments:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(argument) for argument in arguments]
-    out = folders[0] if len(folders) == 1 else store.free_folder(Path("runs"), "report")
+    out = folders[0] if len(folders) == 1 else store.free_folder("report")
     made = comparison.report(folders, out)
     OUT.print(as_text(made))
     OUT.print(f"{out}: table.csv, table.md, table.tex, curves.png")
 
 
 def _partition(arguments: list[str]) -> None:
-    setup, where = _parse("partition", arguments, Setup(), RunFolder())
+    setup, where = _parse("partition", arguments, federation=Setup(), output=RunFolder())
     check_setup(setup)
     source = load_source(setup)
     partition = divide(setup, source)
-    folder = where.run_dir or store.free_folder(Path("runs"), _stem("partition", setup))
+    folder = where.run_dir or store.free_folder("partition", setup.dataset)
     store.create(folder)
     partitions.save(partition, folder / store.PARTITION)
     draw(partition, source.labels, folder / "partition.png", f"{setup.dataset}, {setup.partition}")
@@ -205,15 +226,16 @@ def _cite(arguments: list[str]) -> None:
 
 
 COMMANDS = {
-    "run": Command("run METHOD", "train one method; options: jaxfl run METHOD --help", _run),
+    "run": Command("run METHOD", "train one method; options: jaxfl run METHOD --help", _run, True),
     "compare": Command(
         "compare METHOD ...",
         "several on one federation; an ablation is compfl,kd=false; options: --help",
         _compare,
+        True,
     ),
     "report": Command("report RUN ...", "table and plot of finished runs", _report),
     "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume),
-    "partition": Command("partition", "draw and save a partition; options: --help", _partition),
+    "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
     "list": Command("list", "methods, models, data sets and partitions", _list),
     "cite": Command("cite METHOD", "BibTeX", _cite),
 }
@@ -222,11 +244,11 @@ COMMANDS = {
 # Arguments ------------------------------------------------------------------------------------
 
 
-def _parse(program: str, arguments: list[str], *defaults: Any) -> list[Any]:
-    """Parse flags into dataclasses like `defaults`, flat: one flag per field."""
+def _parse(program: str, arguments: list[str], **defaults: Any) -> list[Any]:
+    """Parse flags into dataclasses like `defaults`, flat: one flag per field, a section for each."""
     fields = [
-        (f"part_{i}", type(default), dataclasses.field(default=default))
-        for i, default in enumerate(defaults)
+        (name, type(default), dataclasses.field(default=default))
+        for name, default in defaults.items()
     ]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
     parsed, unknown = tyro.cli(
@@ -236,11 +258,11 @@ def _parse(program: str, arguments: list[str], *defaults: Any) -> list[Any]:
         return_unknown_args=True,
     )
     if unknown:
-        raise JaxflError(_unknown_option(program, unknown[0], defaults))
-    return [getattr(parsed, name) for name, _, _ in fields]
+        raise JaxflError(_unknown_option(program, unknown[0], defaults.values()))
+    return [getattr(parsed, name) for name in defaults]
 
 
-def _unknown_option(program: str, word: str, defaults: tuple) -> str:
+def _unknown_option(program: str, word: str, defaults: Iterable[Any]) -> str:
     flag = word.partition("=")[0]
     name = flag.lstrip("-").replace("-", "_")
     owners = [
@@ -251,11 +273,14 @@ def _unknown_option(program: str, word: str, defaults: tuple) -> str:
     if not word.startswith("-"):
         return f"jaxfl {program} does not know what to do with {word!r}; see jaxfl {program} --help."
     if owners:
-        return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}."
+        return (
+            f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; to compare, write it "
+            f"after the method, as in {owners[0]},{name}=VALUE."
+        )
     known = [
         "--" + field.name.replace("_", "-") for part in defaults for field in dataclasses.fields(part)
     ]
-    return f"jaxfl {program} has no option {flag}; {registry.nearest(flag, known)}."
+    return f"jaxfl {program} has no option {flag}; {registry.nearest(flag, known)}"
 
 
 def _positional(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:
@@ -269,20 +294,15 @@ def _nothing_left(arguments: list[str], command: str) -> None:
         raise JaxflError(f"jaxfl {command} takes no {arguments[0]!r}: jaxfl {COMMANDS[command].usage}.")
 
 
-def _label(method, config, common=()) -> str:
-    """The method's name and the options of its own that differ from their defaults."""
-    default = method.config()
+def _label(method, config, common: dict) -> str:
+    """The method's name and its options that are neither the default nor `common` to all methods."""
+    usual = method.config(**common)
     changed = [
         f"{field.name}={str(getattr(config, field.name)).lower()}"
         for field in dataclasses.fields(config)
-        if getattr(config, field.name) != getattr(default, field.name) and field.name not in common
+        if getattr(config, field.name) != getattr(usual, field.name)
     ]
     return ",".join([method.name, *changed])
-
-
-def _stem(name: str, setup: Setup) -> str:
-    dataset = Path(setup.dataset).stem if "." in setup.dataset else setup.dataset
-    return f"{name}-{dataset}".replace("/", "-").replace(":", "-")
 
 
 # Output ---------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
 
         def correct(rows, size):
             scores = sweep(lambda x: predict(client.model, common, own, x), rows, size, federation)
-            right = scores.argmax(1) == client.relabel[federation.labels[rows]]
+            labels = client.relabel[federation.labels[rows]]
+            right = scores.argmax(1).astype(labels.dtype) == labels
             real = jnp.arange(rows.shape[0], dtype=jnp.int32) < size
             return (right & real).sum(dtype=jnp.int32)
 

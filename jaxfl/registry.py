@@ -97,7 +97,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     if colon and path.endswith(".py"):
         return from_file(Path(path), attribute)
     if name not in table:
-        raise JaxflError(f"There is no {kind} {name!r}; {nearest(name, table)}.")
+        raise JaxflError(f"There is no {kind} {name!r}; {nearest(name, table)}")
     return table[name]
 
 
@@ -114,7 +114,7 @@ def from_file(path: Path, attribute: str) -> Any:
     except Exception as error:
         raise JaxflError(f"{path} does not load: {type(error).__name__}: {error}.") from error
     if not hasattr(module, attribute):
-        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}.")
+        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}")
     return getattr(module, attribute)
 
 
@@ -122,7 +122,7 @@ def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> 
     """Option strings as values of the annotated types."""
     for key in options:
         if key not in types:
-            raise JaxflError(f"{name} has no option {key!r}; {nearest(key, types)}.")
+            raise JaxflError(f"{name} has no option {key!r}; {nearest(key, types)}")
     return {key: _convert(name, key, types[key], value) for key, value in options.items()}
 
 
@@ -143,9 +143,9 @@ def _convert(name: str, key: str, annotation: Any, text: str) -> Any:
 
 
 def nearest(name: str, known) -> str:
-    """What a user may have meant: "did you mean 'fedper'?" or the list of what there is."""
+    """End of a sentence: what the user may have meant, or the list of what there is."""
     known = [entry for entry in known if not entry.startswith("_")]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {close[0]!r}"
-    return "known are " + ", ".join(known) if known else "it has no options"
+        return f"did you mean {close[0]!r}?"
+    return f"known are {', '.join(known)}." if known else "there are none."

@@ -80,7 +80,7 @@ class Info(NamedTuple):
     """What a round reports. Nothing here is read by the next round.
 
     Args:
-      loss: per group (k,), mean training loss of each client over its local steps.
+      loss: per group (k,), mean training loss of each client over the steps of its last local phase.
       up: per group (k,) int32, scalars (4 bytes each) that each client sent.
       down: per group (k,) int32, scalars that each client received.
     """

@@ -166,12 +166,13 @@ def build(config: CompFL) -> Algorithm:
             )
 
         scores = logits(weights.params, z)
-        correct = (scores.argmax(1) == y) & real
+        correct = (scores.argmax(1).astype(y.dtype) == y) & real
         if config.accuracy_on == "validation":
             rows, size = client.validation_rows, client.validation_size
             scored = sweep(lambda x: logits(weights.params, features(x)), rows, size, federation)
             held_out = jnp.arange(len(rows), dtype=jnp.int32) < size
-            correct = (scored.argmax(1) == client.relabel[federation.labels[rows]]) & held_out
+            labels = client.relabel[federation.labels[rows]]
+            correct = (scored.argmax(1).astype(y.dtype) == labels) & held_out
         else:
             size = client.size
         accuracy = correct.sum(dtype=z.dtype) / jnp.maximum(size, 1).astype(z.dtype)
@@ -198,10 +199,10 @@ def build(config: CompFL) -> Algorithm:
                 target = 0.5 * truth + 0.5 * teachers[batch.position]
                 predicted = jax.nn.log_softmax(scores)
                 if config.kd_direction == "forward":
-                    divergence = optax.kl_divergence(predicted, target)
+                    divergence = optax.losses.kl_divergence(predicted, target)
                 else:
                     log_target = jnp.log(jnp.maximum(target, jnp.finfo(z.dtype).tiny))
-                    divergence = optax.kl_divergence_with_log_targets(log_target, predicted)
+                    divergence = optax.losses.kl_divergence_with_log_targets(log_target, predicted)
                 value += mu * mean(divergence, batch)
             return value, stats | new_stats
 
@@ -294,7 +295,7 @@ def build(config: CompFL) -> Algorithm:
             present = (client.size > 0).astype(jnp.int32)
             costs = jnp.asarray([cost[j] for j in js], jnp.int32)
             own_and_drawn = costs[own] + jnp.where(chosen == own, 0, costs[chosen])
-            download = jnp.where(warm & cooperative, costs.sum(), own_and_drawn)
+            download = jnp.where(warm & cooperative, costs.sum(dtype=jnp.int32), own_and_drawn)
             return {
                 "heads": tuple(parts[e][0] if e in parts else heads[e] for e in range(len(js))),
                 "experts": {js[e]: part[1] for e, part in parts.items()},
