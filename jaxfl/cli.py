@@ -206,9 +206,7 @@ def _list(arguments: list[str]) -> None:
         drawn = Table(title[:-1].lower(), "what", "options", title=title, title_justify="left")
         for name, function in table.items():
             what = (function.__doc__ or "").strip().splitlines()[0]
-            given = {"shape", "classes"} if table is registry.MODELS else set()
-            options = [option for option in registry.keywords(function) if option not in given]
-            drawn.add_row(name, what, ", ".join(options))
+            drawn.add_row(name, what, ", ".join(registry.keywords(function)))
         OUT.print(drawn)
     sources = Table("data set", "what", title="Data sets", title_justify="left")
     for name, what in registry.DATASETS.items():

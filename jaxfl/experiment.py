@@ -12,6 +12,7 @@ from jaxfl import registry
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
+from jaxfl.data.partitioners import TEST
 from jaxfl.data.sources import Source, from_arrays, load
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
@@ -106,7 +107,12 @@ def load_source(setup: Setup) -> Source:
     if not name.endswith(".py"):
         return load(setup.dataset, setup.data_dir)
     found = registry.lookup("data set", {}, setup.dataset)
-    return from_arrays(*found(setup.data_dir))
+    made = found(setup.data_dir)
+    if not isinstance(made, Source):
+        raise JaxflError(
+            f"{setup.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
+        )
+    return from_arrays(*made)
 
 
 def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition:
@@ -124,7 +130,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     name, partitioner, options = registry.function(
         "partition", registry.PARTITIONS, setup.partition
     )
-    test = registry.TEST.get(name, "own") if setup.test == "auto" else setup.test
+    test = TEST.get(name, "own") if setup.test == "auto" else setup.test
     return partitions.divide(
         source,
         functools.partial(partitioner, **options),
@@ -149,6 +155,10 @@ def build_models(setup: Setup, source: Source, partition: Partition):
         options = registry.convert(name, registry.keywords(factory), texts)
         shape, classes = source.images.shape[1:], partition.outputs
         model = factory(shape=shape, classes=classes, **options)
+        if not isinstance(model, Model):
+            raise JaxflError(
+                f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model."
+            )
         if sum(registry.split(other)[0] == name for other in choices) > 1:
             label = ",".join([name, *(f"{key}={text}" for key, text in texts.items())])
             model = dataclasses.replace(model, name=label)
@@ -164,8 +174,8 @@ def default_models(dataset: str) -> tuple[str, ...]:
 
 
 def _divide_clients(counts: list[str | None], clients: int) -> list[int]:
-    if any(count is not None and not count.isdigit() for count in counts):
-        raise JaxflError("--models: clients= takes a whole number.")
+    if any(count is not None and not (count.isdecimal() and int(count)) for count in counts):
+        raise JaxflError("--models: clients= takes a whole number from 1 up.")
     open_places = [i for i, count in enumerate(counts) if count is None]
     left = clients - sum(int(count) for count in counts if count is not None)
     if left < len(open_places) or (left and not open_places):

@@ -4,7 +4,6 @@ A *choice* is written ``name`` or ``name,option=value,option=value``. In place o
 ``path/to/file.py:object`` for one that is not part of jaxfl: it is used exactly like a built-in one.
 """
 
-import dataclasses
 import difflib
 import importlib.util
 import inspect
@@ -23,7 +22,7 @@ from jaxfl.algorithms.fedrep import fedrep
 from jaxfl.algorithms.fedrod import fedrod
 from jaxfl.algorithms.lg_fedavg import lg_fedavg
 from jaxfl.algorithms.local import local
-from jaxfl.data.partitioners import PARTITIONS, TEST
+from jaxfl.data import partitioners
 from jaxfl.errors import JaxflError
 from jaxfl.models import zoo
 from jaxfl.types import Method
@@ -53,7 +52,9 @@ DATASETS = {
     "path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/",
     "path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source",
 }
+GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
 MODELS = {name: getattr(zoo, name) for name in zoo.__all__}
+PARTITIONS = partitioners.PARTITIONS
 
 
 def method(choice: str) -> tuple[Method, dict[str, Any]]:
@@ -61,7 +62,7 @@ def method(choice: str) -> tuple[Method, dict[str, Any]]:
     name, options = split(choice)
     found = lookup("method", METHODS, name)
     if not isinstance(found, Method):
-        raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; build one in the file.")
+        raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; name one of these.")
     return found, convert(found.name, typing.get_type_hints(found.config), options)
 
 
@@ -73,10 +74,14 @@ def function(kind: str, table: Mapping[str, Callable], choice: str) -> tuple[str
 
 
 def keywords(function: Callable) -> dict[str, Any]:
-    """A function's keyword-only parameters with their types: these are its options."""
+    """A function's options with their types: its keyword-only parameters that are not `GIVEN`."""
     types = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: types.get(p.name, str)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN
+    }
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
@@ -93,9 +98,16 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
 
 def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     """An entry by name, or the object that ``file.py:object`` names."""
-    path, colon, attribute = name.rpartition(":")
-    if colon and path.endswith(".py"):
-        return from_file(Path(path), attribute)
+    path, _, attribute = name.rpartition(":")
+    if path.endswith(".py"):
+        found = from_file(Path(path), attribute)
+        if kind != "method" and not callable(found):
+            raise JaxflError(
+                f"{name} is a {type(found).__name__}; name a function that makes a {kind}."
+            )
+        return found
+    if name.endswith(".py"):
+        raise JaxflError(f"{name} is a file; add which {kind} in it you mean: {name}:NAME.")
     if name not in table:
         raise JaxflError(f"There is no {kind} {name!r}; {nearest(name, table)}")
     return table[name]
@@ -128,13 +140,16 @@ def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> 
 
 def _convert(name: str, key: str, annotation: Any, text: str) -> Any:
     choices = typing.get_args(annotation)
+    if type(None) in choices:  # X | None
+        if text.lower() == "none":
+            return None
+        annotation, choices = choices[0], typing.get_args(choices[0])
     if annotation is bool:
-        choices = ("true", "false")
+        text, choices = text.lower(), ("true", "false")
     if choices:
-        if text.lower() not in choices:
-            allowed = ", ".join(choices)
-            raise JaxflError(f"{name}: {key} is one of {allowed}, not {text!r}.")
-        return text.lower() == "true" if annotation is bool else text.lower()
+        if text not in choices:
+            raise JaxflError(f"{name}: {key} is one of {', '.join(choices)}, not {text!r}.")
+        return text == "true" if annotation is bool else text
     try:
         return annotation(text)
     except ValueError:
