@@ -196,11 +196,11 @@ def _partition(arguments: list[str]) -> None:
 
 def _list(arguments: list[str]) -> None:
     _nothing_left(arguments, "list")
-    methods = Table("method", "what", "options of its own", title="Methods", title_justify="left")
+    methods = Table("method", "what", "paper", "options of its own", title="Methods", title_justify="left")
     common = {field.name for field in dataclasses.fields(Training)}
     for method in registry.METHODS.values():
         own = [field.name for field in dataclasses.fields(method.config) if field.name not in common]
-        methods.add_row(method.name, method.summary, ", ".join(own))
+        methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
     for title, table in (("Models", registry.MODELS), ("Partitions", registry.PARTITIONS)):
         drawn = Table(title[:-1].lower(), "what", "options", title=title, title_justify="left")
@@ -348,6 +348,7 @@ class _Watch(Progress):
             TimeRemainingColumn(),
             console=OUT,
         )
+        self.rounds, self.before = rounds, 0  # of a run; those of the runs that are complete
         self.bar = self.add_task("compiling", total=runs * rounds, accuracy="", speed="")
 
     def __call__(self, label: str, seed: int, new: list[dict]) -> None:
@@ -360,7 +361,10 @@ class _Watch(Progress):
                 accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
                 speed=f"{len(new) / max(seconds, 1e-9):.1f} rounds/s",
             )
-        self.update(self.bar, description=f"{label}, seed {seed}", advance=len(new))
+        done = self.before + last["round"]  # counted from the run's start, also where it is resumed
+        self.update(self.bar, description=f"{label}, seed {seed}", completed=done)
+        if last["round"] == self.rounds:
+            self.before = done
 
 
 def entry() -> None:

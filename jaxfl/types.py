@@ -138,11 +138,13 @@ class Method(NamedTuple):
       config: frozen dataclass, a subclass of `jaxfl.training.Training`. Its float fields are traced
         hyper-parameters, all others select a program.
       summary: one line.
-      bibtex: of the paper.
+      paper: authors, year and where to find it.
+      bibtex: the same for a bibliography.
     """
 
     name: str
     build: Callable[[Any], Algorithm]
     config: type
     summary: str
+    paper: str = ""
     bibtex: str = ""

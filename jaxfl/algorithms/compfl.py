@@ -357,6 +357,7 @@ compfl = Method(
     build,
     CompFL,
     "experts of several sizes train each other: anchors, greedy selection, distillation",
+    "Xu et al. 2024, FedKDD",
     """@inproceedings{xu2024cooperative,
   title={Cooperative Multiple Model Training for Personalized Federated Learning over Heterogeneous Devices},
   author={Xu, Jian and Wan, Shuo and Li, Yinchuan and Chen, Zhilin and Shao, Yunfeng and Chen, Zhitang and

@@ -93,6 +93,7 @@ ditto = Method(
     build,
     Ditto,
     "FedAvg, and personal models pulled towards the global one",
+    "Li et al. 2021, arXiv:2012.04221",
     """@inproceedings{li2021ditto,
   title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},

@@ -37,6 +37,7 @@ fedbabu = Method(
     build,
     FedBABU,
     "the head is never trained in the federation; fine-tuned before use",
+    "Oh et al. 2022, arXiv:2106.06042",
     """@inproceedings{oh2022fedbabu,
   title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
   author={Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},

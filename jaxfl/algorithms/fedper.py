@@ -28,6 +28,7 @@ fedper = Method(
     build,
     FedPer,
     "a shared extractor, personal heads, trained jointly",
+    "Arivazhagan et al. 2019, arXiv:1912.00818",
     """@article{arivazhagan2019federated,
   title={Federated Learning with Personalization Layers},
   author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},

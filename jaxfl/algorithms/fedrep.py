@@ -40,6 +40,7 @@ fedrep = Method(
     build,
     FedRep,
     "a shared extractor, personal heads, trained in turn",
+    "Collins et al. 2021, arXiv:2102.07078",
     """@inproceedings{collins2021exploiting,
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},

@@ -138,6 +138,7 @@ fedrod = Method(
     build,
     FedRoD,
     "a generic head on balanced softmax, a personal head on the rest",
+    "Chen and Chao 2022, arXiv:2107.00778",
     """@inproceedings{chen2022bridging,
   title={On Bridging Generic and Personalized Federated Learning for Image Classification},
   author={Chen, Hong-You and Chao, Wei-Lun},

@@ -31,6 +31,7 @@ lg_fedavg = Method(
     build,
     LGFedAvg,
     "local extractors, one global head",
+    "Liang et al. 2020, arXiv:2001.01523",
     """@article{liang2020think,
   title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
   author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and

@@ -55,6 +55,6 @@ def max_pool(x: jax.Array, window: int = 2, stride: int = 2) -> jax.Array:
     rows, columns = height // window, width // window
     tiles = x[:, : rows * window, : columns * window]
     tiles = tiles.reshape(batch, rows, window, columns, window, channels)
-    # Pairwise maxima: the gradient of a reduction over two axes costs more than the convolution.
+    # Pairwise maxima have a cheaper gradient than one reduction over two axes.
     tiles = functools.reduce(jnp.maximum, (tiles[:, :, i] for i in range(window)))
     return functools.reduce(jnp.maximum, (tiles[:, :, :, j] for j in range(window)))

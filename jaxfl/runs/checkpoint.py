@@ -1,0 +1,101 @@
+"""Checkpoints of an algorithm's state, by Orbax. The only module that knows it.
+
+A state is stored as a flat dict of named arrays, so its container types may change between versions.
+"""
+
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from jaxfl.errors import JaxflError
+from jaxfl.runs.store import CHECKPOINTS, writing
+
+
+def save(folder: Path, rounds: int, state: Any, fingerprint: str) -> None:
+    """Write the state after some rounds; Orbax makes the folder appear only when it is complete.
+
+    Args:
+      folder: of the run.
+      rounds: rounds done.
+      state: pytree of arrays.
+      fingerprint: of the run's configuration.
+    """
+    path = folder / CHECKPOINTS / str(rounds)
+    with writing(path):
+        ocp.save(path.absolute(), _named(state), custom_metadata={"fingerprint": fingerprint})
+    for older in saved(folder)[:-2]:  # the last two are kept, should the newest be damaged
+        shutil.rmtree(folder / CHECKPOINTS / str(older))
+
+
+def saved(folder: Path) -> list[int]:
+    """The numbers of rounds after which there is a checkpoint, ascending."""
+    return sorted(
+        int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdigit()
+    )
+
+
+def keep(folder: Path, rounds: int) -> None:
+    """Drop later checkpoints than the one after `rounds` rounds, and any that is not complete."""
+    for path in (folder / CHECKPOINTS).glob("*"):
+        if not path.name.isdigit() or int(path.name) > rounds:
+            shutil.rmtree(path)
+
+
+def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
+    """Read a state.
+
+    Args:
+      folder: of the run.
+      rounds: one of `saved`.
+      like: pytree of the same structure, shapes and dtypes.
+      fingerprint: of the run's configuration.
+
+    Raises:
+      JaxflError: if it is damaged, or belongs to another configuration.
+    """
+    path = (folder / CHECKPOINTS / str(rounds)).absolute()
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
+        for name, leaf in _named(like).items()
+    }
+    try:
+        with _quiet():
+            found = ocp.metadata(path)
+            written_by = found.custom_metadata["fingerprint"]
+            shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in found.metadata.items()}
+            same = shapes == {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+            leaves = ocp.load(path, wanted) if written_by == fingerprint and same else None
+    except Exception as error:  # whatever Orbax meets in a damaged folder
+        raise JaxflError(
+            f"The checkpoint {path} is damaged ({type(error).__name__}); delete this folder to resume "
+            "from the one before."
+        ) from error
+    if leaves is None:
+        raise JaxflError(
+            f"The checkpoint {path} belongs to another configuration than {folder / 'config.json'}; "
+            "resume the run that wrote it."
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in _named(like)])
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Silence what Orbax logs about a damaged folder; the error says it in one sentence."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -1,0 +1,110 @@
+"""From per-round records to a run's result: accuracies, bytes, seconds."""
+
+import numpy as np
+
+from jaxfl.data.federation import Federation
+from jaxfl.engine import Chunk
+from jaxfl.types import PerGroup
+
+BYTES_PER_SCALAR = 4
+
+
+def records(chunk: Chunk, federation: Federation, cohorts, compile_seconds: float) -> list[dict]:
+    """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
+
+    Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
+    A loss that is not finite is None.
+    """
+    lines = []
+    for t, info in enumerate(chunk.infos, chunk.first):
+        ids, loss, up, down = [], [], [], []
+        for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
+            taken = slots.mask[t]
+            ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
+            loss += info.loss[g][taken].tolist()
+            # Python integers: a round of large networks exceeds 32 bits.
+            up += [BYTES_PER_SCALAR * int(count) for count in info.up[g][taken]]
+            down += [BYTES_PER_SCALAR * int(count) for count in info.down[g][taken]]
+        lines.append(
+            {
+                "round": t + 1,
+                "loss": _finite(np.mean(loss)),
+                "bytes_up": sum(up),
+                "bytes_down": sum(down),
+                "clients": ids,
+                "client_loss": [_finite(value) for value in loss],
+                "client_bytes_up": up,
+                "client_bytes_down": down,
+            }
+        )
+    if chunk.scores is not None:
+        for moment, key in (("personal", "accuracy"), ("received", "received")):
+            lines[-1][key] = accuracy(chunk.scores[moment], federation)
+    lines[-1]["seconds"] = {
+        "compile": compile_seconds,
+        "train": chunk.train_seconds,
+        "evaluate": chunk.evaluate_seconds,
+    }
+    return lines
+
+
+def _finite(loss: float) -> float | None:
+    """A loss as JSON has it: there is no NaN and no infinity."""
+    return float(loss) if np.isfinite(loss) else None
+
+
+def accuracy(scores: PerGroup, federation: Federation) -> dict:
+    """Accuracies as fractions, of all clients on their own test rows.
+
+    Returns:
+      mean: over clients; pooled: over all rows; per_client: by id; per_group: mean over the clients of
+      each architecture; validation: mean over clients on validation rows, None without such rows.
+    """
+    ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
+    right, rows, validated, validation_rows = (
+        np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True)
+    )
+    of_client = right / rows
+    validates = validation_rows > 0
+    return {
+        "mean": float(of_client.mean()),
+        "pooled": float(right.sum() / rows.sum()),
+        "per_client": of_client[np.argsort(ids)].tolist(),
+        "per_group": {
+            model.name: float((score.test / score.test_rows).mean())
+            for model, score in zip(federation.models, scores, strict=True)
+        },
+        "validation": float((validated[validates] / validation_rows[validates]).mean())
+        if validates.any()
+        else None,
+    }
+
+
+def result(config: dict, metrics: list[dict], compilations: int) -> dict:
+    """The summary of a run from its metrics.
+
+    summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
+    validation accuracy, and the best on test data (for comparison with papers that report that).
+    """
+    scored = [record for record in metrics if "accuracy" in record]
+    means = [record["accuracy"]["mean"] for record in scored]
+    validations = [record["accuracy"]["validation"] for record in scored]
+    best = None if None in validations else means[int(np.argmax(validations))]
+    timed = [record["seconds"] for record in metrics if "seconds" in record]
+    return {
+        "method": config["method"],
+        "seed": config["options"]["seed"],
+        "rounds": metrics[-1]["round"],
+        "accuracy": scored[-1]["accuracy"],
+        "received": scored[-1]["received"],
+        "summary": {
+            "last": means[-1],
+            "mean_last_10": float(np.mean(means[-10:])),
+            "best_validation": best,
+            "best_test": max(means),
+        },
+        "bytes_up": sum(record["bytes_up"] for record in metrics),
+        "bytes_down": sum(record["bytes_down"] for record in metrics),
+        "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
+        "compilations": compilations,
+    }

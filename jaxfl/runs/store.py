@@ -1,0 +1,142 @@
+"""A run is a folder, and nothing that a report or a resume needs is outside of it.
+
+    config.json      options, versions, device
+    partition.npz    whose rows are whose
+    metrics.jsonl    one object per round, flushed
+    checkpoints/     one folder per checkpoint, named by the rounds done
+    result.json      the summary, once the run has ended
+    curves.png
+"""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from jaxfl.errors import JaxflError
+
+CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
+CHECKPOINTS = "checkpoints"
+
+
+def create(folder: Path) -> None:
+    """Make a folder for a new run.
+
+    Raises:
+      JaxflError: if it is in use, or cannot be written.
+    """
+    with writing(folder):
+        if (folder / CONFIG).exists():
+            raise JaxflError(
+                f"{folder} already holds a run; choose another --run-dir, or continue it with "
+                f"`jaxfl resume {folder}`."
+            )
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / CONFIG
+        probe.write_text("")
+        probe.unlink()
+
+
+class writing:
+    """Context that turns a failed write into one sentence."""
+
+    def __init__(self, where: Path):
+        """`where` is named in the sentence."""
+        self.where = where
+
+    def __enter__(self):
+        """Nothing to prepare."""
+
+    def __exit__(self, kind, error, trace):
+        """Translate errors of the file system."""
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise JaxflError(
+                f"{self.where} cannot be written ({reason}); free some space or choose another --run-dir."
+            ) from error
+
+
+def free_folder(name: str, dataset: str = "") -> Path:
+    """The first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
+    if "." in dataset:  # a file: its folder and its ending do not matter
+        dataset = Path(dataset).stem
+    stem = "-".join(filter(None, [name, *re.split("[/:]", dataset)]))
+    folder, number = Path("runs") / stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+    return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON at once: a reader sees the old file or the new one."""
+    with writing(path):
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(part, path)
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON.
+
+    Raises:
+      JaxflError: if the file is missing or is not JSON.
+    """
+    if not path.is_file():
+        raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise JaxflError(f"{path} is damaged ({error}); restore it from a copy.") from None
+
+
+def read_config(folder: Path) -> dict:
+    """Read a run's configuration.
+
+    Raises:
+      JaxflError: if the folder holds no run, or the file is damaged.
+    """
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict) or not {"method", "label", "options", "environment"} <= set(config):
+        raise JaxflError(f"{folder / CONFIG} is damaged (it lacks entries); restore it from a copy.")
+    return config
+
+
+def append_metrics(folder: Path, records: list[dict]) -> None:
+    """Append one line per round and flush it to the disk."""
+    with writing(folder / METRICS), (folder / METRICS).open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
+    """The lines of the first `rounds` rounds (all by default); a line cut short by a crash is left out."""
+    path = folder / METRICS
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return [record for record in records if rounds is None or record["round"] <= rounds]
+
+
+def keep_metrics(folder: Path, rounds: int) -> list[dict]:
+    """Drop the lines after `rounds` rounds, before a run continues from a checkpoint."""
+    kept = read_metrics(folder, rounds)
+    path = folder / METRICS
+    with writing(path):
+        part = path.with_suffix(".part")
+        part.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(part, path)
+    return kept
+
+
+def fingerprint(config: dict) -> str:
+    """Tells configurations apart: a hash of the method and all its options."""
+    chosen = {name: config[name] for name in ("method", "options")}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,114 @@
+"""One table of many runs: mean and standard deviation over seeds, in four formats."""
+
+import csv
+import io
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from rich.table import Column
+from rich.table import Table as RichTable
+
+
+class Cell(NamedTuple):
+    """A mean over seeds and its sample standard deviation, None for a single seed. NaN: no value."""
+
+    mean: float
+    std: float | None
+
+    def text(self, between: str = " ± ") -> str:
+        """``91.27 ± 0.31``, or a dash."""
+        if math.isnan(self.mean):
+            return "-"
+        return f"{self.mean:.2f}" + ("" if self.std is None else f"{between}{self.std:.2f}")
+
+
+class Table(NamedTuple):
+    """Rows of a label and cells, with a title per column."""
+
+    titles: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+def tabulate(results: list[tuple[str, dict]]) -> Table:
+    """Gather results by label, in the order in which labels first appear.
+
+    Args:
+      results: pairs (label, result); results of one label are its seeds.
+
+    Returns:
+      Accuracies in percent: of the deployed models, of those models per architecture, of the models as
+      received before local training; and the megabytes (1e6 bytes) sent and received in the run.
+    """
+    seeds = defaultdict(list)
+    for label, result in results:
+        seeds[label].append(result)
+    groups = list(dict.fromkeys(g for _, r in results for g in r["accuracy"]["per_group"]))
+    columns: list[tuple[str, Callable]] = [
+        ("accuracy %", lambda r: 100 * r["accuracy"]["mean"]),
+        *((g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan)) for g in groups),
+        ("received %", lambda r: 100 * r["received"]["mean"]),
+        ("MB up", lambda r: r["bytes_up"] / 1e6),
+        ("MB down", lambda r: r["bytes_down"] / 1e6),
+    ]
+    rows = [
+        (label, [_cell([value(result) for result in of_label]) for _, value in columns])
+        for label, of_label in seeds.items()
+    ]
+    return Table([title for title, _ in columns], rows)
+
+
+def _cell(values: list[float]) -> Cell:
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Cell(float(np.mean(values)), std)
+
+
+def as_text(table: Table) -> RichTable:
+    """For the terminal; the best mean accuracy is bold."""
+    best = max(cells[0].mean for _, cells in table.rows)
+    drawn = RichTable(*(Column(title, overflow="fold") for title in ("method", *table.titles)))
+    for label, cells in table.rows:
+        style = "bold" if cells[0].mean == best else None
+        drawn.add_row(label, *(cell.text() for cell in cells), style=style)
+    return drawn
+
+
+def as_markdown(table: Table) -> str:
+    """A Markdown table."""
+    lines = [["method", *table.titles], ["---"] * (1 + len(table.titles))]
+    lines += [[label, *(cell.text() for cell in cells)] for label, cells in table.rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def as_latex(table: Table) -> str:
+    """A LaTeX tabular."""
+
+    def escaped(text):
+        for mark in "&%_#":
+            text = text.replace(mark, "\\" + mark)
+        return text
+
+    lines = [["method", *map(escaped, table.titles)]]
+    lines += [
+        [escaped(label), *(cell.text("{\\scriptsize$\\pm$}") for cell in cells)]
+        for label, cells in table.rows
+    ]
+    head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
+    columns = "l" + "r" * len(table.titles)
+    return f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{head}\\hline\n{''.join(body)}\\hline\n\\end{{tabular}}\n"
+
+
+def as_csv(table: Table) -> str:
+    """Comma-separated, means and standard deviations in columns of their own."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["method", *(f"{title}{kind}" for title in table.titles for kind in ("", " std"))]
+    )
+    for label, cells in table.rows:
+        flat = [part for cell in cells for part in (cell.mean, cell.std)]
+        known = [part is not None and not math.isnan(part) for part in flat]
+        writer.writerow([label, *(f"{flat[i]:.4f}" if known[i] else "" for i in range(len(flat)))])
+    return out.getvalue()
