@@ -196,7 +196,9 @@ def _partition(arguments: list[str]) -> None:
 
 def _list(arguments: list[str]) -> None:
     _nothing_left(arguments, "list")
-    methods = Table("method", "what", "paper", "options of its own", title="Methods", title_justify="left")
+    methods = Table(
+        "method", "what", "paper", "options of its own", title="Methods", title_justify="left"
+    )
     common = {field.name for field in dataclasses.fields(Training)}
     for method in registry.METHODS.values():
         own = [field.name for field in dataclasses.fields(method.config) if field.name not in common]
@@ -245,8 +247,7 @@ COMMANDS = {
 def _parse(program: str, arguments: list[str], **defaults: Any) -> list[Any]:
     """Parse flags into dataclasses like `defaults`, flat: one flag per field, a section for each."""
     fields = [
-        (name, type(default), dataclasses.field(default=default))
-        for name, default in defaults.items()
+        (name, type(default), dataclasses.field(default=default)) for name, default in defaults.items()
     ]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
     parsed, unknown = tyro.cli(
@@ -271,10 +272,9 @@ def _unknown_option(program: str, word: str, defaults: Iterable[Any]) -> str:
     if not word.startswith("-"):
         return f"jaxfl {program} does not know what to do with {word!r}; see jaxfl {program} --help."
     if owners:
-        return (
-            f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; to compare, write it "
-            f"after the method, as in {owners[0]},{name}=VALUE."
-        )
+        compares = program.startswith("compare")
+        advice = f"write {owners[0]},{name}=VALUE" if compares else f"see jaxfl {program} --help"
+        return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
     known = [
         "--" + field.name.replace("_", "-") for part in defaults for field in dataclasses.fields(part)
     ]

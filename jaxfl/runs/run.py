@@ -140,7 +140,7 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
             round_, client = chunk.diverged
             raise JaxflError(
                 f"{chosen.label}: the loss of client {client} is no longer finite in round {round_ + 1}; "
-                f"lower --lr (now {chosen.config.lr}). What came before is in {folder}."
+                f"lower --lr (now {chosen.config.lr}); what came before is in {folder}."
             )
         rounds = new[-1]["round"]
         if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:

@@ -1,0 +1,1 @@
+"""Sources, partitions, and the federation on the device."""

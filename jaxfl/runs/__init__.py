@@ -1,0 +1,1 @@
+"""Runs as folders: written, resumed, compared, tabulated and drawn."""

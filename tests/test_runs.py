@@ -1,0 +1,406 @@
+"""Runs on disk: what a folder holds, what a comparison writes, and runs that were stopped and resumed.
+
+All tests look at one comparison of two methods and two seeds. While it ran, every run was copied just
+before each of its checkpoints: these copies are runs that somebody stopped.
+"""
+
+import csv
+import functools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_source
+from orbax.checkpoint import v1 as ocp
+
+from jaxfl import cli
+from jaxfl.runs import checkpoint, run
+
+METHODS = ("fedavg", "compfl,kd=false")
+SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
+ROUNDS, EVERY = 6, 2
+FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "curves.png", "partition.npz"}
+FEDERATION = (
+    "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --participation 0.5 "
+    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every {EVERY}"
+).split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs are compiled for a few rounds of milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    """A method with the same options compiles once, in whatever run it is used."""
+    choose = functools.cache(run.choose)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (cli, run):
+            patch.setattr(module, "choose", choose)
+        yield
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """The options that name a tiny data set."""
+    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
+    np.savez(path, images=source.images, labels=source.labels, split=source.train)
+    return ["--dataset", str(path)]
+
+
+@pytest.fixture(scope="module")
+def compared(dataset, tmp_path_factory):
+    """A folder: compared/METHOD/seed-S/ as `jaxfl compare` left it, and stopped/METHOD/seed-S/ROUNDS."""
+    folder = tmp_path_factory.mktemp("runs")
+    save = checkpoint.save
+
+    def copy_and_save(path, rounds, *rest):
+        stopped = folder / "stopped" / path.relative_to(folder / "compared") / str(rounds)
+        shutil.copytree(path, stopped)
+        save(path, rounds, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", copy_and_save)
+        where = ["--seed", "3", "--seeds", "2", "--run-dir", str(folder / "compared")]
+        cli.main(["compare", *METHODS, *dataset, *FEDERATION, *where])
+    return folder
+
+
+def runs(folder):
+    """The folders of all runs, method by method."""
+    return [folder / "compared" / name(method) / f"seed-{seed}" for method in METHODS for seed in SEEDS]
+
+
+def name(method):
+    """Of a method's folder."""
+    return method.replace(",", "-")
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def metrics(folder):
+    """Without the times, which no two runs share."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def state(folder):
+    """The arrays of the last checkpoint, by name."""
+    path = folder / "checkpoints" / str(ROUNDS)
+    found = ocp.metadata(path).metadata
+    return ocp.load(path, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
+
+
+def assert_same_run(folder, other):
+    assert metrics(folder) == metrics(other)
+    same = [{**read(path / "result.json"), "seconds": 0, "compilations": 0} for path in (folder, other)]
+    assert same[0] == same[1]
+    left, right = state(folder), state(other)
+    assert left.keys() == right.keys()
+    assert all(left[leaf].tobytes() == right[leaf].tobytes() for leaf in left)
+    assert {path.name for path in folder.iterdir()} >= FILES
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"4", "6"}
+
+
+# --- one run
+
+
+def test_a_run_is_a_folder(compared):
+    for folder in runs(compared):
+        assert {path.name for path in folder.iterdir()} == FILES
+        assert {path.name for path in (folder / "checkpoints").iterdir()} == {"4", "6"}
+        assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+        config = read(folder / "config.json")
+        assert config["method"] in METHODS and config["options"]["rounds"] == ROUNDS
+        assert config["environment"]["jax"] == jax.__version__
+
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        assert [line["round"] for line in lines if "accuracy" in line] == [2, 4, 6]
+        for line in lines:
+            assert len(line["clients"]) == 2  # half of four
+            assert line["loss"] == pytest.approx(np.mean(line["client_loss"]))
+            assert line["bytes_up"] == sum(line["client_bytes_up"])
+            assert line["bytes_down"] == sum(line["client_bytes_down"])
+
+        result = read(folder / "result.json")
+        assert result["method"] == config["method"] and result["rounds"] == ROUNDS
+        assert result["bytes_up"] == sum(line["bytes_up"] for line in lines) > 0
+        assert result["bytes_down"] == sum(line["bytes_down"] for line in lines) > 0
+        assert result["seconds"].keys() == {"compile", "train", "evaluate"}
+        assert result["compilations"] > 0
+        accuracy = result["accuracy"]
+        assert accuracy == lines[-1]["accuracy"]
+        of_client = accuracy["per_client"]
+        assert len(of_client) == 4 and all(0 <= value <= 1 for value in of_client)
+        assert accuracy["mean"] == pytest.approx(np.mean(of_client))
+        assert accuracy["per_group"] == pytest.approx(
+            {"mlp,hidden=3": np.mean(of_client[:2]), "mlp,hidden=4": np.mean(of_client[2:])}
+        )
+
+
+def test_diverged(dataset, tmp_path, capsys):
+    where = ["--rounds", "4", "--eval-every", "1", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "fedavg", *dataset, *FEDERATION, "--lr", "1e30", *where])
+    written = (tmp_path / "run" / "metrics.jsonl").read_text()
+    *before, last = [json.loads(line, parse_constant=pytest.fail) for line in written.splitlines()]
+    assert before and all(None not in line["client_loss"] for line in before)
+    client = last["clients"][last["client_loss"].index(None)]
+    sentence = capsys.readouterr().err
+    assert end.value.code == 2 and sentence.count("\n") == 1
+    assert f"loss of client {client} is no longer finite in round {last['round']}" in sentence
+    assert checkpoint.saved(tmp_path / "run")[-1] == last["round"] - 1
+
+
+# --- compare and report
+
+
+def test_methods_share_partition_and_cohorts(compared):
+    partitions, cohorts = [], []
+    for folder in runs(compared):
+        with np.load(folder / "partition.npz") as file:
+            partitions.append({key: file[key].tolist() for key in file.files})
+        cohorts.append([line["clients"] for line in metrics(folder)])
+    assert partitions.count(partitions[0]) == 4
+    assert cohorts[0] == cohorts[2] and cohorts[1] == cohorts[3]  # of the two methods, per seed
+    assert cohorts[0] != cohorts[1]
+
+
+def test_the_second_seed_compiles_nothing(compared):
+    results = [read(folder / "result.json") for folder in runs(compared)]
+    assert results[0]["compilations"] == results[1]["compilations"]
+    assert results[2]["compilations"] == results[3]["compilations"]
+    assert results[1]["seconds"]["compile"] == results[3]["seconds"]["compile"] == 0
+
+
+def tables(folder):
+    """The three tables of a folder as rows of cells; means of the .csv as numbers."""
+    with (folder / "table.csv").open() as file:
+        head, *rows = csv.reader(file)
+    by_csv = [dict(zip(head, row, strict=True)) for row in rows]
+
+    marks, *lines = (folder / "table.md").read_text().splitlines()
+    assert set(lines[0]) <= set("|- ")
+    by_markdown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (marks, *lines[1:])]
+
+    begin, *body, end = (folder / "table.tex").read_text().splitlines()
+    lines = [line for line in body if line != "\\hline"]
+    assert begin == "\\begin{tabular}{l" + "r" * (len(by_markdown[0]) - 1) + "}"
+    assert end == "\\end{tabular}" and all(line.endswith(" \\\\") for line in lines)
+    plain = [line[:-3].replace("{\\scriptsize$\\pm$}", " ± ").replace("\\%", "%") for line in lines]
+    assert not set("".join(plain)) & set("\\{}$#_")  # all that LaTeX would take for a command
+    by_latex = [[cell.strip() for cell in line.split("&")] for line in plain]
+    return by_csv, by_markdown, by_latex
+
+
+def test_the_tables_agree_with_the_results(compared):
+    by_csv, by_markdown, by_latex = tables(compared / "compared")
+    assert by_latex == by_markdown
+    assert [row["method"] for row in by_csv] == [row[0] for row in by_markdown[1:]] == list(METHODS)
+    for method, row, cells in zip(METHODS, by_csv, by_markdown[1:], strict=True):
+        folder = compared / "compared" / name(method)
+        results = [read(folder / f"seed-{seed}" / "result.json") for seed in SEEDS]
+        columns = {
+            "accuracy %": [100 * result["accuracy"]["mean"] for result in results],
+            "mlp,hidden=3": [100 * r["accuracy"]["per_group"]["mlp,hidden=3"] for r in results],
+            "mlp,hidden=4": [100 * r["accuracy"]["per_group"]["mlp,hidden=4"] for r in results],
+            "received %": [100 * result["received"]["mean"] for result in results],
+            "MB up": [result["bytes_up"] / 1e6 for result in results],
+            "MB down": [result["bytes_down"] / 1e6 for result in results],
+        }
+        assert by_markdown[0] == ["method", *columns]
+        for column, values in columns.items():
+            mean, std = statistics.mean(values), statistics.stdev(values)
+            assert float(row[column]) == pytest.approx(mean, abs=1e-4)
+            assert float(row[f"{column} std"]) == pytest.approx(std, abs=1e-4)
+        mean, std = (statistics.mean(columns["MB up"]), statistics.stdev(columns["MB up"]))
+        assert cells[5] == f"{mean:.2f} ± {std:.2f}"
+    assert (compared / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_repeats_the_comparison(compared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [str(folder) for folder in runs(compared)]
+    cli.main(["report", *folders, folders[0]])  # a run that is named twice counts once
+    for table in ("table.csv", "table.md", "table.tex"):
+        made = (tmp_path / "runs" / "report" / table).read_text()
+        assert made == (compared / "compared" / table).read_text()
+
+
+def test_report_averages_nothing_but_seeds(compared, tmp_path):
+    for number, lr in enumerate((0.05, 0.1)):
+        shutil.copytree(runs(compared)[0], tmp_path / str(number))
+        config = read(tmp_path / str(number) / "config.json")
+        config["options"] |= {"lr": lr, "seed": number}
+        (tmp_path / str(number) / "config.json").write_text(json.dumps(config))
+    cli.main(["report", str(tmp_path)])
+    by_csv, *_ = tables(tmp_path)
+    assert sorted(row["method"] for row in by_csv) == ["fedavg,lr=0.05", "fedavg,lr=0.1"]
+    assert [row["accuracy % std"] for row in by_csv] == ["", ""]
+
+
+# --- resume
+
+
+@pytest.mark.parametrize("rounds", [2, 4, 6])
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_before_a_checkpoint(compared, tmp_path, method, rounds):
+    """From round 4 on there is an earlier checkpoint to start from, at round 2 there is none."""
+    folder = tmp_path / "run"
+    shutil.copytree(compared / "stopped" / name(method) / "seed-4" / str(rounds), folder)
+    assert len(metrics(folder)) == rounds and checkpoint.saved(folder) == [*range(2, rounds, 2)]
+    cli.main(["resume", str(folder)])
+    assert_same_run(folder, compared / "compared" / name(method) / "seed-4")
+
+
+@pytest.mark.parametrize("kept", [0, 3, 5, 6])
+def test_resume_starts_where_the_metrics_are_complete(compared, tmp_path, kept):
+    """Checkpoints 4 and 6 are there, but only some lines: what is lost is computed again."""
+    folder, original = tmp_path / "run", runs(compared)[0]
+    shutil.copytree(original, folder)
+    (folder / "result.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:kept]) + "".join(lines[kept:])[:30])
+    (folder / "checkpoints" / "6.orbax-checkpoint-tmp").mkdir()  # killed while saving
+    cli.main(["resume", str(folder)])
+    assert_same_run(folder, original)
+
+
+def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
+    folder = runs(compared)[0]
+
+    def files():
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+    before = files()
+    cli.main(["resume", str(folder)])
+    accuracy = 100 * read(folder / "result.json")["accuracy"]["mean"]
+    assert f"{accuracy:.2f}" in capsys.readouterr().out
+    assert files() == before
+
+
+KILLED_WHILE_WRITING_ROUND_3 = """
+import os, signal, sys
+from jaxfl.cli import main
+from jaxfl.runs import store
+
+append = store.append_metrics
+
+def killed(folder, records):
+    if records[0]["round"] == 3:
+        with (folder / store.METRICS).open("a") as file:
+            file.write('{"round": 3, "loss": 0.')
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(folder, records)
+
+store.append_metrics = killed
+main(sys.argv[1:])
+"""
+
+
+def test_killed_and_resumed_by_the_real_command(compared, dataset, tmp_path):
+    folder = tmp_path / "run"
+    settings = {
+        **os.environ,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or str(tmp_path / "cache"),
+    }
+    start = [sys.executable, "-c", KILLED_WHILE_WRITING_ROUND_3, "run", "fedavg", *dataset]
+    start += [*FEDERATION, "--seed", "3", "--run-dir", str(folder)]
+    died = subprocess.run(start, env=settings, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert checkpoint.saved(folder) == [2] and not (folder / "result.json").exists()
+
+    resume = [sys.executable, "-m", "jaxfl", "resume", str(folder)]
+    ended = subprocess.run(resume, env=settings, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert_same_run(folder, runs(compared)[0])
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def cut_config(folder):
+    config = folder / "config.json"
+    config.write_text(config.read_text()[:100])
+
+
+def empty_config(folder):
+    (folder / "config.json").write_text("{}")
+
+
+def renamed_option(folder):
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"momentum"', '"momentun"'))
+
+
+def cut_checkpoint(folder):
+    for path in (folder / "checkpoints" / "6").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:10])
+
+
+def no_array(folder):
+    shutil.rmtree(folder / "checkpoints" / "6" / "state")
+
+
+def no_partition(folder):
+    (folder / "partition.npz").unlink()
+
+
+def foreign_checkpoint(folder):
+    shutil.rmtree(folder / "checkpoints" / "6")
+    shutil.copytree(folder.parent / "other" / "checkpoints" / "6", folder / "checkpoints" / "6")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (no_config, ["not a run folder", "config.json"]),
+        (cut_config, ["config.json is damaged", "restore it"]),
+        (empty_config, ["config.json is damaged", "restore it"]),
+        (renamed_option, ["config.json does not fit", "momentun"]),
+        (cut_checkpoint, ["checkpoints/6 is damaged", "delete this folder"]),
+        (no_array, ["checkpoints/6 is damaged", "delete this folder"]),
+        (no_partition, ["no file", "partition.npz"]),
+        (foreign_checkpoint, ["checkpoints/6 belongs to another configuration", "config.json"]),
+    ],
+)
+def test_damaged_runs_are_refused(compared, tmp_path, capsys, damage, words):
+    folder, original = tmp_path / "run", runs(compared)[0]
+    shutil.copytree(original, folder)
+    shutil.copytree(runs(compared)[1], tmp_path / "other")
+    (folder / "result.json").unlink()
+    damage(folder)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["resume", str(folder)])
+    sentence = capsys.readouterr().err
+    assert end.value.code == 2
+    assert sentence.startswith("jaxfl: ") and sentence.count("\n") == 1
+    assert all(word in sentence for word in words), sentence
+    assert metrics(folder) == metrics(original)  # nothing is lost by trying
+
+
+def test_a_damaged_checkpoint_may_be_deleted(compared, tmp_path):
+    folder, original = tmp_path / "run", runs(compared)[0]
+    shutil.copytree(original, folder)
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "6")
+    cli.main(["resume", str(folder)])
+    assert_same_run(folder, original)
