@@ -29,8 +29,17 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...).
     """
+    at_once = federation.clients_at_once
 
     def of_group(group, slots, shared, own):
+        places = len(slots.mask)
+        if 1 < at_once < places:
+            # Filled up with empty places: a remainder would be compiled as a program of its own.
+            fill = -places % at_once
+            slots = Slots(
+                jnp.pad(slots.index, (0, fill), constant_values=len(group.id)), jnp.pad(slots.mask, (0, fill))
+            )
+            own = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, fill)] + [(0, 0)] * (leaf.ndim - 1)), own)
         clients = tree.take(group, slots)
         clients = dataclasses.replace(
             clients,
@@ -38,11 +47,12 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
             validation_size=jnp.where(slots.mask, clients.validation_size, 0),
             test_size=jnp.where(slots.mask, clients.test_size, 0),
         )
-        return jax.lax.map(
+        outputs = jax.lax.map(
             lambda one: f(jax.random.fold_in(key, one[0].id), one[0], shared, one[1]),
             (clients, own),
-            batch_size=federation.clients_at_once if federation.clients_at_once > 1 else None,
+            batch_size=at_once if at_once > 1 else None,
         )
+        return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
     return per_group(of_group, federation.groups, cohort.groups, shared, own)
 

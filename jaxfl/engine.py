@@ -121,7 +121,8 @@ class Chunk(NamedTuple):
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
         rounds diverged.
       train_seconds, evaluate_seconds: without compilation.
-      diverged: None, or (round, client id) of the first loss that is not finite; `infos` ends there.
+      diverged: None, or (round, client id) of the first loss or prediction that is not finite; `infos`
+        ends there.
     """
 
     first: int
@@ -162,14 +163,13 @@ def simulate(
     init_key, round_key, host_key, score_key = jax.random.split(key, 4)
     rounds = cohorts[0].mask.shape[0]
     if state is None:
-        state = programs.init(init_key, federation, traced(hyper))
+        # Copied, because an array that stands in two places cannot be donated.
+        state = jax.tree.map(jnp.copy, programs.init(init_key, federation, traced(hyper)))
     for first in range(start, rounds, eval_every):
         last = min(first + eval_every, rounds) - 1
         begun, compiled = time.perf_counter(), programs.seconds
         if programs.host is None:
-            state, infos = programs.rounds(
-                round_key, state, federation, _of_rounds(cohorts, first, last + 1)
-            )
+            state, infos = programs.rounds(round_key, state, federation, _of_rounds(cohorts, first, last + 1))
             infos = _per_round(jax.device_get(infos))
         else:
             infos = []
@@ -178,19 +178,24 @@ def simulate(
                 state, info = programs.rounds(round_key, state, federation, cohort)
                 infos += _per_round(jax.device_get(info))
                 cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
-                state = programs.host(
-                    jax.random.fold_in(host_key, t), state, federation, cohort
-                )
+                host_round_key = jax.random.fold_in(host_key, t)
+                state, more = programs.host(host_round_key, state, federation, cohort)
+                infos[-1] = _with_traffic(infos[-1], more)
         trained = time.perf_counter() - begun - (programs.seconds - compiled)
 
-        diverged = _first_divergence(infos, first, cohorts, federation)
+        diverged = _first_infinite_loss(infos, first, cohorts, federation)
         if diverged:
-            yield Chunk(first, state, infos[: diverged[0] - first + 1], None, trained, 0, diverged)
+            infos = infos[: diverged[0] - first + 1]
+            yield Chunk(first, state, infos, None, trained, 0.0, diverged)
             return
         begun, compiled = time.perf_counter(), programs.seconds
         scores = evaluate(programs, federation, state, score_key, last, rounds)
         evaluated = time.perf_counter() - begun - (programs.seconds - compiled)
-        yield Chunk(first, state, infos, scores, trained, evaluated)
+        diverged = _first_infinite_score(scores["personal"], last, federation)
+        scores = None if diverged else scores
+        yield Chunk(first, state, infos, scores, trained, evaluated, diverged)
+        if diverged:
+            return
 
 
 def traced(hyper: Any) -> Any:
@@ -208,12 +213,8 @@ def evaluate(
     def scores(program):
         of_parts = [jax.device_get(program(key, state, federation, part)) for part in parts]
         return tuple(
-            jax.tree.map(
-                lambda *leaves: np.concatenate(leaves),
-                *(
-                    jax.tree.map(lambda leaf: leaf[part.groups[g].mask], of_part[g])  # noqa: B023
-                    for part, of_part in zip(parts, of_parts, strict=True)
-                ),
+            _joined(
+                [(part.groups[g].mask, of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)]
             )
             for g in range(len(federation.groups))
         )
@@ -257,10 +258,31 @@ def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[C
     ]
 
 
-def _first_divergence(infos, first, cohorts, federation) -> tuple[int, int] | None:
+def _joined(parts: list[tuple]) -> Any:
+    """Leaves (places,) of several parts, as leaves (n_g,) without the empty places."""
+    taken = [jax.tree.map(lambda leaf, mask=mask: leaf[mask], tree) for mask, tree in parts]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *taken)
+
+
+def _with_traffic(info: Info, more: Info) -> Info:
+    """A round's report with what its host step sent."""
+    return info._replace(
+        up=jax.tree.map(np.add, info.up, jax.device_get(more.up)),
+        down=jax.tree.map(np.add, info.down, jax.device_get(more.down)),
+    )
+
+
+def _first_infinite_loss(infos, first, cohorts, federation) -> tuple[int, int] | None:
     for t, info in enumerate(infos, first):
         for loss, slots, group in zip(info.loss, cohorts, federation.groups, strict=True):
             bad = slots.mask[t] & ~np.isfinite(loss)
             if bad.any():
                 return t, int(group.id[slots.index[t][bad][0]])
+    return None
+
+
+def _first_infinite_score(scores, last, federation) -> tuple[int, int] | None:
+    for of_group, group in zip(scores, federation.groups, strict=True):
+        if not of_group.finite.all():
+            return last, int(group.id[np.argmin(of_group.finite)])
     return None

@@ -12,17 +12,18 @@ import jax.numpy as jnp
 
 from jaxfl.clientmap import map_clients
 from jaxfl.data.federation import Federation
-from jaxfl.training import sweep
+from jaxfl.training import correct, sweep
 from jaxfl.types import Cohort, PerGroup
 
 
 class Score(NamedTuple):
-    """Rows that a client's predictor gets right, of how many: leaves () or (k,) int32."""
+    """Rows that a client's predictor gets right, of how many: leaves () or (k,)."""
 
-    test: jax.Array
-    test_rows: jax.Array
-    validation: jax.Array
-    validation_rows: jax.Array
+    test: jax.Array  # int32
+    test_rows: jax.Array  # int32
+    validation: jax.Array  # int32
+    validation_rows: jax.Array  # int32
+    finite: jax.Array  # bool, whether all scores on test rows are
 
 
 def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
@@ -37,25 +38,19 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     Returns:
       Per group a `Score` with leaves (k_g,); an empty place has 0 of 0 rows.
     """
-    functions = tuple(predictor.predict for predictor in predictors)
-    shared = tuple((f, p.shared) for f, p in zip(functions, predictors, strict=True))
+    shared = tuple((predictor.predict, predictor.shared) for predictor in predictors)
     own = tuple(predictor.stacked for predictor in predictors)
 
     def client(key, client, shared, own):
         predict, common = shared
 
-        def correct(rows, size):
+        def judge(rows, size):
             scores = sweep(lambda x: predict(client.model, common, own, x), rows, size, federation)
             labels = client.relabel[federation.labels[rows]]
-            right = scores.argmax(1).astype(labels.dtype) == labels
-            real = jnp.arange(rows.shape[0], dtype=jnp.int32) < size
-            return (right & real).sum(dtype=jnp.int32)
+            return correct(scores, labels, size), jnp.isfinite(scores).all()
 
-        return Score(
-            correct(client.test_rows, client.test_size),
-            client.test_size,
-            correct(client.validation_rows, client.validation_size),
-            client.validation_size,
-        )
+        test, finite = judge(client.test_rows, client.test_size)
+        validation, _ = judge(client.validation_rows, client.validation_size)
+        return Score(test, client.test_size, validation, client.validation_size, finite)
 
     return map_clients(client, key, federation, cohort, shared, own)

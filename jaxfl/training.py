@@ -5,7 +5,6 @@ batches, exactly as many as its own rows make, so unequal clients need no padded
 update that most methods use: minimise a loss by an optax optimiser over some of the model's blocks.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Literal
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.data.federation import Batch, Federation
+from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.options import options, within
 from jaxfl.types import Client, PerGroup
@@ -43,9 +43,7 @@ OPTIMIZERS = {
     "sgd": lambda hyper: optax.chain(
         optax.add_decayed_weights(hyper.weight_decay), optax.sgd(hyper.lr, hyper.momentum)
     ),
-    "adam": lambda hyper: optax.chain(
-        optax.add_decayed_weights(hyper.weight_decay), optax.adam(hyper.lr)
-    ),
+    "adam": lambda hyper: optax.chain(optax.add_decayed_weights(hyper.weight_decay), optax.adam(hyper.lr)),
     "adamw": lambda hyper: optax.adamw(hyper.lr, weight_decay=hyper.weight_decay),
 }
 
@@ -67,13 +65,13 @@ def batch_order(key, size, capacity: int):
     return jnp.argsort(jnp.where(real, bits, padding)).astype(jnp.int32)
 
 
-def batches(size, batch_size: int, normalised: bool):
+def batches(size, batch_size: int, pairs: bool):
     """Batches in an epoch of `size` rows: ceil(size / batch_size).
 
-    Where the network has BatchNorm, a last batch of a single row is left out: it has no variance.
+    With `pairs` a last batch of a single row is left out, as BatchNorm finds no variance in it.
     """
     count = (size + batch_size - 1) // batch_size
-    return count - (size % batch_size == 1).astype(count.dtype) if normalised else count
+    return count - (size % batch_size == 1).astype(count.dtype) if pairs else count
 
 
 def fit(
@@ -85,6 +83,7 @@ def fit(
     *,
     epochs: int,
     batch_size: int,
+    pairs: bool = False,
 ):
     """Fold an update over a client's mini-batches, epoch after epoch.
 
@@ -96,12 +95,13 @@ def fit(
       federation: the images.
       epochs: passes over the rows.
       batch_size: rows of a mini-batch.
+      pairs: whether an update needs at least two rows.
 
     Returns:
       The carry, and the mean loss over all batches (0 if there was none).
     """
     capacity = client.rows.shape[0]
-    steps = batches(client.size, batch_size, client.model.normalised)
+    steps = batches(client.size, batch_size, pairs)
     places = jnp.arange(batch_size, dtype=jnp.int32)
 
     def epoch(e, carried):
@@ -150,7 +150,16 @@ def descend(
 
     Returns:
       The trained weights and the mean loss over all batches.
+
+    Raises:
+      JaxflError: if blocks with BatchNorm are to train on batches of one row.
     """
+    normalises = any(jax.tree.leaves(weights.stats.get(name)) for name in blocks)
+    if normalises and hyper.batch_size == 1:
+        raise JaxflError(
+            f"{client.model.name} has BatchNorm, which needs batches of two rows or more; raise "
+            '--batch-size, or build it with norm="none".'
+        )
     optimizer = OPTIMIZERS[hyper.optimizer](hyper)
     frozen = {name: leaves for name, leaves in weights.params.items() if name not in blocks}
     free = {name: leaves for name, leaves in weights.params.items() if name in blocks}
@@ -167,7 +176,14 @@ def descend(
 
     start = (free, weights.stats, optimizer.init(free))
     (free, stats, _), value = fit(
-        update, start, key, client, federation, epochs=epochs, batch_size=hyper.batch_size
+        update,
+        start,
+        key,
+        client,
+        federation,
+        epochs=epochs,
+        batch_size=hyper.batch_size,
+        pairs=normalises,
     )
     return Weights(frozen | free, stats), value
 
@@ -207,9 +223,7 @@ def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64)
     batch_size = max(1, min(batch_size, m))
     rows = jnp.pad(rows, (0, max(-m % batch_size, batch_size - m)))
     example = jax.eval_shape(f, federation.inputs(rows[:batch_size]))
-    filled = jax.tree.map(
-        lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), example
-    )
+    filled = jax.tree.map(lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), example)
 
     def step(b, filled):
         start = b * batch_size
@@ -226,8 +240,13 @@ def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64)
     return jax.tree.map(lambda leaf: leaf[:m], filled)
 
 
+def correct(scores, labels, size):
+    """How many of the first `size` rows a predictor gets right: scores (m, C), labels (m,) -> () int32."""
+    real = jnp.arange(len(labels), dtype=jnp.int32) < size
+    right = scores.argmax(1).astype(labels.dtype) == labels
+    return (right & real).sum(dtype=jnp.int32)
+
+
 def initial_weights(key, federation: Federation) -> PerGroup:
     """One freshly initialised model per architecture, the same for every method with the same key."""
-    return tuple(
-        model.init(jax.random.fold_in(key, g)) for g, model in enumerate(federation.models)
-    )
+    return tuple(model.init(jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))

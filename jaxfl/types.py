@@ -119,7 +119,9 @@ class Algorithm(NamedTuple):
       receive: what clients start a round from, before local training.
       step: one round.
       personal: what clients deploy; this is scored. It may fine-tune a copy.
-      host: a step between rounds outside of jit, with the same cohort; None for most methods.
+      host: a step between rounds outside of jit, after `step` with the same cohort; its `Info` adds to
+        the round's traffic. None for most methods. What it keeps must be in the state: nothing else is
+        saved.
     """
 
     init: Init

@@ -5,7 +5,7 @@ Devices" (FedKDD), Algorithm 1. Experts j = 1..M are ordered by size; client i o
 any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's head on it. In a round:
 
 1. adapt (eq. 6)     zbar_jc = mean of z_j(x) over the client's rows of class c      prototypes, anchors
-                     phi_ij  <- zbar_jc / ||zbar_jc||, bias 0; then one epoch of SGD with head_lr
+                     phi_ij  <- zbar_jc / ||zbar_jc||, bias 0; then one epoch with rate head_lr
 2. weigh (eq. 7)     s_j = softmax(a_j / tau), a_j the accuracies scaled to [0, 1] over the teachers
 3. select (eq. 8)    j^ = j_i with probability 1 - eps, else uniform over 1..j_i
 4. update (eq. 4)    (theta_j^, phi_ij^) <- SGD over L = CE + lam L_f + mu L_kd
@@ -30,14 +30,14 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxfl import tree
-from jaxfl.algorithms.partial_sharing import predict
+from jaxfl.algorithms.compfl_client import adapt, ensemble, objective, select
+from jaxfl.algorithms.partial_sharing import predict, separate
 from jaxfl.clientmap import gather, map_clients, per_group, scatter
-from jaxfl.models.model import Weights
+from jaxfl.errors import JaxflError
 from jaxfl.options import options, within
-from jaxfl.training import Training, descend, initial_weights, mean, sweep
+from jaxfl.training import Training, descend, initial_weights
 from jaxfl.types import Algorithm, Info, Method, PerGroup, Predictor
 
 
@@ -91,132 +91,33 @@ class State(NamedTuple):
     last: PerGroup
 
 
-class Adapted(NamedTuple):
-    """An expert as one client sees it at the start of a round."""
-
-    weights: Weights  # theta_j and the adapted head
-    anchors: jax.Array  # (C, d), zbar_jc; 0 for classes that the client lacks
-    accuracy: jax.Array  # (), a_j
-    predictions: jax.Array  # (m, C), softmax of the logits on the client's rows
-
-
 def runnable(models) -> tuple[tuple[int, ...], ...]:
     """Per group, the experts (numbers of groups) that its clients can run, by size, their own last."""
     order = sorted(range(len(models)), key=lambda j: (models[j].size, j))
     return tuple(tuple(order[: order.index(j) + 1]) for j in range(len(models)))
 
 
-def select(key, eps, experts: int):
-    """Eq. 8: which of a client's experts 0..experts-1 it trains; its own is the last. () int32."""
-    explore, which = jax.random.split(key)
-    drawn = jax.random.randint(which, (), 0, experts, jnp.int32)
-    return jnp.where(jax.random.bernoulli(explore, eps), drawn, jnp.int32(experts - 1))
-
-
-def teacher_weights(accuracies, tau):
-    """Eq. 7: (T,) accuracies -> (T,) weights; min-max scaled to [0, 1], all 1 where they are equal."""
-    low, high = accuracies.min(), accuracies.max()
-    scaled = jnp.where(high > low, (accuracies - low) / jnp.where(high > low, high - low, 1), 1)
-    return jax.nn.softmax(scaled / tau)
-
-
 def build(config: CompFL) -> Algorithm:
     """Build CompFL for the federation's architectures."""
-    cooperative = config.kd or config.greedy
 
     def divide(model, weights):
-        """(kept, shared) leaves of one expert."""
-        return tree.split(
-            weights,
-            lambda path: path[1] in model.head.names
-            or (path[0] == "stats" and config.bn_stats == "local"),
-        )
-
-    def adapt(key, client, federation, weights, hyper) -> Adapted:
-        model = client.model
-
-        def features(x):
-            return model.body.apply(weights.params, weights.stats, x, train=False)[0]
-
-        def logits(params, z):
-            return model.head.apply(params, {}, z, train=False)[0]
-
-        z = sweep(features, client.rows, client.size, federation)
-        y = client.relabel[federation.labels[client.rows]]
-        real = jnp.arange(len(y), dtype=jnp.int32) < client.size
-        member = jax.nn.one_hot(jnp.where(real, y, -1), model.classes, dtype=z.dtype)  # (m, C)
-        anchors = (member.T @ z) / jnp.maximum(member.sum(0), 1)[:, None]
-
-        (head,) = model.head.names
-        if config.head_init.startswith("proto"):
-            length = jnp.linalg.norm(anchors, axis=1, keepdims=True)
-            kernel = (anchors / jnp.where(length > 0, length, 1)).T
-            prototypes = {"kernel": kernel, "bias": jnp.zeros(model.classes, z.dtype)}
-            weights = weights._replace(params=weights.params | {head: prototypes})
-        if config.head_init.endswith("ft"):
-
-            def on_features(weights, batch, key):
-                scores = logits(weights.params, z[batch.position])
-                loss = optax.softmax_cross_entropy_with_integer_labels(scores, batch.y)
-                return mean(loss, batch), weights.stats
-
-            slow_head = dataclasses.replace(hyper, lr=hyper.head_lr)
-            weights, _ = descend(
-                on_features, weights, key, client, federation, slow_head, blocks=(head,), epochs=1
-            )
-
-        scores = logits(weights.params, z)
-        correct = (scores.argmax(1).astype(y.dtype) == y) & real
-        if config.accuracy_on == "validation":
-            rows, size = client.validation_rows, client.validation_size
-            scored = sweep(lambda x: logits(weights.params, features(x)), rows, size, federation)
-            held_out = jnp.arange(len(rows), dtype=jnp.int32) < size
-            labels = client.relabel[federation.labels[rows]]
-            correct = (scored.argmax(1).astype(y.dtype) == labels) & held_out
-        else:
-            size = client.size
-        accuracy = correct.sum(dtype=z.dtype) / jnp.maximum(size, 1).astype(z.dtype)
-        return Adapted(weights, anchors, accuracy, jax.nn.softmax(scores))
-
-    def objective(model, anchors, teachers, hyper, mu):
-        """L = CE + lam L_f + mu L_kd; `teachers` (m, C) is their weighted prediction, or None."""
-
-        def loss(weights, batch, key):
-            params, stats = weights
-            z, new_stats = model.body.apply(
-                params, stats, batch.x, train=True, key=key, mask=batch.mask
-            )
-            scores, _ = model.head.apply(params, stats, z, train=True)
-            value = mean(
-                optax.softmax_cross_entropy_with_integer_labels(scores, batch.y), batch
-            )
-            if config.align:
-                away = jnp.square(z - anchors[batch.y])
-                away = away.mean(1) if config.anchor_reduction == "mean" else away.sum(1)
-                value += hyper.lam * mean(away, batch)
-            if teachers is not None:
-                truth = jax.nn.one_hot(batch.y, model.classes, dtype=z.dtype)
-                target = 0.5 * truth + 0.5 * teachers[batch.position]
-                predicted = jax.nn.log_softmax(scores)
-                if config.kd_direction == "forward":
-                    divergence = optax.losses.kl_divergence(predicted, target)
-                else:
-                    log_target = jnp.log(jnp.maximum(target, jnp.finfo(z.dtype).tiny))
-                    divergence = optax.losses.kl_divergence_with_log_targets(log_target, predicted)
-                value += mu * mean(divergence, batch)
-            return value, stats | new_stats
-
-        return loss
+        """(head and local statistics, theta) of one expert."""
+        return separate(weights, model.head.names, config.bn_stats)
 
     def init(key, federation, hyper):
+        if config.accuracy_on == "validation" and not federation.validates:
+            raise JaxflError(
+                "compfl weighs teachers on validation rows, but clients have none; add "
+                "--validation-fraction 0.2, or take --accuracy-on train."
+            )
         models, groups = federation.models, federation.groups
         weights = initial_weights(key, federation)
-        kept, experts = zip(*per_group(divide, models, weights), strict=True)
+        heads, experts = zip(*per_group(divide, models, weights), strict=True)
         return State(
             hyper,
             experts,
             heads=per_group(
-                lambda group, js: tuple(tree.stack(kept[j], len(group.id)) for j in js),
+                lambda group, js: tuple(tree.stack(heads[j], len(group.id)) for j in js),
                 groups,
                 runnable(models),
             ),
@@ -225,9 +126,8 @@ def build(config: CompFL) -> Algorithm:
         )
 
     def newest(key, client, federation, hyper, theta, heads):
-        """A client's own expert: the newest extractor under an adapted head."""
-        weights = tree.combine(theta, heads[-1])
-        return adapt(key, client, federation, weights, hyper).weights
+        """A client's own expert: the newest theta under an adapted head."""
+        return adapt(key, client, federation, tree.combine(theta, heads[-1]), hyper).weights
 
     def receive(key, state, federation, cohort):
         def client(key, client, theta, heads):
@@ -236,97 +136,86 @@ def build(config: CompFL) -> Algorithm:
 
         own = gather(state.heads, cohort)
         heads = map_clients(client, key, federation, cohort, state.experts, own)
-        return per_group(
-            lambda theta, head: Predictor(theta, head, predict), state.experts, heads
-        )
+        return per_group(lambda theta, head: Predictor(theta, head, predict), state.experts, heads)
 
     def step(key, state, federation, cohort):
         hyper, models = state.hyper, federation.models
         dtype = federation.mean.dtype
-        warm = cohort.round.astype(dtype) >= hyper.warmup * cohort.rounds
-        cost = tuple(tree.scalars(theta) for theta in state.experts)
+        # Distillation waits for the end of the warm-up.
+        distils = cohort.round.astype(dtype) >= hyper.warmup * cohort.rounds
+        mu = jnp.where(distils, hyper.mu, 0)
+        sizes = tuple(tree.scalars(theta) for theta in state.experts)
 
-        def client(key, client, experts, heads):
-            js = experts  # the numbers of the experts that this client can run, its own last
+        def client(key, client, js, heads):
+            """`js`: the experts that this client can run, its own last; `e` counts through them."""
             adapt_key, select_key, train_key = jax.random.split(key, 3)
-            chosen = jnp.int32(len(js) - 1)
-            if config.greedy:
-                chosen = select(select_key, hyper.eps, len(js))
+            own = len(js) - 1
+            chosen = select(select_key, hyper.eps, len(js)) if config.greedy else jnp.int32(own)
+            downloaded = range(len(js)) if config.kd or config.greedy else (own,)
+            trainable = range(len(js)) if config.greedy else (own,)
 
-            def of_expert(e):
-                student = dataclasses.replace(client, model=models[js[e]])
+            def student(e, size):
+                return dataclasses.replace(client, model=models[js[e]], size=size)
+
+            def start(e):
                 weights = tree.combine(state.experts[js[e]], heads[e])
                 expert_key = jax.random.fold_in(adapt_key, e)
-                return adapt(expert_key, student, federation, weights, hyper)
+                return adapt(expert_key, student(e, client.size), federation, weights, hyper)
 
-            own = len(js) - 1
-            used = range(len(js)) if cooperative else (own,)
-            adapted = {e: of_expert(e) for e in used}
+            adapted = {e: start(e) for e in downloaded}
 
             def train(e):
-                """Train expert e if it is the chosen one; otherwise run no batch."""
-                others = [k for k in used if k != e]
-                teachers = None
-                if config.kd and others:
-                    s = teacher_weights(
-                        jnp.stack([adapted[k].accuracy for k in others]), hyper.tau
-                    )
-                    teachers = sum(
-                        s[n] * adapted[k].predictions for n, k in enumerate(others)
-                    )
-                mu = jnp.where(warm, hyper.mu, 0)
-                model = models[js[e]]
-                trainee = dataclasses.replace(
-                    client, size=jnp.where(chosen == e, client.size, 0), model=model
-                )
+                """Train expert e if it is the chosen one; a client of size 0 runs no batch."""
+                teachers = [adapted[k] for k in downloaded if k != e]
+                taught = ensemble(teachers, hyper.tau) if config.kd and teachers else None
+                trainee = student(e, jnp.where(chosen == e, client.size, 0))
                 return descend(
-                    objective(model, adapted[e].anchors, teachers, hyper, mu),
+                    objective(trainee.model, adapted[e].anchors, taught, hyper, mu),
                     adapted[e].weights,
                     train_key,
                     trainee,
                     federation,
                     hyper,
-                    blocks=model.names,
+                    blocks=trainee.model.names,
                     epochs=config.epochs,
                 )
 
-            trained = {e: train(e) for e in used}
-            parts = {e: divide(models[js[e]], weights) for e, (weights, _) in trained.items()}
+            trained = {e: train(e) for e in trainable}
+            weights = {e: adapted[e].weights for e in adapted}
+            weights |= {e: after for e, (after, _) in trained.items()}
+            parts = {e: divide(models[js[e]], weights[e]) for e in weights}
+
+            cost = jnp.asarray([sizes[j] for j in js], jnp.int32)
+            all_of_them = cost.sum(dtype=jnp.int32) if len(downloaded) > 1 else cost[own]
+            own_and_chosen = cost[own] + jnp.where(chosen == own, 0, cost[chosen])
             present = (client.size > 0).astype(jnp.int32)
-            costs = jnp.asarray([cost[j] for j in js], jnp.int32)
-            own_and_drawn = costs[own] + jnp.where(chosen == own, 0, costs[chosen])
-            download = jnp.where(warm & cooperative, costs.sum(dtype=jnp.int32), own_and_drawn)
             return {
                 "heads": tuple(parts[e][0] if e in parts else heads[e] for e in range(len(js))),
-                "experts": {js[e]: part[1] for e, part in parts.items()},
-                "weight": {
-                    js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in used
-                },
-                "own": trained[own][0],
-                "is_own": chosen == own,
+                "experts": {js[e]: parts[e][1] for e in trainable},
+                "n": {js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in trainable},
+                "own": weights[own],
+                "last": jnp.where(chosen == own, cohort.round, -1),
                 "loss": sum(loss for _, loss in trained.values()),
-                "up": present * costs[chosen],
-                "down": present * download,
+                "up": present * cost[chosen],
+                "down": present * jnp.where(distils, all_of_them, own_and_chosen),
             }
 
-        own = gather(state.heads, cohort)
-        done = map_clients(client, key, federation, cohort, runnable(models), own)
+        mine = gather(state.heads, cohort)
+        done = map_clients(client, key, federation, cohort, runnable(models), mine)
 
         def of(name):
             return tuple(out[name] for out in done)
 
         def aggregate(j, theta):
-            """Expert j over the clients of all groups that trained it."""
-            stacks = [out["experts"][j] for out in done if j in out["experts"]]
-            weights = [out["weight"][j] for out in done if j in out["weight"]]
-            joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacks)
-            return tree.weighted_mean(joined, jnp.concatenate(weights), theta)
+            """Eq. 10, over the clients of all groups that can train expert j."""
+            groups = [out for out in done if j in out["experts"]]
+            thetas = jax.tree.map(
+                lambda *leaves: jnp.concatenate(leaves), *(out["experts"][j] for out in groups)
+            )
+            n = jnp.concatenate([out["n"][j] for out in groups])
+            return tree.weighted_mean(thetas, n, theta)
 
-        last = per_group(
-            lambda out, before: jnp.where(out["is_own"], cohort.round, before),
-            done,
-            gather(state.last, cohort),
-        )
+        last = per_group(jnp.maximum, of("last"), gather(state.last, cohort))
         return State(
             hyper,
             experts=tuple(aggregate(j, theta) for j, theta in enumerate(state.experts)),

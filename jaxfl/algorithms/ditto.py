@@ -71,9 +71,7 @@ def build(config: Ditto) -> Algorithm:
         def client(key, client, w, v):
             model, key = client.model, jax.random.fold_in(key, 1)
             objective, epochs = proximal(model, w, hyper.lam), config.personal_epochs
-            return descend(
-                objective, v, key, client, federation, hyper, blocks=model.names, epochs=epochs
-            )[0]
+            return descend(objective, v, key, client, federation, hyper, blocks=model.names, epochs=epochs)[0]
 
         own = gather(state.personal, cohort)
         trained = map_clients(client, key, federation, cohort, w, own)

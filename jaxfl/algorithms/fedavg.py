@@ -51,7 +51,8 @@ fedavg = Method(
     "McMahan et al. 2017, arXiv:1602.05629",
     """@inproceedings{mcmahan2017communication,
   title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Ag{\\"u}era y Arcas}, Blaise},
+  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and 
+          {Ag{\\"u}era y Arcas}, Blaise},
   booktitle={AISTATS}, year={2017}}""",
 )
 

@@ -18,9 +18,7 @@ class FedPer(FineTuning):
 
 def build(config: FedPer) -> Algorithm:
     """Keep the head."""
-    return partial_sharing(
-        config, keep=lambda model: model.head.names, tune=fine_tuning(config)
-    )
+    return partial_sharing(config, keep=lambda model: model.head.names, tune=fine_tuning(config))
 
 
 fedper = Method(

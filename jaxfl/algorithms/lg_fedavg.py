@@ -21,9 +21,7 @@ class LGFedAvg(FineTuning):
 
 def build(config: LGFedAvg) -> Algorithm:
     """Keep the extractor."""
-    return partial_sharing(
-        config, keep=lambda model: model.body.names, tune=fine_tuning(config)
-    )
+    return partial_sharing(config, keep=lambda model: model.body.names, tune=fine_tuning(config))
 
 
 lg_fedavg = Method(

@@ -1,15 +1,15 @@
 """Local training: every client alone, the lower bound of any collaboration.
 
-    w_i <- LocalSGD(w_i)
+w_i <- LocalSGD(w_i)
 """
 
 from typing import Literal
 
 from jaxfl.algorithms.partial_sharing import partial_sharing
-from jaxfl.clientmap import everyone
+from jaxfl.clientmap import everyone, gather
 from jaxfl.options import options
 from jaxfl.training import Training
-from jaxfl.types import Algorithm, Method
+from jaxfl.types import Algorithm, Info, Method
 
 
 @options
@@ -25,7 +25,8 @@ def build(config: Local) -> Algorithm:
     algorithm = partial_sharing(config, keep=lambda model: model.names)
 
     def step_all(key, state, federation, cohort):
-        return algorithm.step(key, state, federation, everyone(federation, cohort))
+        state, info = algorithm.step(key, state, federation, everyone(federation, cohort))
+        return state, Info(*(gather(reported, cohort) for reported in info))  # of the cohort alone
 
     return algorithm._replace(step=step_all) if config.local_schedule == "all" else algorithm
 

@@ -8,18 +8,17 @@ Round t, every client i of the cohort S_t with n_i training rows, s the shared a
 The methods differ in which blocks are kept, in the phases, and in what is fine-tuned before use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
 import jax
 
 from jaxfl import tree
 from jaxfl.clientmap import gather, map_clients, per_group, scatter, sent, sizes
-from jaxfl.models.model import Model
+from jaxfl.models.model import Model, Weights
 from jaxfl.options import options, within
 from jaxfl.training import Training, cross_entropy, descend, initial_weights
 from jaxfl.types import Algorithm, Info, PerGroup, Predictor
-
 
 # model -> ((names of the blocks that train, epochs), ...), in order
 Phases = Callable[[Model], tuple[tuple[tuple[str, ...], int], ...]]
@@ -44,6 +43,21 @@ def fine_tuning(config: FineTuning) -> Phases | None:
     return lambda model: ((model.names, config.ft_epochs),)
 
 
+def separate(weights: Weights, stays: Collection[str], bn_stats: str) -> tuple:
+    """(kept, shared) leaves, None in the other's places.
+
+    Kept are the blocks that stay; BatchNorm statistics go with their block, or stay under
+    bn_stats="local".
+    """
+    return tree.split(weights, lambda path: path[1] in stays or (path[0] == "stats" and bn_stats == "local"))
+
+
+def predict(model, shared, own, x):
+    """Logits of the model whose leaves are partly shared, partly the client's own."""
+    weights = tree.combine(shared, own)
+    return model.apply(weights.params, weights.stats, x, train=False)[0]
+
+
 class State(NamedTuple):
     """Per group: what all clients share, and what each keeps (n_g, ...); None in the other's places."""
 
@@ -53,7 +67,14 @@ class State(NamedTuple):
 
 
 def partial_sharing(
-    config: Training, keep: Callable, phases: Phases | None = None, tune: Phases | None = None
+    config: Training,
+    keep: Callable,
+    phases: Phases | None = None,
+    tune: Phases | None = None,
+    *,
+    extend: Callable = lambda model, weights: weights,
+    objective: Callable = lambda client, blocks, hyper: cross_entropy(client.model, blocks),
+    predict: Callable = predict,
 ) -> Algorithm:
     """Build a method that shares part of a model.
 
@@ -62,28 +83,27 @@ def partial_sharing(
       keep: ``model -> names`` of the blocks that never leave a client.
       phases: the local phases of a round; by default all blocks train jointly for `config.epochs`.
       tune: phases that a copy goes through before it is used; it is never uploaded.
+      extend: ``(model, weights) -> weights``, adds blocks of the method's own to the initial ones.
+      objective: ``(client, names of the blocks that train, hyper) -> loss``, see `descend`.
+      predict: see `Predictor`.
     """
     phases = phases or (lambda model: ((model.names, config.epochs),))
 
     def divide(model, weights):
-        """(kept, shared): BatchNorm statistics go with their block, or stay under bn_stats="local"."""
-        stays = keep(model)
-        return tree.split(
-            weights,
-            lambda path: path[1] in stays or (path[0] == "stats" and config.bn_stats == "local"),
-        )
+        """(kept, shared)."""
+        return separate(weights, keep(model), config.bn_stats)
 
     def train(key, client, federation, weights, hyper, phases):
         for number, (blocks, epochs) in enumerate(phases):
             phase_key = jax.random.fold_in(key, number)
-            objective = cross_entropy(client.model, blocks)
-            weights, loss = descend(
-                objective, weights, phase_key, client, federation, hyper, blocks=blocks, epochs=epochs
+            loss = objective(client, blocks, hyper)
+            weights, value = descend(
+                loss, weights, phase_key, client, federation, hyper, blocks=blocks, epochs=epochs
             )
-        return weights, loss
+        return weights, value
 
     def init(key, federation, hyper):
-        weights = initial_weights(key, federation)
+        weights = per_group(extend, federation.models, initial_weights(key, federation))
         kept, shared = zip(*per_group(divide, federation.models, weights), strict=True)
         kept = per_group(lambda group, k: tree.stack(k, len(group.id)), federation.groups, kept)
         return State(hyper, shared, kept)
@@ -98,9 +118,8 @@ def partial_sharing(
     def step(key, state, federation, cohort):
         def client(key, client, shared, kept):
             weights = tree.combine(shared, kept)
-            weights, loss = train(
-                key, client, federation, weights, state.hyper, phases(client.model)
-            )
+            local_phases = phases(client.model)
+            weights, loss = train(key, client, federation, weights, state.hyper, local_phases)
             return *divide(client.model, weights), loss
 
         own = gather(state.kept, cohort)
@@ -123,9 +142,3 @@ def partial_sharing(
         return per_group(lambda w: Predictor(None, w, predict), weights)
 
     return Algorithm(init, receive, step, personal=tuned if tune else receive)
-
-
-def predict(model, shared, own, x):
-    """Logits of the model whose leaves are partly shared, partly the client's own."""
-    weights = tree.combine(shared, own)
-    return model.apply(weights.params, weights.stats, x, train=False)[0]

@@ -49,6 +49,11 @@ class Federation:
         """The architecture of each group."""
         return tuple(group.model for group in self.groups)
 
+    @property
+    def validates(self) -> bool:
+        """Whether clients have validation rows."""
+        return self.groups[0].validation_rows.shape[-1] > 0
+
     def inputs(self, rows):
         """Normalised images of some rows (B,) -> (B, H, W, C)."""
         return (self.images[rows].astype(self.mean.dtype) - self.mean) / self.std
@@ -90,14 +95,13 @@ def federate(
             )
     if clients_at_once is None:
         clients_at_once = 1 if jax.default_backend() == "cpu" else clients
-    real = source.images[source.train].astype(np.float64)
-    std = real.std(axis=(0, 1, 2), keepdims=True)
+    mean, std = _moments(source.images[source.train])
     dtype = jnp.result_type(float)
     starts = np.cumsum([0] + [count for _, count in models])
     return Federation(
         images=jnp.asarray(source.images),
         labels=jnp.asarray(source.labels, jnp.int32),
-        mean=jnp.asarray(real.mean(axis=(0, 1, 2), keepdims=True), dtype),
+        mean=jnp.asarray(mean, dtype),
         std=jnp.asarray(np.where(std > 0, std, 1), dtype),
         groups=tuple(
             _group(source, partition, model, np.arange(start, start + count))
@@ -105,6 +109,18 @@ def federate(
         ),
         clients_at_once=clients_at_once,
     )
+
+
+def _moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel, (1, 1, 1, C) float64."""
+    parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
+    count = images.size // images.shape[-1]
+
+    def total(f):
+        return sum(f(part.astype(np.float64)).sum((0, 1, 2), keepdims=True) for part in parts)
+
+    mean = total(lambda part: part) / count
+    return mean, np.sqrt(total(lambda part: np.square(part - mean)) / count)
 
 
 def _group(source: Source, partition: Partition, model: Model, ids: np.ndarray) -> Client:
