@@ -33,9 +33,7 @@ def draw_cohorts(
         rng = np.random.default_rng([seed, t])
         chosen[t, rng.permutation(clients)[:active]] = True
     starts = np.cumsum([0, *group_sizes])
-    return tuple(
-        _slots(chosen[:, start:end]) for start, end in zip(starts[:-1], starts[1:], strict=True)
-    )
+    return tuple(_slots(chosen[:, start:end]) for start, end in zip(starts[:-1], starts[1:], strict=True))
 
 
 def _slots(chosen: np.ndarray) -> Slots:

@@ -21,9 +21,7 @@ def split(tree, keep):
 
 def combine(tree, other):
     """Undo `split`: wherever `tree` has None, take `other`."""
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, tree, other, is_leaf=lambda leaf: leaf is None
-    )
+    return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=lambda leaf: leaf is None)
 
 
 def names(path) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""What every registered method promises, as one table.
+"""What every registered method promises, as one table: a new method is checked as soon as it has a row.
 
-A method is built from rates that are NaN; its real rates come with `init`. So a rate that is read at
-build time, where a change would recompile, shows as NaN in the results.
+A method is built from rates that are NaN; its real rates come with `init`. So a rate that is read while
+building, where a change would recompile, shows as NaN in the results.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxfl import tree
-from jaxfl.engine import Program, programs
+from jaxfl.engine import Program, programs, traced
 from jaxfl.registry import METHODS
 from jaxfl.training import Training
 from jaxfl.types import Algorithm, Cohort, Info, Slots
@@ -24,19 +24,18 @@ OPTIONS = {"epochs": 2, "batch_size": 3}
 ROUNDS = 3
 CLIENTS = (3, 2)  # of each group; every cohort has as many places, so a method compiles once
 EVERYONE = ((0, 1, 2), (0, 1))
-SOME = ((2, 0), (1,))
+SOME = ((1, 0), (0,))
 ONLY_SMALLER = ((0, 1, 2), ())
 
 ARGUMENTS = {
-    "init": ("key", "federation", "hyper"),
-    "receive": ("key", "state", "federation", "cohort"),
-    "step": ("key", "state", "federation", "cohort"),
-    "personal": ("key", "state", "federation", "cohort"),
-    "host": ("key", "state", "federation", "cohort"),
+    "init": ["key", "federation", "hyper"],
+    "receive": ["key", "state", "federation", "cohort"],
+    "step": ["key", "state", "federation", "cohort"],
+    "personal": ["key", "state", "federation", "cohort"],
+    "host": ["key", "state", "federation", "cohort"],
 }
 
-# Scalars that one client sends, and receives, in the first round. A client of CompFL trains its own
-# expert, before distillation starts, if it never explores.
+# Scalars that a client of this model sends, and receives, in the first round.
 TRAFFIC = {
     "local": lambda model: 0,
     "fedavg": lambda model: model.size,
@@ -49,14 +48,14 @@ TRAFFIC = {
     "fedrod": lambda model: model.size,
     "compfl": lambda model: model.body.size,
 }
-WITHOUT_EXPLORATION = {"compfl": {"eps": 0.0}}
+TRAFFIC_RATES = {"compfl": {"eps": 0.0}}  # every client then trains its own expert
 
-# With two architectures there is one teacher, whose weight is 1 at any temperature.
+# Of two architectures one is the only teacher: its weight is 1 at any temperature.
 WITHOUT_EFFECT = {"compfl": {"tau"}}
 
 
 class Round(NamedTuple):
-    """All that a method computes in a round; the logits, (k_g, images, outputs), are those after it."""
+    """All that a method computes in a round; the logits after it, per group (k_g, images, outputs)."""
 
     state: Any
     info: Info
@@ -65,18 +64,18 @@ class Round(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A method, compiled, with its clients apart from each other: one round has been run."""
+    """A method whose clients are apart from each other, because one round has been run."""
 
     name: str
     algorithm: Algorithm
     play: Program  # (key, state, federation, cohort) -> Round
     state: Any
-    stacked: Any  # the state's tree with True where a leaf has an entry per client
+    stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation():
-    """These programs are compiled many times and run for milliseconds."""
+    """These programs compile for seconds and run for milliseconds."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -87,21 +86,24 @@ def case(request, federation):
     method = request.param
     config = method.config(**OPTIONS)
     algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
-    hyper = jax.tree.map(jnp.float32, config)
 
-    doubled = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), federation.groups)
-    doubled = dataclasses.replace(federation, groups=doubled)
-    once = jax.eval_shape(algorithm.init, jax.random.key(0), federation, hyper)
-    twice = jax.eval_shape(algorithm.init, jax.random.key(0), doubled, hyper)
+    def start(federation):
+        return algorithm.init(jax.random.key(0), federation, traced(config))
+
+    # Whatever grows with the number of clients has one entry per client.
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), federation.groups)
+    shapes = jax.eval_shape(start, federation)
+    doubled = jax.eval_shape(start, dataclasses.replace(federation, groups=twice))
+    stacked = jax.tree.map(lambda one, other: one.shape != other.shape, shapes, doubled)
 
     play = Program(whole_round(algorithm))
-    start = algorithm.init(jax.random.key(0), federation, hyper)
-    state = play(jax.random.key(1), start, federation, cohort(EVERYONE)).state
-    stacked = jax.tree.map(lambda a, b: a.shape != b.shape, once, twice)
+    state = play(jax.random.key(1), start(federation), federation, cohort(EVERYONE)).state
     return Case(method.name, algorithm, play, state, stacked)
 
 
 def whole_round(algorithm):
+    """The function ``(key, state, federation, cohort) -> Round`` of an algorithm."""
+
     def logits(predictors, federation, cohort):
         x = federation.inputs(jnp.arange(40, 44))
         return tuple(
@@ -109,43 +111,43 @@ def whole_round(algorithm):
                 lambda one: predictor.predict(model, predictor.shared, one[1], x),  # noqa: B023
                 (slots.index, predictor.stacked),
             )
-            for model, predictor, slots in zip(
-                federation.models, predictors, cohort.groups, strict=True
-            )
+            for model, predictor, slots in zip(federation.models, predictors, cohort.groups, strict=True)
         )
 
     def play(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, cohort)
-        received = algorithm.receive(key, state, federation, cohort)
-        personal = algorithm.personal(key, state, federation, cohort)
-        return Round(
-            state,
-            info,
-            logits(received, federation, cohort),
-            logits(personal, federation, cohort),
+        received, personal = (
+            logits(predictors(key, state, federation, cohort), federation, cohort)
+            for predictors in (algorithm.receive, algorithm.personal)
         )
+        return Round(state, info, received, personal)
 
     return play
 
 
 def cohort(present, t=0, places=CLIENTS):
-    """The round's cohort with these clients of each group."""
+    """Round t with these clients of each group, by position."""
 
-    def slots(positions, clients, places):
-        empty = places - len(positions)
-        index = np.array([*positions, *[clients] * empty], np.int32)
-        return Slots(index, np.arange(places) < len(positions))
+    def slots(present, clients, places):
+        index = [*present] + [clients] * (places - len(present))
+        return Slots(np.array(index, np.int32), np.arange(places) < len(present))
 
     return Cohort(np.int32(t), tuple(map(slots, present, CLIENTS, places)), rounds=ROUNDS)
 
 
-def with_rates(state, **rates):
-    """The state with some of its method's rates replaced."""
+def is_options(node):
+    return isinstance(node, Training)
+
+
+def rates(state):
+    """The rates that a state carries, {name: value}."""
+    (options,) = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
+    return {tree.names(path)[0]: rate for path, rate in jax.tree.leaves_with_path(options)}
+
+
+def with_rates(state, rates):
+    """The state with other values of some rates."""
     rates = {name: jnp.float32(rate) for name, rate in rates.items()}
-
-    def is_options(node):
-        return isinstance(node, Training)
-
     return jax.tree.map(
         lambda node: dataclasses.replace(node, **rates) if is_options(node) else node,
         state,
@@ -153,55 +155,47 @@ def with_rates(state, **rates):
     )
 
 
-def rates(state):
-    """The method's rates, {name: value}."""
-    (options,) = (
-        node
-        for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Training))
-        if isinstance(node, Training)
-    )
-    return {tree.names(path)[0]: rate for path, rate in jax.tree.leaves_with_path(options)}
-
-
 def group_of(path):
-    """The group to which a leaf belongs: whatever differs per group is a tuple over the groups."""
-    return next(
-        (entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey)), None
-    )
+    """Whose leaf it is: whatever differs per group is a tuple with one entry per group."""
+    places = (entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey))
+    return next(places, None)
 
 
 def assert_equal(actual, expected):
-    """Bit for bit, structure, shapes and dtypes included."""
+    """Compare two trees bit for bit, dtypes and structure included."""
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), actual, expected)
 
 
-def assert_close(actual, expected, **tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), actual, expected)
-
-
-def differs(one, other):
-    return any(
-        not np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+def assert_close(actual, expected, tolerance):
+    """Compare two trees up to rounding."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance),
+        actual,
+        expected,
     )
+
+
+def differ(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return not all(np.array_equal(a, b) for a, b in pairs)
 
 
 def test_arguments_have_their_names_and_order(case):
     for name, function in case.algorithm._asdict().items():
         if function is not None:
-            assert tuple(inspect.signature(function).parameters) == ARGUMENTS[name]
+            assert list(inspect.signature(function).parameters) == ARGUMENTS[name]
 
 
-def test_a_round_keeps_the_form_of_the_state_and_reports_each_place(case, federation):
+def test_a_round_keeps_the_form_of_the_state_and_reports_per_place(case, federation):
     places = (2, 1)
-    some = cohort(SOME, places=places)
-    state, info = jax.eval_shape(case.algorithm.step, jax.random.key(2), case.state, federation, some)
-    like = jax.eval_shape(lambda state: state, case.state)
-    assert jax.tree.structure(state) == jax.tree.structure(like)
-    assert jax.tree.leaves(state) == jax.tree.leaves(like)
+    arguments = case.state, federation, cohort(SOME, places=places)
+    state, info = jax.eval_shape(case.algorithm.step, jax.random.key(2), *arguments)
+    before = jax.eval_shape(lambda state: state, case.state)
+    assert jax.tree.structure(state) == jax.tree.structure(before)
+    assert jax.tree.leaves(state) == jax.tree.leaves(before)
     assert [loss.shape for loss in info.loss] == [(k,) for k in places]
-    for traffic in info.up, info.down:
-        assert [(leaf.shape, leaf.dtype) for leaf in traffic] == [((k,), jnp.int32) for k in places]
+    for counts in info.up, info.down:
+        assert [(leaf.shape, leaf.dtype) for leaf in counts] == [((k,), jnp.int32) for k in places]
 
 
 def test_everything_is_finite(case, federation):
@@ -210,63 +204,31 @@ def test_everything_is_finite(case, federation):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done))
 
 
-def test_three_scanned_rounds_are_three_rounds_whatever_the_padding(case, federation):
-    key = jax.random.key(2)
-    cohorts = [cohort(present, t) for t, present in enumerate((SOME, ONLY_SMALLER, EVERYONE))]
-    state, infos = case.state, []
-    for t, of_round in enumerate(cohorts):
-        state, info, *_ = case.play(jax.random.fold_in(key, t), state, federation, of_round)
-        infos.append(info)
-
-    def pad(rows):
-        return jnp.pad(rows, ((0, 0), (0, 2)), constant_values=50)
-
-    padded = dataclasses.replace(
-        federation,
-        groups=tuple(
-            dataclasses.replace(
-                group,
-                rows=pad(group.rows),
-                validation_rows=pad(group.validation_rows),
-                test_rows=pad(group.test_rows),
-            )
-            for group in federation.groups
-        ),
-    )
-    rounds = programs(case.algorithm).rounds
-    donated = jax.tree.map(jnp.copy, case.state)
-    stack = jax.tree.map(lambda *leaves: np.stack(leaves), *cohorts)
-    scanned, reported = rounds(key, donated, padded, stack)
-    assert_equal(scanned, state)
-    assert_equal(reported, jax.tree.map(lambda *leaves: np.stack(leaves), *infos))
-
-
 def test_absent_clients_keep_their_state(case, federation):
-    new = case.play(jax.random.key(2), case.state, federation, cohort(SOME)).state
-    absent = [sorted(set(range(n)) - set(some)) for n, some in zip(CLIENTS, SOME, strict=True)]
+    absent = [np.setdiff1d(range(n), some) for n, some in zip(CLIENTS, SOME, strict=True)]
 
-    def entries(state):
+    def theirs(state):
         return jax.tree.map_with_path(
-            lambda path, stacked, leaf: leaf[np.array(absent[group_of(path)])] if stacked else None,
+            lambda path, stacked, leaf: leaf[absent[group_of(path)]] if stacked else None,
             case.stacked,
             state,
         )
 
-    assert_equal(entries(new), entries(case.state))
+    new = case.play(jax.random.key(2), case.state, federation, cohort(SOME)).state
+    assert_equal(theirs(new), theirs(case.state))
 
 
-def test_an_architecture_with_nobody_present_stays_as_it_was(case, federation):
-    """The larger one: clients of CompFL may train smaller experts than their own."""
-    assert federation.models[0].size < federation.models[1].size
+def test_an_architecture_without_a_client_present_keeps_its_state(case, federation):
+    """The larger one: a client may train another architecture if it is smaller than its own."""
+    smaller, larger = federation.models
+    assert smaller.size < larger.size
+
+    def of_larger(state):
+        return [leaf for path, leaf in jax.tree.leaves_with_path(state) if group_of(path) == 1]
+
     new = case.play(jax.random.key(2), case.state, federation, cohort(ONLY_SMALLER)).state
-
-    def larger(state):
-        return jax.tree.map_with_path(
-            lambda path, leaf: leaf if group_of(path) == 1 else None, state
-        )
-
-    assert jax.tree.leaves(larger(new))
-    assert_equal(larger(new), larger(case.state))
+    assert of_larger(new)
+    assert_equal(of_larger(new), of_larger(case.state))
 
 
 def test_the_key_decides(case, federation):
@@ -274,59 +236,73 @@ def test_the_key_decides(case, federation):
         return case.play(jax.random.key(seed), case.state, federation, cohort(EVERYONE))
 
     assert_equal(play(2), play(2))
-    assert differs(play(2).state, play(3).state)
+    assert differ(play(2).state, play(3).state)
 
 
-def test_the_order_of_the_clients_does_not_matter(case, federation):
-    orders = ((2, 0, 1), (1, 0))
+def test_the_order_of_clients_does_not_matter(case, federation):
+    orders = (np.array([2, 0, 1]), np.array([1, 0]))
 
     def reorder(values, stacked):
         return jax.tree.map_with_path(
-            lambda path, mark, leaf: leaf[np.array(orders[group_of(path)])] if mark else leaf,
-            stacked,
-            values,
+            lambda path, mark, leaf: leaf[orders[group_of(path)]] if mark else leaf, stacked, values
         )
 
-    groups = federation.groups
-    reordered = dataclasses.replace(
-        federation, groups=reorder(groups, jax.tree.map(lambda leaf: True, groups))
-    )
+    everything = jax.tree.map(lambda leaf: True, federation.groups)
+    reordered = dataclasses.replace(federation, groups=reorder(federation.groups, everything))
     key, everyone = jax.random.key(2), cohort(EVERYONE)
     done = case.play(key, case.state, federation, everyone)
     other = case.play(key, reorder(case.state, case.stacked), reordered, everyone)
-    per_client = jax.tree.map(lambda leaf: True, done)._replace(state=case.stacked)
-    assert_close(other, reorder(done, per_client), rtol=1e-6, atol=1e-6)
+    stacked = jax.tree.map(lambda leaf: True, done)._replace(state=case.stacked)
+    assert_close(other, reorder(done, stacked), tolerance=1e-6)
 
 
-def test_a_client_computes_the_same_alone_and_beside_others(case, federation):
-    """Two at once: the second group side by side, the first in two parts."""
-    two = dataclasses.replace(federation, clients_at_once=2)
-    key, everyone = jax.random.key(2), cohort(EVERYONE)
-    together = Program(whole_round(case.algorithm))(key, case.state, two, everyone)
-    alone = case.play(key, case.state, federation, everyone)
-    assert_close(together, alone, rtol=1e-5, atol=1e-5)
+def test_rounds_may_be_scanned_and_clients_padded_and_trained_side_by_side(case, federation):
+    key = jax.random.key(2)
+    cohorts = [cohort(present, t) for t, present in enumerate((SOME, ONLY_SMALLER, EVERYONE))]
+    state, infos = case.state, []
+    for t, of_round in enumerate(cohorts):
+        state, info, *_ = case.play(jax.random.fold_in(key, t), state, federation, of_round)
+        infos.append(info)
+
+    def widen(group):
+        names = ("rows", "validation_rows", "test_rows")
+        rows = {name: getattr(group, name) for name in names}
+        extra = ((0, 0), (0, OPTIONS["batch_size"]))  # one more batch, if padding counted
+        wide = jax.tree.map(lambda r: jnp.pad(r, extra, constant_values=50), rows)
+        return dataclasses.replace(group, **wide)
+
+    other = dataclasses.replace(
+        federation, groups=tuple(map(widen, federation.groups)), clients_at_once=max(CLIENTS)
+    )
+    copy = jax.tree.map(jnp.copy, case.state)  # the engine's programs consume the state
+    stack = jax.tree.map(lambda *leaves: np.stack(leaves), *cohorts)
+    scanned, reports = programs(case.algorithm).rounds(key, copy, other, stack)
+    assert_close(scanned, state, tolerance=1e-5)
+    assert_close(reports, jax.tree.map(lambda *leaves: np.stack(leaves), *infos), tolerance=1e-5)
 
 
-def test_every_rate_has_an_effect_without_a_new_compilation(case, federation):
-    def final(state):
+def test_every_rate_has_an_effect_and_none_recompiles(case, federation):
+    def outcome(state):
         for t in range(ROUNDS):
             round_key = jax.random.fold_in(jax.random.key(2), t)
-            state, _, *logits = case.play(round_key, state, federation, cohort(EVERYONE, t))
-        return with_rates(state, **rates(case.state)), logits
+            done = case.play(round_key, state, federation, cohort(EVERYONE, t))
+            state = done.state
+        return done._replace(state=with_rates(state, rates(case.state)))
 
-    expected = final(case.state)
+    usual = outcome(case.state)
     effective = {
         name
         for name, rate in rates(case.state).items()
-        if differs(final(with_rates(case.state, **{name: 0.5 * rate + 0.45})), expected)
+        if differ(outcome(with_rates(case.state, {name: 0.45 + 0.5 * rate})), usual)
     }
     assert effective == rates(case.state).keys() - WITHOUT_EFFECT.get(case.name, set())
     assert case.play.compilations == 1
 
 
-def test_traffic_is_counted_in_scalars_of_clients_that_take_part(case, federation):
-    state = with_rates(case.state, **WITHOUT_EXPLORATION.get(case.name, {}))
+def test_traffic_is_counted_in_scalars_for_clients_that_are_present(case, federation):
+    state = with_rates(case.state, TRAFFIC_RATES.get(case.name, {}))
     info = case.play(jax.random.key(2), state, federation, cohort(SOME)).info
-    for model, some, up, down in zip(federation.models, SOME, info.up, info.down, strict=True):
-        expected = [TRAFFIC[case.name](model)] * len(some) + [0] * (len(up) - len(some))
-        assert up.tolist() == down.tolist() == expected
+    for g, model in enumerate(federation.models):
+        present, absent = len(SOME[g]), CLIENTS[g] - len(SOME[g])
+        expected = present * [TRAFFIC[case.name](model)] + absent * [0]
+        assert info.up[g].tolist() == info.down[g].tolist() == expected

@@ -1,0 +1,241 @@
+"""The engine: cohorts, chunks, resumption, scoring, compilations, divergence and the host step."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, SHAPE, tiny_partition, tiny_source
+
+from jaxfl import engine
+from jaxfl.clientmap import scatter
+from jaxfl.cohorts import draw_cohorts
+from jaxfl.data.federation import federate
+from jaxfl.models import zoo
+from jaxfl.registry import METHODS
+from jaxfl.types import Algorithm, Info, Predictor
+
+CLIENTS = (3, 2)
+ROUNDS = 5
+KEY = jax.random.key(0)
+CONFIG = METHODS["fedper"].config(epochs=1, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Five clients, two small architectures, images as floats."""
+    source = tiny_source()
+    source = source._replace(images=source.images.astype(np.float32))
+    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in (5, 4)]
+    return federate(source, tiny_partition(source), tuple(zip(models, CLIENTS, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """FedPer: it has state of the server and of the clients."""
+    return engine.programs(METHODS["fedper"].build(CONFIG))
+
+
+@pytest.fixture(scope="module")
+def cohorts():
+    """Three of the five clients in each round."""
+    return draw_cohorts(CLIENTS, 0.6, ROUNDS, seed=3)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(programs, federation, cohorts):
+    """The chunks of a run that is scored after every round, their states copied."""
+    run = engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1)
+    return [chunk._replace(state=jax.device_get(chunk.state)) for chunk in run]
+
+
+def assert_equal(actual, expected):
+    """Compare two trees bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+# ---- cohorts
+
+
+def ids(cohorts, clients):
+    """Per round, the ids of its clients."""
+    starts = np.cumsum([0, *clients[:-1]])
+    return [
+        [
+            int(start + i)
+            for start, slots in zip(starts, cohorts, strict=True)
+            for i in slots.index[t][slots.mask[t]]
+        ]
+        for t in range(len(cohorts[0].mask))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("participation", "active"), [(1.0, 10), (0.7, 7), (0.3, 3), (0.29, 2), (0.01, 1)]
+)
+def test_a_cohort_has_its_size_and_no_client_twice(participation, active):
+    for of_round in ids(draw_cohorts((4, 6), participation, 20, seed=1), (4, 6)):
+        assert len(set(of_round)) == len(of_round) == active
+        assert set(of_round) <= set(range(10))
+
+
+def test_cohorts_depend_on_seed_and_round_alone():
+    longer = ids(draw_cohorts((10,), 0.4, 30, seed=1), (10,))
+    assert ids(draw_cohorts((10,), 0.4, 12, seed=1), (10,)) == longer[:12]
+    assert ids(draw_cohorts((10,), 0.4, 30, seed=2), (10,)) != longer
+    assert len(set(map(tuple, longer))) > 1
+    for clients in (4, 6), (1, 7, 2):
+        assert ids(draw_cohorts(clients, 0.4, 30, seed=1), clients) == longer
+
+
+def test_places_are_as_many_as_the_fullest_round_needs():
+    clients = (4, 6)
+    cohorts = draw_cohorts(clients, 0.5, 20, seed=1)
+    for slots, n in zip(cohorts, clients, strict=True):
+        counts = slots.mask.sum(1)
+        assert slots.index.shape == slots.mask.shape == (20, counts.max())
+        assert counts.min() < counts.max()
+        assert (slots.index[~slots.mask] == n).all()
+        assert (slots.index[slots.mask] < n).all()
+
+
+# ---- chunks
+
+
+@pytest.mark.parametrize("eval_every", [2, 3])
+def test_chunks_of_any_length_are_one_run(programs, federation, cohorts, undisturbed, eval_every):
+    chunks = list(engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=eval_every))
+    assert [chunk.first for chunk in chunks] == list(range(0, ROUNDS, eval_every))
+    assert_equal(chunks[-1].state, undisturbed[-1].state)
+    assert_equal(
+        [info for chunk in chunks for info in chunk.infos],
+        [info for chunk in undisturbed for info in chunk.infos],
+    )
+    for chunk in chunks:
+        last = chunk.first + len(chunk.infos) - 1
+        assert_equal(chunk.scores, undisturbed[last].scores)
+
+
+def test_a_resumed_run_is_the_undisturbed_one(programs, federation, cohorts, undisturbed):
+    start = 2
+    resumed = engine.simulate(
+        programs,
+        federation,
+        CONFIG,
+        cohorts,
+        KEY,
+        eval_every=1,
+        start=start,
+        state=undisturbed[start - 1].state,
+    )
+    for chunk, expected in zip(resumed, undisturbed[start:], strict=True):
+        assert_equal(
+            (chunk.first, chunk.state, chunk.infos, chunk.scores),
+            (expected.first, expected.state, expected.infos, expected.scores),
+        )
+
+
+def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, undisturbed):
+    def evaluate():
+        last = undisturbed[-1]
+        return engine.evaluate(programs, federation, last.state, KEY, ROUNDS - 1, ROUNDS)
+
+    whole = evaluate()
+    monkeypatch.setattr(engine, "CLIENTS_PER_SCORING", 2)
+    compilations = programs.compilations
+    assert_equal(evaluate(), whole)
+    assert programs.compilations == compilations + 1
+    for scores, n in zip(whole["personal"], CLIENTS, strict=True):
+        assert scores.test.shape == (n,)
+        assert (scores.test_rows > 0).all()
+
+
+def test_a_program_counts_its_compilations():
+    program = engine.Program(lambda x: x + 1)
+    assert program.compilations == 0
+    for argument in np.zeros(2), np.ones(2), np.zeros(3), np.zeros(2, np.int32):
+        assert_equal(program(argument), argument + 1)
+    assert program.compilations == 3
+    assert program.seconds > 0
+
+
+# ---- divergence
+
+
+def test_divergence_names_round_and_client(programs, federation, cohorts):
+    """A client's images are infinite; other clients diverge only after it has taken part."""
+    group = federation.groups[1]
+    client, rows = int(group.id[0]), group.rows[0, : int(group.size[0])]
+    joins = next(t for t, present in enumerate(ids(cohorts, CLIENTS)) if client in present)
+    assert joins == 3  # the first of the two rounds in the second chunk
+
+    broken = dataclasses.replace(federation, images=federation.images.at[rows].set(jnp.inf))
+    good, bad = engine.simulate(programs, broken, CONFIG, cohorts, KEY, eval_every=3)
+    assert good.diverged is None
+    assert bad.diverged == (joins, client)
+    assert bad.scores is None
+    assert len(bad.infos) == 1
+
+
+# ---- the host step
+
+
+class Count(NamedTuple):
+    """What an algorithm that learns nothing remembers."""
+
+    steps: jax.Array  # () int32
+    present: tuple  # per group (n_g,) bool, who took part in the last step
+    added: jax.Array  # () int32, by the host
+
+
+def counting(calls):
+    """An algorithm whose host step notes its calls, and changes what the next round reports."""
+
+    def init(key, federation, hyper):
+        zero = jnp.zeros((), jnp.int32)
+        nobody = tuple(jnp.zeros(len(group.id), bool) for group in federation.groups)
+        return Count(zero, nobody, zero)
+
+    def presence(nobody, cohort):
+        return scatter(nobody, cohort, tuple(slots.mask for slots in cohort.groups))
+
+    def step(key, state, federation, cohort):
+        nobody = jax.tree.map(jnp.zeros_like, state.present)
+        present = presence(nobody, cohort)
+        loss = tuple(jnp.full(slots.mask.shape, state.added, float) for slots in cohort.groups)
+        traffic = tuple(slots.mask.astype(jnp.int32) for slots in cohort.groups)
+        return Count(state.steps + 1, present, state.added), Info(loss, traffic, traffic)
+
+    def host(key, state, federation, cohort):
+        calls.append((int(cohort.round), int(state.steps), jax.random.key_data(key).tolist()))
+        nobody = jax.tree.map(jnp.zeros_like, state.present)
+        assert_equal(state.present, presence(nobody, cohort))
+        sent = tuple(10 * slots.mask.astype(jnp.int32) for slots in cohort.groups)
+        return state._replace(added=state.added + 10), Info(sent, up=sent, down=sent)
+
+    def first_class(model, shared, own, x):
+        return jax.nn.one_hot(jnp.zeros(len(x), jnp.int32), model.classes)
+
+    def predictors(key, state, federation, cohort):
+        return tuple(Predictor(None, None, first_class) for _ in federation.groups)
+
+    return Algorithm(init, predictors, step, predictors, host)
+
+
+def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
+    calls = []
+    programs = engine.programs(counting(calls))
+    chunks = list(engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2))
+
+    rounds, steps, keys = zip(*calls, strict=True)
+    assert rounds == tuple(range(ROUNDS))
+    assert steps == tuple(range(1, ROUNDS + 1))
+    assert len(set(map(tuple, keys))) == ROUNDS
+    losses = [float(info.loss[0][0]) for chunk in chunks for info in chunk.infos]
+    assert losses == [10.0 * t for t in range(ROUNDS)]
+    assert chunks[-1].state.added == 10 * ROUNDS
+    for info in (info for chunk in chunks for info in chunk.infos):  # 1 from the step, 10 from the host
+        assert all(set(counts.tolist()) <= {0, 11} for counts in (*info.up, *info.down))
+        assert sum(counts.sum() for counts in info.up) > 0
