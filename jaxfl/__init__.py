@@ -1,8 +1,8 @@
 """jaxfl: simulation of personalised, model-heterogeneous federated learning in JAX.
 
-    import jaxfl
-    result = jaxfl.run("compfl", dataset="digits", rounds=50, lam=0.5)
-    print(result["accuracy"]["mean"])
+import jaxfl
+result = jaxfl.run("compfl", dataset="digits", rounds=50, lam=0.5)
+print(result["accuracy"]["mean"])
 """
 
 from jaxfl import tree

@@ -2,10 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from jaxfl import registry
-from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, prepare
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.experiment import Setup, check_setup, prepare
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, start
 from jaxfl.types import Method
@@ -15,7 +18,8 @@ def run(method: str | Method, run_dir: str | Path | None = None, **options) -> d
     """Train one method.
 
     Args:
-      method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own.
+      method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own; a run of the last
+        kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
       **options: fields of `jaxfl.experiment.Setup` and of the method's configuration.
 
@@ -23,18 +27,37 @@ def run(method: str | Method, run_dir: str | Path | None = None, **options) -> d
       The result, see `jaxfl.runs.result.result`.
 
     Raises:
-      JaxflError: if an option is unknown or out of range, or something is not at hand.
+      JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
     """
-    choice = method if isinstance(method, str) else method.name
-    found, chosen = registry.method(method) if isinstance(method, str) else (method, {})
+    choice = method if isinstance(method, str) else None
+    found, chosen = registry.method(choice) if choice else (method, {})
     of_setup = {field.name for field in dataclasses.fields(Setup)}
     of_method = {field.name for field in dataclasses.fields(found.config)}
     for name in options:
         if name not in of_setup | of_method:
-            near = registry.nearest(name, sorted(of_setup | of_method))
+            near = nearest(name, sorted(of_setup | of_method))
             raise JaxflError(f"{found.name} has no option {name!r}; {near}")
+    options = {name: _normal(name, value) for name, value in options.items()}
     setup = Setup(**{name: value for name, value in options.items() if name in of_setup})
     chosen |= {name: value for name, value in options.items() if name in of_method}
-    ready = choose(choice, choice, found, found.config(**chosen))
+    check_setup(setup)
+    ready = choose(choice, found, found.config(**chosen))
     folder = Path(run_dir) if run_dir else store.free_folder(found.name, setup.dataset)
+    store.check_free(folder)
     return start(folder, ready, setup, prepare(setup), watch=lambda new: None)
+
+
+def _normal(name: str, value: Any) -> Any:
+    """What Python users write for an option, in the type that the option has."""
+    match name, value:
+        case _, np.generic():
+            return value.item()
+        case "models", str():
+            return (value,)
+        case "models", list():
+            return tuple(value)
+        case "data_dir", str():
+            return Path(value)
+        case (("dataset" | "partition"), Path()):
+            return str(value)
+    return value

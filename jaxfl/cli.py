@@ -16,8 +16,8 @@ from rich.table import Table
 from jaxfl import registry
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
-from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, check_setup, divide, load_source, prepare
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.experiment import Data, Setup, check_setup, divide, load_source, prepare
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, resume, start
@@ -58,8 +58,10 @@ def _dispatch(arguments: list[str]) -> None:
     word, *rest = arguments or ["--help"]
     if word in ("-h", "--help", "help"):
         OUT.print(_help(), highlight=False)
+    elif word not in COMMANDS:
+        raise JaxflError(f"There is no command {word!r}; {nearest(word, COMMANDS)}")
     else:
-        command = registry.lookup("command", COMMANDS, word)
+        command = COMMANDS[word]
         if rest in (["-h"], ["--help"]) and not command.flags:
             OUT.print(f"jaxfl {command.usage}: {command.does}")
         else:
@@ -99,7 +101,8 @@ class RunFolder:
     """Where results go."""
 
     run_dir: Path | None = None
-    """A new folder for config, metrics, checkpoints and plots; by default runs/NAME-DATASET."""
+    """A new folder for config, metrics, checkpoints and plots, or that of a comparison to continue; by
+    default runs/NAME-DATASET."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +122,10 @@ def _run(arguments: list[str]) -> None:
     setup, config, where = _parse(
         f"run {choice}", arguments, federation=Setup(), method=default, output=RunFolder()
     )
-    chosen = choose(choice, _label(method, config, {}), method, config)
-    data = _announce(setup)
+    chosen = choose(choice, method, config)
     folder = where.run_dir or store.free_folder(method.name, setup.dataset)
+    store.check_free(folder)
+    data = _announce(setup)
     with _Watch(1, setup.rounds) as watch:
         result = start(folder, chosen, setup, data, lambda new: watch(chosen.label, setup.seed, new))
     _conclude([(chosen.label, result)], folder)
@@ -150,15 +154,19 @@ def _compare(arguments: list[str]) -> None:
     methods = []
     for choice in choices:
         method, options = registry.method(choice)
-        config = method.config(**(common | options))
-        methods.append(choose(choice, _label(method, config, common), method, config))
-    data = _announce(setup)
+        methods.append(choose(choice, method, method.config(**(common | options))))
     folder = where.run_dir or store.free_folder("compare", setup.dataset)
     numbers = [setup.seed + i for i in range(seeds.seeds)]
-    with _Watch(len(numbers) * len(methods), setup.rounds) as watch:
-        made = comparison.compare(folder, methods, setup, data, numbers, watch)
-    OUT.print(as_text(made))
-    OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png, and a folder per run")
+    planned = comparison.plan(folder, methods, setup, numbers)
+    begun = comparison.runs_in(folder)
+    data = _announce(setup, begun[0] / store.PARTITION if begun else None)
+    with _Watch(len(planned), setup.rounds) as watch:
+        made, failures = comparison.compare(folder, planned, data, watch)
+    if made:
+        OUT.print(as_text(made))
+        OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png, and a folder per run")
+    if failures:
+        raise JaxflError(f"{len(failures)} of {len(planned)} runs failed: {' '.join(failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
@@ -184,11 +192,12 @@ def _report(arguments: list[str]) -> None:
 def _partition(arguments: list[str]) -> None:
     setup, where = _parse("partition", arguments, federation=Setup(), output=RunFolder())
     check_setup(setup)
+    folder = where.run_dir or store.free_folder("partition", setup.dataset)
+    store.check_free(folder)
     source = load_source(setup)
     partition = divide(setup, source)
-    folder = where.run_dir or store.free_folder("partition", setup.dataset)
     store.create(folder)
-    partitions.save(partition, folder / store.PARTITION)
+    partitions.save(partition, source, folder / store.PARTITION)
     draw(partition, source.labels, folder / "partition.png", f"{setup.dataset}, {setup.partition}")
     OUT.print(_describe(partition))
     OUT.print(f"{folder}: partition.npz, partition.png")
@@ -196,9 +205,7 @@ def _partition(arguments: list[str]) -> None:
 
 def _list(arguments: list[str]) -> None:
     _nothing_left(arguments, "list")
-    methods = Table(
-        "method", "what", "paper", "options of its own", title="Methods", title_justify="left"
-    )
+    methods = Table("method", "what", "paper", "options of its own", title="Methods", title_justify="left")
     common = {field.name for field in dataclasses.fields(Training)}
     for method in registry.METHODS.values():
         own = [field.name for field in dataclasses.fields(method.config) if field.name not in common]
@@ -246,9 +253,7 @@ COMMANDS = {
 
 def _parse(program: str, arguments: list[str], **defaults: Any) -> list[Any]:
     """Parse flags into dataclasses like `defaults`, flat: one flag per field, a section for each."""
-    fields = [
-        (name, type(default), dataclasses.field(default=default)) for name, default in defaults.items()
-    ]
+    fields = [(name, type(default), dataclasses.field(default=default)) for name, default in defaults.items()]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
     parsed, unknown = tyro.cli(
         Annotated[parts, tyro.conf.OmitArgPrefixes],
@@ -275,10 +280,8 @@ def _unknown_option(program: str, word: str, defaults: Iterable[Any]) -> str:
         compares = program.startswith("compare")
         advice = f"write {owners[0]},{name}=VALUE" if compares else f"see jaxfl {program} --help"
         return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
-    known = [
-        "--" + field.name.replace("_", "-") for part in defaults for field in dataclasses.fields(part)
-    ]
-    return f"jaxfl {program} has no option {flag}; {registry.nearest(flag, known)}"
+    known = ["--" + field.name.replace("_", "-") for part in defaults for field in dataclasses.fields(part)]
+    return f"jaxfl {program} has no option {flag}; {nearest(flag, known)}"
 
 
 def _positional(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:
@@ -292,23 +295,12 @@ def _nothing_left(arguments: list[str], command: str) -> None:
         raise JaxflError(f"jaxfl {command} takes no {arguments[0]!r}: jaxfl {COMMANDS[command].usage}.")
 
 
-def _label(method, config, common: dict) -> str:
-    """The method's name and its options that are neither the default nor `common` to all methods."""
-    usual = method.config(**common)
-    changed = [
-        f"{field.name}={str(getattr(config, field.name)).lower()}"
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != getattr(usual, field.name)
-    ]
-    return ",".join([method.name, *changed])
-
-
 # Output ---------------------------------------------------------------------------------------
 
 
-def _announce(setup: Setup):
+def _announce(setup: Setup, saved_partition: Path | None = None) -> Data:
     """Prepare the data and say in a few lines what the federation is."""
-    data = prepare(setup)
+    data = prepare(setup, saved_partition)
     images = data.source.images
     OUT.print(
         f"{setup.dataset}: {len(images)} images of {'x'.join(map(str, images.shape[1:]))}; "
@@ -348,7 +340,7 @@ class _Watch(Progress):
             TimeRemainingColumn(),
             console=OUT,
         )
-        self.rounds, self.before = rounds, 0  # of a run; those of the runs that are complete
+        self.done = {}  # rounds of each run
         self.bar = self.add_task("compiling", total=runs * rounds, accuracy="", speed="")
 
     def __call__(self, label: str, seed: int, new: list[dict]) -> None:
@@ -361,10 +353,9 @@ class _Watch(Progress):
                 accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
                 speed=f"{len(new) / max(seconds, 1e-9):.1f} rounds/s",
             )
-        done = self.before + last["round"]  # counted from the run's start, also where it is resumed
-        self.update(self.bar, description=f"{label}, seed {seed}", completed=done)
-        if last["round"] == self.rounds:
-            self.before = done
+        self.done[label, seed] = last["round"]
+        completed = sum(self.done.values())
+        self.update(self.bar, description=f"{label}, seed {seed}", completed=completed)
 
 
 def entry() -> None:

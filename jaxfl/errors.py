@@ -1,4 +1,10 @@
-"""The one exception that jaxfl raises on purpose."""
+"""The one exception that jaxfl raises on purpose, and what several of its messages share."""
+
+import contextlib
+import difflib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
 
 
 class JaxflError(Exception):
@@ -6,3 +12,38 @@ class JaxflError(Exception):
 
     The command line prints the message and exits with code 2; from Python it is raised as it is.
     """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """End of a sentence: what the user may have meant, or the list of what there is."""
+    known = [entry for entry in known if not entry.startswith("_")]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    if len(known) > 40:
+        return f"none of the {len(known)} known names is similar."
+    return f"known are {', '.join(known)}." if known else "there are none."
+
+
+@contextlib.contextmanager
+def writing(where: str | Path):
+    """Turn a failed write into one sentence that names `where`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise JaxflError(
+            f"{where} cannot be written ({reason}); free some space or choose another --run-dir."
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet():
+    """Silence what libraries log about a problem that our message says in one sentence."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,6 +1,6 @@
 """From options to a federation: what the command line and `jaxfl.run` have in common.
 
-    source -> partition -> models -> Federation
+source -> partition -> models -> Federation
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import TEST
-from jaxfl.data.sources import Source, from_arrays, load
+from jaxfl.data.sources import Source, from_arrays, is_folder, load
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
 from jaxfl.options import check, within
@@ -43,7 +43,7 @@ class Setup:
     validation_fraction: float = within("[0, 1)", 0.0)
     """Share of a client's training rows that are set aside for validation."""
     max_test: int | None = within("[1, inf)", None)
-    """At most so many test rows per client, where they come from the source."""
+    """At most so many test rows per client; from the source, equally many of each of its classes."""
     clients: int = within("[1, inf)", 20)
     """Number of clients."""
     models: tuple[str, ...] = ()
@@ -62,6 +62,10 @@ class Setup:
     """Initial weights, cohorts and batches."""
     clients_at_once: int | None = within("[1, inf)", None)
     """Clients of a group that train side by side; by default 1 on a CPU, all elsewhere."""
+
+
+# Options that a saved partition holds the outcome of.
+SAVED = ("partition_seed", "labels", "test", "test_fraction", "validation_fraction", "max_test")
 
 
 class Data(NamedTuple):
@@ -91,7 +95,7 @@ def prepare(setup: Setup, saved_partition: Path | None = None) -> Data:
 
 
 def check_setup(setup: Setup) -> None:
-    """Refuse options that contradict each other or lie outside of their range."""
+    """Refuse options that contradict each other, or are of another type or range."""
     check("the run", setup)
     every = setup.checkpoint_every
     if every is not None and every % setup.eval_every:
@@ -99,6 +103,29 @@ def check_setup(setup: Setup) -> None:
             f"--checkpoint-every {every} is not a multiple of --eval-every {setup.eval_every}; "
             "checkpoints are written at evaluations."
         )
+    for name in SAVED if setup.partition.endswith(".npz") else ():
+        if getattr(setup, name) != getattr(Setup, name):
+            flag = name.replace("_", "-")
+            raise JaxflError(
+                f"--{flag} does not change the saved partition {setup.partition}, which was divided with "
+                "its own; leave it out."
+            )
+
+
+def absolute(setup: Setup) -> Setup:
+    """The same options with absolute paths: from every directory they name the same files."""
+    dataset, partition = registry.absolute(setup.dataset), registry.absolute(setup.partition)
+    if dataset.endswith(".npz") or is_folder(dataset):
+        dataset = str(Path(dataset).expanduser().resolve())
+    if partition.endswith(".npz"):
+        partition = str(Path(partition).resolve())
+    return dataclasses.replace(
+        setup,
+        dataset=dataset,
+        data_dir=setup.data_dir and setup.data_dir.expanduser().resolve(),
+        partition=partition,
+        models=tuple(map(registry.absolute, setup.models)),
+    )
 
 
 def load_source(setup: Setup) -> Source:
@@ -109,9 +136,7 @@ def load_source(setup: Setup) -> Source:
     found = registry.lookup("data set", {}, setup.dataset)
     made = found(setup.data_dir)
     if not isinstance(made, Source):
-        raise JaxflError(
-            f"{setup.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
-        )
+        raise JaxflError(f"{setup.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source.")
     return from_arrays(*made)
 
 
@@ -127,9 +152,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 f"add --clients {len(partition.train)}."
             )
         return partition
-    name, partitioner, options = registry.function(
-        "partition", registry.PARTITIONS, setup.partition
-    )
+    name, partitioner, options = registry.function("partition", registry.PARTITIONS, setup.partition)
     test = TEST.get(name, "own") if setup.test == "auto" else setup.test
     return partitions.divide(
         source,
@@ -156,11 +179,9 @@ def build_models(setup: Setup, source: Source, partition: Partition):
         shape, classes = source.images.shape[1:], partition.outputs
         model = factory(shape=shape, classes=classes, **options)
         if not isinstance(model, Model):
-            raise JaxflError(
-                f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model."
-            )
+            raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
         if sum(registry.split(other)[0] == name for other in choices) > 1:
-            label = ",".join([name, *(f"{key}={text}" for key, text in texts.items())])
+            label = ",".join([model.name, *(f"{key}={text}" for key, text in texts.items())])
             model = dataclasses.replace(model, name=label)
         built.append(model)
     if len({model.name for model in built}) < len(built):

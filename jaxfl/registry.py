@@ -4,7 +4,7 @@ A *choice* is written ``name`` or ``name,option=value,option=value``. In place o
 ``path/to/file.py:object`` for one that is not part of jaxfl: it is used exactly like a built-in one.
 """
 
-import difflib
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -23,8 +23,9 @@ from jaxfl.algorithms.fedrod import fedrod
 from jaxfl.algorithms.lg_fedavg import lg_fedavg
 from jaxfl.algorithms.local import local
 from jaxfl.data import partitioners
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, nearest
 from jaxfl.models import zoo
+from jaxfl.options import alternatives, wanted
 from jaxfl.types import Method
 
 METHODS = {
@@ -78,22 +79,27 @@ def keywords(function: Callable) -> dict[str, Any]:
     types = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     return {
-        p.name: types.get(p.name, str)
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN
+        p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN
     }
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
-    """``"name,a=1,b=2"`` -> ("name", {"a": "1", "b": "2"})."""
-    name, *pairs = choice.split(",")
+    """``"name,a=1,b=2"`` -> ("name", {"a": "1", "b": "2"}); a file's path may hold commas."""
+    file, py, rest = choice.rpartition(".py:")
+    name, *pairs = rest.split(",")
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise JaxflError(f"{pair!r} in {choice!r} is not an option; write it as option=value.")
         options[key.strip().replace("-", "_")] = value.strip()
-    return name.strip(), options
+    return (file + py + name).strip(), options
+
+
+def absolute(choice: str) -> str:
+    """The choice with an absolute path where it names an object in a Python file."""
+    file, py, rest = choice.rpartition(".py:")
+    return f"{Path(file).resolve()}{py}{rest}" if py else choice
 
 
 def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
@@ -102,9 +108,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     if path.endswith(".py"):
         found = from_file(Path(path), attribute)
         if kind != "method" and not callable(found):
-            raise JaxflError(
-                f"{name} is a {type(found).__name__}; name a function that makes a {kind}."
-            )
+            raise JaxflError(f"{name} is a {type(found).__name__}; name a function that makes a {kind}.")
         return found
     if name.endswith(".py"):
         raise JaxflError(f"{name} is a file; add which {kind} in it you mean: {name}:NAME.")
@@ -139,28 +143,17 @@ def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> 
 
 
 def _convert(name: str, key: str, annotation: Any, text: str) -> Any:
-    choices = typing.get_args(annotation)
-    if type(None) in choices:  # X | None
-        if text.lower() == "none":
-            return None
-        annotation, choices = choices[0], typing.get_args(choices[0])
-    if annotation is bool:
-        text, choices = text.lower(), ("true", "false")
-    if choices:
-        if text not in choices:
-            raise JaxflError(f"{name}: {key} is one of {', '.join(choices)}, not {text!r}.")
-        return text == "true" if annotation is bool else text
-    try:
-        return annotation(text)
-    except ValueError:
-        kind = {int: "a whole number", float: "a number"}.get(annotation, annotation.__name__)
-        raise JaxflError(f"{name}: {key} must be {kind}, not {text!r}.") from None
-
-
-def nearest(name: str, known) -> str:
-    """End of a sentence: what the user may have meant, or the list of what there is."""
-    known = [entry for entry in known if not entry.startswith("_")]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known are {', '.join(known)}." if known else "there are none."
+    allowed = [kind for kind in alternatives(annotation) if kind != tuple[str, ...]]
+    if not allowed:
+        raise JaxflError(
+            f"{name}: {key} is annotated as {annotation}, which is not read from text; annotate it as bool, "
+            "int, float, str, Path or a Literal."
+        )
+    for kind in sorted(allowed, key=lambda kind: isinstance(kind, type)):  # none before a text "none"
+        if not isinstance(kind, type):
+            if text.lower() == str(kind).lower():
+                return kind
+        else:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    raise JaxflError(f"{name}: {key} must be {wanted(allowed)}, not {text!r}.")

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -18,6 +19,8 @@ from jaxfl.cli import COMMANDS, main
 
 OWN_CODE = '''
 """FedProx (Li et al. 2020, arXiv:1812.06127), and a model, a partition and a data set of one's own."""
+
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -85,7 +88,7 @@ class Dense(nn.Module):
         return nn.Dense(self.features)(x.reshape(len(x), -1))
 
 
-def linear(*, shape, classes, features: int = 2):
+def linear(*, shape, classes, features: int = 2, bits: Literal[16, 32] = 32, sizes: tuple[int, ...] = ()):
     blocks = (Block("body", Dense(features)), Block("classifier", Dense(classes)))
     return Model("linear", blocks, shape, classes)
 
@@ -227,12 +230,13 @@ def test_partition_is_drawn_and_used_again(folder):
 REFUSED = [
     ("frobnicate", "no command 'frobnicate'; known are run, compare,"),
     ("rnu fedavg", "no command 'rnu'; did you mean 'run'?"),
+    ("broken.py:fedprox", "no command 'broken.py:fedprox'"),  # a file that is not even loaded
     ("run", "needs a METHOD first: jaxfl run METHOD"),
     ("run fedpr", "no method 'fedpr'; did you mean 'fedper'?"),
     ("run fedavg,lr", "'lr' in 'fedavg,lr' is not an option; write it as option=value"),
     ("run fedavg,lrr=1", "fedavg has no option 'lrr'; did you mean 'lr'?"),
     ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),
-    ("run compfl,kd=maybe", "compfl: kd is one of true, false, not 'maybe'"),
+    ("run compfl,kd=maybe", "compfl: kd must be true or false, not 'maybe'"),
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
     ("run fedavg @own.args --lam 1", "--lam is an option of ditto, compfl, not of jaxfl run fedavg"),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
@@ -260,7 +264,7 @@ REFUSED = [
     ("run fedavg @own.args --checkpoint-every 3", "3 is not a multiple of --eval-every 2"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
     # data
-    ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean digits?"),
+    ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean 'digits'?"),
     ("run fedavg @own.args --dataset mnist --data-dir .", "mnist is not prepared", "[tfds-prepare]"),
     ("run fedavg @own.args --dataset nowhere.npz", "no file nowhere.npz"),
     ("run fedavg @own.args --dataset flat.npz", "flat.npz: images have shape (8, 1), not (N, H, W)"),
@@ -275,6 +279,17 @@ REFUSED = [
     ("run fedavg @own.args --partition nan.npz", "nan.npz lacks train"),
     ("run fedavg @own.args --partition divided/partition.npz --clients 3", "has 4 clients, not 3"),
     ("run fedavg @own.args --partition divided/partition.npz --dataset digits", "2 classes, not 10"),
+    *(
+        (f"run fedavg @own.args --partition divided/partition.npz {option}", f"{option.split()[0]} does not")
+        for option in (
+            "--labels independent",
+            "--test source",
+            "--test-fraction 0.3",
+            "--validation-fraction 0.1",
+            "--max-test 2",
+            "--partition-seed 1",
+        )
+    ),
     # models
     ("run fedavg @own.args --models mpl", "no model 'mpl'; did you mean 'mlp'?"),
     ("run fedavg @own.args --models mlp,classes=2", "mlp has no option 'classes'; known are width"),
@@ -282,6 +297,8 @@ REFUSED = [
     ("run fedavg @own.args --models mlp,clients=3", "cannot be given to 4 clients"),
     ("run fedavg @own.args --models mlp,clients=4 lenet5", "cannot be given to 4 clients"),
     ("run fedavg @own.args --models mlp,clients=0 lenet5", "clients= takes a whole number from 1 up"),
+    ("run fedavg @own.args --models own.py:linear,bits=8", "own.py:linear: bits must be 16 or 32, not '8'"),
+    ("run fedavg @own.args --models own.py:linear,sizes=8", "sizes is annotated as tuple[int, ...]"),
     # code of one's own
     ("run nowhere.py:fedprox", "no file nowhere.py to take 'fedprox' from"),
     ("run broken.py:fedprox", "broken.py does not load: NameError: name 'Method' is not defined"),
@@ -295,6 +312,9 @@ REFUSED = [
     # where to write
     ("run fedavg @own.args --run-dir runs/fedavg-own", "already holds a run", "`jaxfl resume runs/"),
     ("compare fedavg @own.args --run-dir divided", "divided already holds something else"),
+    ("run fedavg --dataset nowhere.npz --run-dir divided", "divided already holds"),  # before data are read
+    ("compare fedavg --dataset nowhere.npz --run-dir divided", "divided already holds"),
+    ("partition --dataset nowhere.npz --run-dir divided", "divided already holds"),
     ("partition @own.args --run-dir own.py/divided", "cannot be written (Not a directory)"),
     ("run fedavg @own.args --run-dir " + 300 * "x", "cannot be written (File name too long)"),
 ]
@@ -330,7 +350,26 @@ def test_the_installed_command_refuses(folder):
 # --- code of one's own, and the same from Python
 
 
-def test_everything_of_ones_own(folder):
+@pytest.mark.parametrize(
+    ("annotation", "text", "value"),
+    [
+        (int, "3", 3),
+        (float, "3", 3.0),
+        (bool, "False", False),
+        (str, "none", "none"),
+        (str | None, "none", None),
+        (float | None, "0.5", 0.5),
+        (Literal[1, 2], "2", 2),
+        (Literal["a", "b"] | None, "b", "b"),
+        (Path, "a/b", Path("a/b")),
+    ],
+)
+def test_options_have_their_annotated_type(annotation, text, value):
+    converted = registry.convert("own", {"option": annotation}, {"option": text})["option"]
+    assert converted == value and isinstance(converted, type(value))
+
+
+def test_everything_of_ones_own(folder, tmp_path, monkeypatch):
     """The finished run has an own model, partition and data set; FedProx with mu = 0 is FedAvg."""
     result = json.loads((folder / "runs" / "fedavg-own" / "result.json").read_text())
     assert result["accuracy"]["per_group"].keys() == {"linear", "mlp"}
@@ -344,7 +383,8 @@ def test_everything_of_ones_own(folder):
     shutil.copytree(folder / "fedprox", stopped)
     (stopped / "result.json").unlink()
     shutil.rmtree(stopped / "checkpoints" / "4")
-    call("resume stopped")
+    monkeypatch.chdir(tmp_path)  # own code is found from everywhere
+    call(f"resume {stopped}")
     assert metrics(stopped) == metrics(folder / "fedprox") and weights(stopped, "1.") == own
 
 
@@ -354,14 +394,24 @@ def test_the_same_from_python(folder):
         run_dir=folder / "python",
         dataset="own.py:stripes",
         partition="own.py:unequal,most=11",
-        models=("own.py:linear,features=3", "mlp,hidden=4"),
-        clients=4,
-        participation=0.5,
+        models=["own.py:linear,features=3", "mlp,hidden=4"],
+        clients=np.int64(4),
+        participation=np.float32(0.5),
         rounds=4,
         eval_every=2,
     )
     assert result == json.loads((folder / "python" / "result.json").read_text())
     assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
+
+
+def test_a_run_of_a_method_object_is_not_resumed_as_another(folder, tmp_path, capsys):
+    shutil.copytree(folder / "python", tmp_path / "python")
+    (tmp_path / "python" / "result.json").unlink()
+    with pytest.raises(SystemExit) as end:
+        call(f"resume {tmp_path / 'python'}")
+    assert end.value.code == 2
+    sentence = capsys.readouterr().err
+    assert "made from Python with a method of its own (fedavg); name it as path/to/file.py:obj" in sentence
 
 
 @pytest.mark.parametrize(
@@ -372,6 +422,17 @@ def test_the_same_from_python(folder):
         ("fedper", {"lam": 1.0}, "fedper has no option 'lam'; "),
         ("fedper", {"lr": 0.0}, "--lr must lie in"),
         ("fedper", {"rounds": 0}, "--rounds must lie in"),
+        ("fedper", {"rounds": "3"}, "the run: --rounds must be a whole number, but is '3'"),
+        ("fedper", {"rounds": True}, "--rounds must be a whole number, but is True"),
+        ("fedper", {"max_test": 1.5}, "--max-test must be a whole number or none, but is 1.5"),
+        ("fedper", {"models": 3}, "--models must be a tuple of texts, but is 3"),
+        ("fedper", {"models": "mpl"}, "no model 'mpl'; did you mean 'mlp'?"),
+        ("fedper", {"labels": "both"}, "--labels must be unified or independent, but is 'both'"),
+        ("fedper", {"epochs": 1.5}, "fedper: --epochs must be a whole number, but is 1.5"),
+        ("fedper", {"lr": None}, "--lr must be a number, but is None"),
+        ("fedper", {"optimizer": "sgdd"}, "--optimizer must be sgd or adam or adamw, but is 'sgdd'"),
+        ("compfl", {"head_init": "bogus"}, "compfl: --head-init must be proto+ft or"),
+        ("compfl", {"kd": 1}, "compfl: --kd must be true or false, but is 1"),
     ],
 )
 def test_python_refuses_the_same(folder, method, options, sentence):

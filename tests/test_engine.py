@@ -72,9 +72,7 @@ def ids(cohorts, clients):
     ]
 
 
-@pytest.mark.parametrize(
-    ("participation", "active"), [(1.0, 10), (0.7, 7), (0.3, 3), (0.29, 2), (0.01, 1)]
-)
+@pytest.mark.parametrize(("participation", "active"), [(1.0, 10), (0.7, 7), (0.3, 3), (0.29, 2), (0.01, 1)])
 def test_a_cohort_has_its_size_and_no_client_twice(participation, active):
     for of_round in ids(draw_cohorts((4, 6), participation, 20, seed=1), (4, 6)):
         assert len(set(of_round)) == len(of_round) == active
@@ -179,6 +177,19 @@ def test_divergence_names_round_and_client(programs, federation, cohorts):
     assert len(bad.infos) == 1
 
 
+def test_divergence_of_an_absent_client_shows_in_its_predictions(programs, federation, cohorts, undisturbed):
+    client, t = int(federation.groups[1].id[0]), 2
+    assert client not in ids(cohorts, CLIENTS)[t]
+
+    before = undisturbed[t - 1].state
+    first, second = before.kept
+    second = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf[0], np.nan), leaf[1]]), second)
+    broken = before._replace(kept=(first, second))
+    (bad,) = engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1, start=t, state=broken)
+    assert bad.diverged == (t, client)
+    assert bad.scores is None
+
+
 # ---- the host step
 
 
@@ -191,29 +202,31 @@ class Count(NamedTuple):
 
 
 def counting(calls):
-    """An algorithm whose host step notes its calls, and changes what the next round reports."""
+    """An algorithm whose host step notes its calls, adds traffic, and changes the next round's loss."""
 
     def init(key, federation, hyper):
         zero = jnp.zeros((), jnp.int32)
         nobody = tuple(jnp.zeros(len(group.id), bool) for group in federation.groups)
         return Count(zero, nobody, zero)
 
-    def presence(nobody, cohort):
+    def present(state, cohort):
+        nobody = jax.tree.map(jnp.zeros_like, state.present)
         return scatter(nobody, cohort, tuple(slots.mask for slots in cohort.groups))
 
+    def report(cohort, loss, scalars):
+        """The same loss for every client, the same traffic for those that are present."""
+        losses = tuple(jnp.full(slots.mask.shape, loss, float) for slots in cohort.groups)
+        traffic = tuple(slots.mask.astype(jnp.int32) * scalars for slots in cohort.groups)
+        return Info(losses, up=traffic, down=traffic)
+
     def step(key, state, federation, cohort):
-        nobody = jax.tree.map(jnp.zeros_like, state.present)
-        present = presence(nobody, cohort)
-        loss = tuple(jnp.full(slots.mask.shape, state.added, float) for slots in cohort.groups)
-        traffic = tuple(slots.mask.astype(jnp.int32) for slots in cohort.groups)
-        return Count(state.steps + 1, present, state.added), Info(loss, traffic, traffic)
+        info = report(cohort, state.added, scalars=1)
+        return Count(state.steps + 1, present(state, cohort), state.added), info
 
     def host(key, state, federation, cohort):
         calls.append((int(cohort.round), int(state.steps), jax.random.key_data(key).tolist()))
-        nobody = jax.tree.map(jnp.zeros_like, state.present)
-        assert_equal(state.present, presence(nobody, cohort))
-        sent = tuple(10 * slots.mask.astype(jnp.int32) for slots in cohort.groups)
-        return state._replace(added=state.added + 10), Info(sent, up=sent, down=sent)
+        assert_equal(state.present, present(state, cohort))
+        return state._replace(added=state.added + 10), report(cohort, 0.0, scalars=10)
 
     def first_class(model, shared, own, x):
         return jax.nn.one_hot(jnp.zeros(len(x), jnp.int32), model.classes)
@@ -233,9 +246,9 @@ def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
     assert rounds == tuple(range(ROUNDS))
     assert steps == tuple(range(1, ROUNDS + 1))
     assert len(set(map(tuple, keys))) == ROUNDS
-    losses = [float(info.loss[0][0]) for chunk in chunks for info in chunk.infos]
-    assert losses == [10.0 * t for t in range(ROUNDS)]
     assert chunks[-1].state.added == 10 * ROUNDS
-    for info in (info for chunk in chunks for info in chunk.infos):  # 1 from the step, 10 from the host
-        assert all(set(counts.tolist()) <= {0, 11} for counts in (*info.up, *info.down))
-        assert sum(counts.sum() for counts in info.up) > 0
+    for t, info in enumerate(info for chunk in chunks for info in chunk.infos):
+        for loss, up, down, slots in zip(*info, cohorts, strict=True):
+            assert (loss == 10.0 * t).all()
+            assert_equal(up, 11 * slots.mask[t])
+            assert_equal(down, 11 * slots.mask[t])

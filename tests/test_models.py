@@ -68,15 +68,15 @@ def test_conv_equals_lax_conv(size, stride, padding):
         assert_close(actual, value_and_gradients(library, x, kernel), atol=1e-12)
 
 
-@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 3), (3, 2)])
-def test_max_pool_takes_the_maximum_of_each_whole_window(window, stride):
+@pytest.mark.parametrize("window", [2, 3])
+def test_max_pool_takes_the_maximum_of_each_whole_window(window):
     x = normal(0, 2, 9, 8, 3)
-    rows, columns = (9 - window) // stride + 1, (8 - window) // stride + 1
+    rows, columns = 9 // window, 8 // window
     expected = np.zeros((2, rows, columns, 3))
     for i, j in np.ndindex(rows, columns):
-        tile = np.asarray(x)[:, stride * i :, stride * j :][:, :window, :window]
+        tile = np.asarray(x)[:, window * i :, window * j :][:, :window, :window]
         expected[:, i, j] = tile.max(axis=(1, 2))
-    np.testing.assert_array_equal(max_pool(x, window, stride), expected)
+    np.testing.assert_array_equal(max_pool(x, window), expected)
 
 
 # ---- batch normalisation

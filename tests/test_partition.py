@@ -302,7 +302,7 @@ def test_refusals(case):
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_a_saved_partition_comes_back(tmp_path, name):
     saved = divided(name, labels="independent", validation_fraction=0.1)
-    partition.save(saved, tmp_path / "mine.part")
+    partition.save(saved, SOURCE, tmp_path / "mine.part")
     loaded = partition.load(tmp_path / "mine.part", SOURCE)
     assert flat(loaded) == flat(saved) and loaded.outputs == saved.outputs
     assert type(loaded) is type(saved) and loaded.relabel.dtype == np.int32
@@ -310,19 +310,21 @@ def test_a_saved_partition_comes_back(tmp_path, name):
 
 def test_a_partition_of_other_data_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
-    partition.save(divided("classes", labels="independent"), path)
+    partition.save(divided("iid"), SOURCE, path)
+    swapped = SOURCE.labels.copy()
+    swapped[[0, -1]] = swapped[[-1, 0]]
     for other, sentence in [
-        (toy_source(classes=7), "for 6 classes, not 7"),
-        (toy_source(train=50), "row .* of 420"),
-        (SOURCE._replace(labels=SOURCE.labels[::-1]), "class that it does not know"),
+        (toy_source(classes=7), "6 classes, not 7"),
+        (toy_source(train=70), "other labels"),
+        (SOURCE._replace(labels=swapped), "other labels"),
     ]:
-        with pytest.raises(JaxflError, match=f"does not fit toy: .*{sentence}"):
+        with pytest.raises(JaxflError, match=f"does not fit toy: it is for {sentence}"):
             partition.load(path, other)
 
 
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "mine.npz"
-    partition.save(divided("iid"), path)
+    partition.save(divided("iid"), SOURCE, path)
     good = dict(np.load(path))
     for damage in [
         {"train": good["train"][1:]},
@@ -334,6 +336,7 @@ def test_damaged_files_are_refused(tmp_path):
         {"relabel": good["relabel"] - 2},
         {"outputs": np.array(5)},
         {"outputs": np.array([6])},
+        {"checksum": np.array([1, 2])},
     ]:
         np.savez(path, **good | damage)
         with pytest.raises(JaxflError, match="not a partition that jaxfl saved"):
@@ -344,6 +347,14 @@ def test_damaged_files_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(JaxflError, match="is damaged"):
         partition.load(path, SOURCE)
+
+
+def test_files_that_cannot_be_written_are_refused(tmp_path):
+    parts, path = divided("iid"), tmp_path / "nowhere" / "mine"
+    with pytest.raises(JaxflError, match="cannot be written"):
+        partition.save(parts, SOURCE, path)
+    with pytest.raises(JaxflError, match="cannot be written"):
+        draw(parts, SOURCE.labels, path)
 
 
 # --- the picture

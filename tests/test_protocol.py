@@ -147,9 +147,8 @@ def rates(state):
 
 def with_rates(state, rates):
     """The state with other values of some rates."""
-    rates = {name: jnp.float32(rate) for name, rate in rates.items()}
     return jax.tree.map(
-        lambda node: dataclasses.replace(node, **rates) if is_options(node) else node,
+        lambda node: dataclasses.replace(node, **traced(rates)) if is_options(node) else node,
         state,
         is_leaf=is_options,
     )

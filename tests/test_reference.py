@@ -289,8 +289,7 @@ def jaxfl_run(name):
         clients=clients,
         initial=[leaves(weights) for weights in jax.jit(initial_weights)(init_key, federation)],
         cohorts=[
-            training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t]))
-            for t in range(ROUNDS)
+            training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t])) for t in range(ROUNDS)
         ],
         draws_before_use=recorded(case.draws_before_use, use_key, range(len(clients))),
         options=options,
@@ -305,8 +304,7 @@ def jaxfl_run(name):
     return {
         "state": [case.view(at(states, t), federation, t) for t in range(ROUNDS)],
         "loss": [
-            {i: losses[group][t, place] for i, (group, place) in places[t].items()}
-            for t in range(ROUNDS)
+            {i: losses[group][t, place] for i, (group, place) in places[t].items()} for t in range(ROUNDS)
         ],
         "scores": scores,
     }, setting

@@ -5,7 +5,6 @@ before each of its checkpoints: these copies are runs that somebody stopped.
 """
 
 import csv
-import functools
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ import pytest
 from conftest import tiny_source
 from orbax.checkpoint import v1 as ocp
 
-from jaxfl import cli
+from jaxfl import cli, registry
 from jaxfl.runs import checkpoint, run
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -44,10 +43,15 @@ def quick_compilation():
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs():
     """A method with the same options compiles once, in whatever run it is used."""
-    choose = functools.cache(run.choose)
+    choose, made = run.choose, {}
+
+    def choose_once(choice, method, config):
+        chosen = choose(choice, method, config)
+        return chosen._replace(programs=made.setdefault((method, config), chosen.programs))
+
     with pytest.MonkeyPatch.context() as patch:
         for module in (cli, run):
-            patch.setattr(module, "choose", choose)
+            patch.setattr(module, "choose", choose_once)
         yield
 
 
@@ -72,9 +76,13 @@ def compared(dataset, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", copy_and_save)
-        where = ["--seed", "3", "--seeds", "2", "--run-dir", str(folder / "compared")]
-        cli.main(["compare", *METHODS, *dataset, *FEDERATION, *where])
+        compare(dataset, folder / "compared")
     return folder
+
+
+def compare(dataset, folder, *options):
+    seeds = ["--seed", "3", "--seeds", "2", "--run-dir", str(folder)]
+    cli.main(["compare", *METHODS, *dataset, *FEDERATION, *seeds, *options])
 
 
 def runs(folder):
@@ -125,8 +133,13 @@ def test_a_run_is_a_folder(compared):
         assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
         config = read(folder / "config.json")
-        assert config["method"] in METHODS and config["options"]["rounds"] == ROUNDS
+        assert config["label"] in METHODS and config["label"].startswith(config["method"])
+        assert config["options"]["rounds"] == ROUNDS and config["options"]["clients_at_once"] >= 1
         assert config["environment"]["jax"] == jax.__version__
+        models = [(model["name"], model["clients"], model["note"]) for model in config["models"]]
+        assert models == [("mlp,hidden=3", 2, ""), ("mlp,hidden=4", 2, "")]
+        inputs, classes = 64, 3
+        assert config["models"][0]["parameters"] == (inputs + 1) * 3 + (3 + 1) * classes
 
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -138,7 +151,10 @@ def test_a_run_is_a_folder(compared):
             assert line["bytes_down"] == sum(line["client_bytes_down"])
 
         result = read(folder / "result.json")
-        assert result["method"] == config["method"] and result["rounds"] == ROUNDS
+        assert result["method"] == config["label"] and result["rounds"] == ROUNDS
+        means = [line["accuracy"]["mean"] for line in lines if "accuracy" in line]
+        assert result["summary"]["last"] == means[-1] and result["summary"]["best_test"] == max(means)
+        assert result["summary"]["mean_last_10_evaluations"] == pytest.approx(np.mean(means))
         assert result["bytes_up"] == sum(line["bytes_up"] for line in lines) > 0
         assert result["bytes_down"] == sum(line["bytes_down"] for line in lines) > 0
         assert result["seconds"].keys() == {"compile", "train", "evaluate"}
@@ -154,17 +170,17 @@ def test_a_run_is_a_folder(compared):
 
 
 def test_diverged(dataset, tmp_path, capsys):
-    where = ["--rounds", "4", "--eval-every", "1", "--run-dir", str(tmp_path / "run")]
+    options = ["--lr", "1e8", "--run-dir", str(tmp_path / "run")]  # finite after two rounds, not after four
     with pytest.raises(SystemExit) as end:
-        cli.main(["run", "fedavg", *dataset, *FEDERATION, "--lr", "1e30", *where])
+        cli.main(["run", "fedavg", *dataset, *FEDERATION, *options])
     written = (tmp_path / "run" / "metrics.jsonl").read_text()
     *before, last = [json.loads(line, parse_constant=pytest.fail) for line in written.splitlines()]
     assert before and all(None not in line["client_loss"] for line in before)
     client = last["clients"][last["client_loss"].index(None)]
     sentence = capsys.readouterr().err
     assert end.value.code == 2 and sentence.count("\n") == 1
-    assert f"loss of client {client} is no longer finite in round {last['round']}" in sentence
-    assert checkpoint.saved(tmp_path / "run")[-1] == last["round"] - 1
+    assert f"of client {client} are not finite in round {last['round']};" in sentence
+    assert checkpoint.saved(tmp_path / "run") == [2]
 
 
 # --- compare and report
@@ -244,14 +260,85 @@ def test_report_repeats_the_comparison(compared, tmp_path, monkeypatch):
 
 def test_report_averages_nothing_but_seeds(compared, tmp_path):
     for number, lr in enumerate((0.05, 0.1)):
-        shutil.copytree(runs(compared)[0], tmp_path / str(number))
-        config = read(tmp_path / str(number) / "config.json")
-        config["options"] |= {"lr": lr, "seed": number}
-        (tmp_path / str(number) / "config.json").write_text(json.dumps(config))
+        altered(runs(compared)[0], tmp_path / str(number), lr=lr, seed=number)
     cli.main(["report", str(tmp_path)])
     by_csv, *_ = tables(tmp_path)
     assert sorted(row["method"] for row in by_csv) == ["fedavg,lr=0.05", "fedavg,lr=0.1"]
     assert [row["accuracy % std"] for row in by_csv] == ["", ""]
+
+
+def altered(run, copy, **options):
+    """A copy of a run whose configuration says something else."""
+    shutil.copytree(run, copy)
+    config = read(copy / "config.json")
+    config["options"] |= options
+    (copy / "config.json").write_text(json.dumps(config))
+
+
+def test_report_averages_seeds_that_differ_in_nothing_that_matters(compared, tmp_path):
+    first, second, *_ = runs(compared)
+    altered(first, tmp_path / "first")
+    altered(second, tmp_path / "second", data_dir="/elsewhere", clients_at_once=3, checkpoint_every=4)
+    cli.main(["report", str(tmp_path)])
+    (row,), *_ = tables(tmp_path)
+    assert row["method"] == "fedavg" and row["accuracy % std"] != ""
+
+
+def test_report_refuses_one_run_twice(compared, tmp_path, capsys):
+    for copy in ("a", "b"):
+        altered(runs(compared)[0], tmp_path / copy)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["report", str(tmp_path)])
+    assert end.value.code == 2
+    assert "are both fedavg with one seed; report one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("choice", "options", "label"),
+    [
+        ("compfl", {"lam": 0.5, "lr": 0.1}, "compfl,lam=0.5"),
+        ("compfl,kd=false", {}, "compfl,kd=false"),
+        ("fedavg", {"lr": 0.1}, "fedavg"),
+        ("fedavg,lr=0.1", {}, "fedavg,lr=0.1"),
+    ],
+)
+def test_labels_tell_methods_apart(choice, options, label):
+    method, given = registry.method(choice)
+    assert run.choose(choice, method, method.config(**given | options)).label == label
+
+
+def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
+    folder, original = tmp_path / "compared", compared / "compared"
+    shutil.copytree(original, folder)
+    kept, lost, stopped, _ = (folder / run.relative_to(original) for run in runs(compared))
+    shutil.rmtree(lost)
+    (stopped / "result.json").unlink()
+    shutil.rmtree(stopped / "checkpoints" / "6")
+    (folder / "table.csv").unlink()
+    before = (kept / "result.json").stat().st_mtime_ns
+
+    with pytest.raises(SystemExit) as end:
+        compare(dataset, folder, "--lr", "0.01")
+    assert end.value.code == 2 and not lost.exists()
+    assert "is not a run of this comparison: its method or options differ" in capsys.readouterr().err
+
+    compare(dataset, folder)
+    assert (kept / "result.json").stat().st_mtime_ns == before
+    for continued in (lost, stopped):
+        assert_same_run(continued, original / continued.relative_to(folder))
+    rows, other = ((path / "table.csv").read_text().splitlines() for path in (folder, original))
+    assert sorted(rows) == sorted(other)
+
+
+def test_a_comparison_outlives_a_run_that_diverges(dataset, tmp_path, capsys):
+    methods = ["fedavg,lr=1e30", "fedavg"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["compare", *methods, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "compared")])
+    assert end.value.code == 2
+    sentence = capsys.readouterr().err
+    assert "1 of 2 runs failed: fedavg,lr=1e+30: " in sentence and sentence.count("\n") == 1
+    by_csv, *_ = tables(tmp_path / "compared")
+    assert [row["method"] for row in by_csv] == ["fedavg"]
 
 
 # --- resume

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jaxfl.data.partition import Partition
+from jaxfl.errors import writing
 
 
 def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str = "") -> None:
@@ -17,6 +18,9 @@ def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str 
       labels: (N,) int, the source's labels.
       path: of the PNG.
       title: printed above.
+
+    Raises:
+      JaxflError: if it cannot be written.
     """
     clients, classes = partition.relabel.shape
     counts = np.stack([np.bincount(labels[rows], minlength=classes) for rows in partition.train])
@@ -28,4 +32,5 @@ def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(field, label="training rows")
-    figure.savefig(path, format="png")
+    with writing(path):
+        figure.savefig(path, format="png")

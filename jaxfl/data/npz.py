@@ -36,7 +36,5 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
         ) from error
     missing = [name for name in required if name not in arrays]
     if missing:
-        raise JaxflError(
-            f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}."
-        )
+        raise JaxflError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}.")
     return arrays

@@ -1,5 +1,6 @@
 """Whose rows are whose: training, validation and test rows of every client, and its labels."""
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -8,7 +9,7 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, writing
 
 PARTS = ("train", "validation", "test")
 
@@ -124,9 +125,7 @@ def _source_test(source: Source, known, max_test: int | None, rng) -> list[np.nd
     """The source's test rows of the classes that each client knows, equally many of each."""
     tested = []
     for classes in known:
-        by_class = [
-            rng.permutation(np.flatnonzero(~source.train & (source.labels == c))) for c in classes
-        ]
+        by_class = [rng.permutation(np.flatnonzero(~source.train & (source.labels == c))) for c in classes]
         each = min(map(len, by_class))
         if max_test is not None:
             each = min(each, max_test // len(classes))
@@ -181,18 +180,31 @@ def _require_disjoint(parts) -> None:
         )
 
 
-def save(partition: Partition, path: str | Path) -> None:
+def save(partition: Partition, source: Source, path: str | Path) -> None:
     """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
 
-    It holds ``relabel``, ``outputs`` and for each of train, validation and test the rows of all
-    clients in one array (``train``) and how many each client has (``train_sizes``).
+    It holds ``relabel``, ``outputs``, a ``checksum`` of the source's labels, and for each of train,
+    validation and test the rows of all clients in one array (``train``) and how many each client has
+    (``train_sizes``).
+
+    Args:
+      partition: what to write.
+      source: the data that it divides.
+      path: the file.
+
+    Raises:
+      JaxflError: if it cannot be written.
     """
-    arrays = {"relabel": partition.relabel, "outputs": np.array(partition.outputs)}
+    arrays = {
+        "relabel": partition.relabel,
+        "outputs": np.array(partition.outputs),
+        "checksum": np.array(_checksum(source)),
+    }
     for part in PARTS:
         rows = getattr(partition, part)
         arrays[part] = np.concatenate(rows)
         arrays[f"{part}_sizes"] = np.array([len(of_client) for of_client in rows])
-    with open(path, "wb") as file:
+    with writing(path), open(path, "wb") as file:
         np.savez_compressed(file, **arrays)
 
 
@@ -206,24 +218,26 @@ def load(path: str | Path, source: Source) -> Partition:
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.
     """
-    arrays = npz.read(path, [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs"])
+    names = [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs", "checksum"]
+    arrays = npz.read(path, names)
     if not _well_formed(**arrays):
         raise JaxflError(f"{path} is not a partition that jaxfl saved; divide the data again.")
     relabel, outputs = arrays["relabel"], int(arrays["outputs"])
-    parts = [np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1]) for part in PARTS]
-    misfit = _misfit(parts, relabel, source)
-    if misfit:
+    same_classes = relabel.shape[1] == source.classes
+    if not same_classes or arrays["checksum"] != _checksum(source):
+        other = "other labels" if same_classes else f"{relabel.shape[1]} classes, not {source.classes}"
         raise JaxflError(
-            f"{path} does not fit {source.name}: {misfit}; load the data that it was made for."
+            f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
         )
+    parts = [np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1]) for part in PARTS]
     return Partition(*map(_int32, parts), relabel.astype(np.int32), outputs)
 
 
-def _well_formed(relabel, outputs, **rows) -> bool:
+def _well_formed(relabel, outputs, checksum, **rows) -> bool:
     """Whether the arrays of a file have the kinds, shapes and ranges of a partition."""
-    if any(array.dtype.kind not in "iu" for array in (relabel, outputs, *rows.values())):
+    if any(array.dtype.kind not in "iu" for array in (relabel, outputs, checksum, *rows.values())):
         return False
-    if relabel.ndim != 2 or relabel.size == 0 or outputs.ndim != 0:
+    if relabel.ndim != 2 or relabel.size == 0 or outputs.ndim != 0 or checksum.ndim != 0:
         return False
     if relabel.min() < -1 or not 0 <= relabel.max() < outputs:
         return False
@@ -236,14 +250,5 @@ def _well_formed(relabel, outputs, **rows) -> bool:
     return True
 
 
-def _misfit(parts, relabel: np.ndarray, source: Source) -> str | None:
-    """Why a partition cannot belong to a source."""
-    if relabel.shape[1] != source.classes:
-        return f"it is for {relabel.shape[1]} classes, not {source.classes}"
-    for client, pieces in enumerate(zip(*parts, strict=True)):
-        rows = np.concatenate(pieces)
-        if rows.max() >= len(source.labels):
-            return f"client {client} has row {rows.max()} of {len(source.labels)}"
-        if (relabel[client, source.labels[rows]] < 0).any():
-            return f"client {client} has rows of a class that it does not know"
-    return None
+def _checksum(source: Source) -> int:
+    return zlib.crc32(source.labels.astype(np.int32).tobytes())

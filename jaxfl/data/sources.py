@@ -56,11 +56,16 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
         images, labels, train, classes = _digits()
     elif path.suffix == ".npz":
         images, labels, train, classes = _npz(path)
-    elif path.is_dir():
+    elif is_folder(name):
         images, labels, train, classes = _folder(path)
     else:
         images, labels, train, classes = tfds.read(name, data_dir)
     return from_arrays(name, images, labels, train, classes)
+
+
+def is_folder(name: str) -> bool:
+    """Whether `load` takes a name for that of a folder."""
+    return name != "digits" and Path(name).expanduser().is_dir()
 
 
 def from_arrays(
@@ -83,9 +88,7 @@ def from_arrays(
     if train is None:
         train = ~_stratified_fifth(name, labels)
     elif train.dtype != bool or train.shape != labels.shape:
-        raise JaxflError(
-            f'{name}: split has to say "train" or "test", or True for training, once per label.'
-        )
+        raise JaxflError(f'{name}: split has to say "train" or "test", or True for training, once per label.')
     order = np.argsort(~train, kind="stable")
     return Source(name, images[order], labels[order], train[order], classes)
 
@@ -176,9 +179,7 @@ def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> n
 
 def _stratified_fifth(name: str, labels: np.ndarray) -> np.ndarray:
     try:
-        _, test = train_test_split(
-            np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
-        )
+        _, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
     except ValueError as error:
         raise JaxflError(
             f"{name} has no test part and too few images of some class to set a fifth of each "

@@ -1,13 +1,10 @@
 """Image-classification sets of tensorflow-datasets, read without TensorFlow."""
 
-import contextlib
-import difflib
-import logging
 from pathlib import Path
 
 import numpy as np
 
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, nearest, quiet
 
 
 def read(name: str, data_dir: str | Path | None = None):
@@ -28,7 +25,7 @@ def read(name: str, data_dir: str | Path | None = None):
     import tensorflow_datasets as tfds
 
     set_name, _, label = name.partition(":")
-    with _quiet():
+    with quiet():
         builder = _builder(tfds, set_name, data_dir)
         _check_prepared(builder, set_name, data_dir)
         image, label = _keys(tfds, builder.info, set_name, label)
@@ -46,25 +43,13 @@ def read(name: str, data_dir: str | Path | None = None):
     return images, labels, train, builder.info.features[label].num_classes
 
 
-@contextlib.contextmanager
-def _quiet():
-    """Silence the advice that the library logs; what concerns the user is in our errors."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _builder(tfds, name: str, data_dir):
     try:
         # Any version, so that a set prepared by an older release of the library is found too.
         return tfds.builder(f"{name}:*.*.*", data_dir=data_dir)
     except ImportError as error:
         raise JaxflError(
-            f"{name} needs a package that is missing here; pip install 'jaxfl[tfds-prepare]'."
+            f"{name} needs a package that is missing here; pip install '.[tfds-prepare]' in a clone of jaxfl."
         ) from error
     except Exception as error:  # names are refused by one type of error, broken files by many
         raise JaxflError(_why_no_builder(tfds, name)) from error
@@ -74,21 +59,18 @@ def _why_no_builder(tfds, name: str) -> str:
     base, _, configuration = name.partition("/")
     sets = tfds.list_builders(with_community_datasets=False)
     if base not in sets:
-        problem = f"{name!r} is neither a file, a folder nor a set of tensorflow-datasets"
-        nearest = difflib.get_close_matches(base, ["digits", *sets], 1)
-    else:
-        known = list(tfds.builder_cls(base).builder_configs)
-        if configuration in ("", *known):
-            return f"The description of {name} is damaged; delete its folder and prepare it again."
-        problem = f"{base} has no configuration {configuration!r}"
-        nearest = difflib.get_close_matches(configuration, known, 1)
-    return problem + (f"; did you mean {nearest[0]}?" if nearest else ".")
+        advice = nearest(base, ["digits", *sets])
+        return f"{name!r} is neither a file, a folder nor a set of tensorflow-datasets; {advice}"
+    known = list(tfds.builder_cls(base).builder_configs)
+    if configuration in ("", *known):
+        return f"The description of {name} is damaged; delete its folder and prepare it again."
+    return f"{base} has no configuration {configuration!r}; {nearest(configuration, known)}"
 
 
 def _check_prepared(builder, name: str, data_dir) -> None:
     where = "" if data_dir is None else f"data_dir={str(data_dir)!r}, "
     recipe = (
-        "pip install 'jaxfl[tfds-prepare]' and then "
+        "pip install '.[tfds-prepare]' in a clone of jaxfl and then "
         'python -c "import tensorflow_datasets as tfds; '
         f"tfds.builder({name!r}, {where}file_format='array_record').download_and_prepare()\""
     )

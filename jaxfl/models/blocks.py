@@ -133,7 +133,7 @@ class ConvBlock(nn.Module):
         layer = Conv(self.features, self.kernel, 1, self.padding, self.norm, self.bias, name="conv")
         x = self.activation(layer(x, train=train, mask=mask))
         self.sow("intermediates", "convs", x)
-        return max_pool(x, self.pool, self.pool) if self.pool > 1 else x
+        return max_pool(x, self.pool) if self.pool > 1 else x
 
 
 class DenseBlock(nn.Module):

@@ -1,9 +1,8 @@
 """What the factories of the zoo share: their options, and the making of a model from blocks."""
 
-import difflib
 from typing import Literal
 
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, nearest
 from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear, Resize
 from jaxfl.models.model import Block, Model
 
@@ -14,14 +13,11 @@ def choice(option: str, value: str, known: tuple[str, ...]) -> str:
     """Returns `value` if it is one of `known`.
 
     Raises:
-        JaxflError: If it is not; the message names the nearest one.
+        JaxflError: If it is not; the message names the nearest one, or all.
     """
     if value in known:
         return value
-    nearest = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
-    raise JaxflError(
-        f"{option} is {value!r}, not one of {', '.join(known)}; did you mean {nearest!r}?"
-    )
+    raise JaxflError(f"There is no {option} {value!r}; {nearest(str(value), known)}")
 
 
 def has_norm(norm: NormName) -> bool:
@@ -65,9 +61,7 @@ def network(
         JaxflError: If `shape` is not three positive numbers or `classes` is not positive.
     """
     if len(shape) != 3 or min(shape) < 1:
-        raise JaxflError(
-            f"{name} takes images of shape (height, width, channels), not {tuple(shape)}."
-        )
+        raise JaxflError(f"{name} takes images of shape (height, width, channels), not {tuple(shape)}.")
     if classes < 1:
         raise JaxflError(f"{name} cannot have {classes} classes; give at least one.")
     blocks, note = [*body, Block("classifier", Linear(classes))], ""

@@ -8,7 +8,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
@@ -36,21 +35,16 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> 
     return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
 
 
-def max_pool(x: jax.Array, window: int = 2, stride: int = 2) -> jax.Array:
-    """Takes the maximum of each window; a rest too small for a window is dropped.
+def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
+    """Takes the maximum of each of side-by-side windows; a rest too small for one is dropped.
 
     Args:
         x: Maps (B, H, W, C).
         window: Side of the square window, in pixels.
-        stride: Step in both directions, in pixels.
 
     Returns:
-        (B, H', W', C) with H' = (H - window) // stride + 1, and W' likewise.
+        (B, H // window, W // window, C).
     """
-    if window != stride:
-        window_shape, steps = (1, window, window, 1), (1, stride, stride, 1)
-        lowest = jnp.array(-jnp.inf, x.dtype)
-        return lax.reduce_window(x, lowest, lax.max, window_shape, steps, "VALID")
     batch, height, width, channels = x.shape
     rows, columns = height // window, width // window
     tiles = x[:, : rows * window, : columns * window]

@@ -136,9 +136,7 @@ class Model:
             updated[name] = new.get("batch_stats", {})
         return x, updated
 
-    def taps(
-        self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]
-    ) -> tuple[jax.Array, ...]:
+    def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
         """Returns inner outputs by depth, counted in convolutions of the main path.
 
         Args:

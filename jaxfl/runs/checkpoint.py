@@ -3,8 +3,6 @@
 A state is stored as a flat dict of named arrays, so its container types may change between versions.
 """
 
-import contextlib
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from jaxfl.errors import JaxflError
-from jaxfl.runs.store import CHECKPOINTS, writing
+from jaxfl.errors import JaxflError, quiet, writing
+from jaxfl.runs.store import CHECKPOINTS
 
 
 def save(folder: Path, rounds: int, state: Any, fingerprint: str) -> None:
@@ -34,9 +32,7 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str) -> None:
 
 def saved(folder: Path) -> list[int]:
     """The numbers of rounds after which there is a checkpoint, ascending."""
-    return sorted(
-        int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdigit()
-    )
+    return sorted(int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdigit())
 
 
 def keep(folder: Path, rounds: int) -> None:
@@ -65,7 +61,7 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
         for name, leaf in _named(like).items()
     }
     try:
-        with _quiet():
+        with quiet():
             found = ocp.metadata(path)
             written_by = found.custom_metadata["fingerprint"]
             shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in found.metadata.items()}
@@ -82,18 +78,6 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             "resume the run that wrote it."
         )
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in _named(like)])
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Silence what Orbax logs about a damaged folder; the error says it in one sentence."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _named(tree: Any) -> dict[str, Any]:

@@ -4,48 +4,87 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, writing
 from jaxfl.experiment import Data, Setup
 from jaxfl.runs import store, table
 from jaxfl.runs.plot import draw_curves
-from jaxfl.runs.run import Chosen, start
+from jaxfl.runs.run import Chosen, described, resume, start
+
+
+def plan(
+    folder: Path, methods: list[Chosen], setup: Setup, seeds: list[int]
+) -> dict[Path, tuple[Chosen, Setup]]:
+    """The runs of a comparison: every method with every seed, in a folder each.
+
+    Args:
+      folder: new, or of an earlier comparison with the same options, which is continued.
+      methods: to compare.
+      setup: the options of every run but for the seed.
+      seeds: of the runs.
+
+    Raises:
+      JaxflError: if a method is named twice, or the folder holds anything else.
+    """
+    for i, chosen in enumerate(methods):
+        for other in methods[:i]:
+            same = (chosen.method, chosen.config) == (other.method, other.config)
+            if same or chosen.label == other.label:
+                raise JaxflError(f"{chosen.label} is named twice; name every method once.")
+    planned = {
+        folder / _file_name(chosen.label) / f"seed-{seed}": (chosen, dataclasses.replace(setup, seed=seed))
+        for seed in seeds
+        for chosen in methods
+    }
+    begun = runs_in(folder)
+    if not begun:
+        store.check_free(folder)
+    for run in begun:
+        config = store.experiment(store.read_config(run))
+        if run not in planned or config != store.experiment(described(*planned[run])):
+            raise JaxflError(
+                f"{run} is not a run of this comparison: its method or options differ; choose another "
+                "--run-dir, or repeat the command that began it."
+            )
+    return planned
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of a comparison's runs, finished or not."""
+    with writing(folder):
+        return [path.parent for path in sorted(folder.glob(f"*/seed-*/{store.CONFIG}"))]
 
 
 def compare(
     folder: Path,
-    methods: list[Chosen],
-    setup: Setup,
+    planned: dict[Path, tuple[Chosen, Setup]],
     data: Data,
-    seeds: list[int],
     watch: Callable[[str, int, list[dict]], None],
-) -> table.Table:
-    """Run every method with every seed, in a folder each, and write one table and one plot.
+) -> tuple[table.Table | None, list[str]]:
+    """Start or continue all runs, and write one table and one plot of those that finish.
 
     Args:
-      folder: for all runs; must not exist, or be empty.
-      methods: with distinct labels.
-      setup: the options of every run but for the seed.
+      folder: for all of them.
+      planned: by `plan`; a method's programs are compiled once for all its seeds.
       data: from `prepare` with the same setup.
-      seeds: of the runs; a method's programs are compiled once for all of them.
       watch: called with label, seed and new metrics.
 
-    Raises:
-      JaxflError: if the folder is not free, a label is used twice, or a run diverges.
+    Returns:
+      The table, None if no run has finished; and for every other run the sentence that says why not.
     """
-    labels = [chosen.label for chosen in methods]
-    if len(set(labels)) < len(labels):
-        raise JaxflError(f"A method is named twice in {', '.join(labels)}; name it once.")
-    store.create(folder)
-    for seed in seeds:
-        for chosen in methods:
-            start(
-                folder / _file_name(chosen.label) / f"seed-{seed}",
-                chosen,
-                dataclasses.replace(setup, seed=seed),
-                data,
-                lambda new, label=chosen.label, seed=seed: watch(label, seed, new),
-            )
-    return report([folder], folder)
+    failures = []
+    for run, (chosen, setup) in planned.items():
+
+        def watch_run(new, label=chosen.label, seed=setup.seed):
+            watch(label, seed, new)
+
+        try:
+            if (run / store.CONFIG).exists():
+                resume(run, watch_run)
+            else:
+                start(run, chosen, setup, data, watch_run)
+        except JaxflError as error:
+            failures.append(str(error))
+    return report([folder], folder) if len(failures) < len(planned) else None, failures
 
 
 def report(folders: list[Path], out: Path) -> table.Table:
@@ -56,7 +95,7 @@ def report(folders: list[Path], out: Path) -> table.Table:
       out: where table.csv, .md, .tex and curves.png are written.
 
     Raises:
-      JaxflError: if a folder has no finished run.
+      JaxflError: if a folder has no finished run, or two runs are the same but for their folders.
     """
     finished = {}  # a set in order: a run that is named twice counts once
     for folder in folders:
@@ -65,12 +104,15 @@ def report(folders: list[Path], out: Path) -> table.Table:
             raise JaxflError(f"There is no finished run in {folder}.")
         finished |= found
     runs = sorted(finished, key=lambda run: (run / store.RESULT).stat().st_mtime)
-    results, metrics = [], {}
+    results, metrics, folder_of = [], {}, {}
     for run, label in zip(runs, _labels([store.read_config(run) for run in runs]), strict=True):
         results.append((label, store.read_json(run / store.RESULT)))
         metrics.setdefault(label, []).append(store.read_metrics(run))
+        same = folder_of.setdefault((label, results[-1][1]["seed"]), run)
+        if same != run:
+            raise JaxflError(f"{run} and {same} are both {label} with one seed; report one of them.")
     made = table.tabulate(results)
-    with store.writing(out):
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         (out / "table.csv").write_text(table.as_csv(made))
         (out / "table.md").write_text(table.as_markdown(made))
@@ -81,16 +123,18 @@ def report(folders: list[Path], out: Path) -> table.Table:
 
 def _labels(configs: list[dict]) -> list[str]:
     """The runs' labels, with the options that tell runs of one label apart: only seeds are averaged."""
+    experiments = [store.experiment(config) for config in configs]
+    # Seeds of one another share the label of the first.
+    first = [configs[experiments.index(experiment)]["label"] for experiment in experiments]
     labels = []
-    for config in configs:
-        options = config["options"]
-        alike = [other["options"] for other in configs if other["label"] == config["label"]]
+    for label, experiment in zip(first, experiments, strict=True):
+        alike = [other for other, its in zip(experiments, first, strict=True) if its == label]
         told = [
             f"{name}={value}"
-            for name, value in options.items()
-            if name != "seed" and any(other.get(name) != value for other in alike)
+            for name, value in experiment.items()
+            if any(other.get(name) != value for other in alike)
         ]
-        labels.append(",".join([config["label"], *told]))
+        labels.append(",".join([label, *told]))
     return labels
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxfl.runs.store import writing
+from jaxfl.errors import writing
 
 
 def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
     """Write a PNG: accuracy against rounds, and against the bytes moved.
 
     Args:
-      runs: per label the metrics of its seeds; a line is their mean, a band their standard deviation.
+      runs: per label the metrics of its seeds; a line is their mean, a band their sample standard
+        deviation where there are several.
       path: of the PNG.
     """
     figure = Figure((11, 4.2), layout="constrained", dpi=150)
@@ -27,9 +28,11 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
         )
         rounds = [record["round"] for record in scored[0][:length]]
         megabytes = np.mean([_megabytes(metrics, rounds) for metrics in seeds], axis=0)
-        mean, spread = accuracy.mean(0), accuracy.std(0)
+        mean = accuracy.mean(0)
         (line,) = left.plot(rounds, mean, marker=".", label=label)
-        left.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15)
+        if len(seeds) > 1:
+            spread = accuracy.std(0, ddof=1)
+            left.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15)
         if megabytes[-1] > 0:
             right.plot(megabytes, mean, marker=".", label=label)
     left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")

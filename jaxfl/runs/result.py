@@ -61,7 +61,7 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
       each architecture; validation: mean over clients on validation rows, None without such rows.
     """
     ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
-    right, rows, validated, validation_rows = (
+    right, rows, validated, validation_rows, _ = (
         np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True)
     )
     of_client = right / rows
@@ -92,14 +92,14 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     best = None if None in validations else means[int(np.argmax(validations))]
     timed = [record["seconds"] for record in metrics if "seconds" in record]
     return {
-        "method": config["method"],
+        "method": config["label"],
         "seed": config["options"]["seed"],
         "rounds": metrics[-1]["round"],
         "accuracy": scored[-1]["accuracy"],
         "received": scored[-1]["received"],
         "summary": {
             "last": means[-1],
-            "mean_last_10": float(np.mean(means[-10:])),
+            "mean_last_10_evaluations": float(np.mean(means[-10:])),
             "best_validation": best,
             "best_test": max(means),
         },

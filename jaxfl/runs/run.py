@@ -1,7 +1,10 @@
 """One run, from configuration to result: simulate, write down, save."""
 
+import contextlib
 import dataclasses
 import platform
+import subprocess
+import typing
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -14,11 +17,12 @@ from jaxfl.cohorts import draw_cohorts
 from jaxfl.data import partition as partitions
 from jaxfl.engine import Programs, programs, simulate, traced
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Data, Setup, prepare
-from jaxfl.options import check
+from jaxfl.experiment import Data, Setup, absolute, prepare
+from jaxfl.options import alternatives, check
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.result import records, result
+from jaxfl.training import Training
 from jaxfl.types import Method
 
 
@@ -26,24 +30,41 @@ class Chosen(NamedTuple):
     """A method with its options, ready to run.
 
     Args:
-      choice: as the user named it: ``fedper`` or ``path/to/my.py:my_method``.
-      label: in tables: the name, and what was chosen otherwise than by default.
+      name: what finds the method again: ``fedper``, ``/path/to/my.py:my_method``, or None for an object.
+      label: in tables: the method's name, and the options that tell it from others.
       method: the method.
       config: its options.
       programs: its compiled programs, shared by runs with other seeds.
     """
 
-    choice: str
+    name: str | None
     label: str
     method: Method
     config: Any
     programs: Programs
 
 
-def choose(choice: str, label: str, method: Method, config: Any) -> Chosen:
-    """Check a method's options and prepare its programs."""
+def choose(choice: str | None, method: Method, config: Any) -> Chosen:
+    """Check a method's options, label it and prepare its programs.
+
+    Args:
+      choice: as the user named the method, None for an object. Options given in it are in the label, as are
+        those of the method's own that are not the default.
+      method: what it names.
+      config: all options.
+
+    Raises:
+      JaxflError: if an option is of another type or out of range.
+    """
     check(method.name, config)
-    return Chosen(choice, label, method, config, programs(method.build(config)))
+    name, given = registry.split(registry.absolute(choice)) if choice else (None, {})
+    common = {field.name for field in dataclasses.fields(Training)}
+    told = [
+        f"{field.name}={str(getattr(config, field.name)).lower()}"
+        for field in dataclasses.fields(config)
+        if field.name in given or (field.name not in common and getattr(config, field.name) != field.default)
+    ]
+    return Chosen(name, ",".join([method.name, *told]), method, config, programs(method.build(config)))
 
 
 def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callable) -> dict:
@@ -64,15 +85,26 @@ def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
         stays in the folder.
     """
     store.create(folder)
-    config = {
-        "method": chosen.choice,
-        "label": chosen.label,
-        "options": _plain(setup) | _plain(chosen.config),
+    setup = dataclasses.replace(setup, clients_at_once=data.federation.clients_at_once)
+    config = described(chosen, setup) | {
+        "models": [
+            {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
+            for model, count in data.models
+        ],
         "environment": environment(),
     }
-    partitions.save(data.partition, folder / store.PARTITION)
+    partitions.save(data.partition, data.source, folder / store.PARTITION)
     store.write_json(folder / store.CONFIG, config)
     return _continue(folder, config, chosen, setup, data, watch, done=0)
+
+
+def described(chosen: Chosen, setup: Setup) -> dict:
+    """What was chosen, as a run's configuration holds it: paths are absolute."""
+    return {
+        "method": chosen.name,
+        "label": chosen.label,
+        "options": _plain(absolute(setup)) | _plain(chosen.config),
+    }
 
 
 def resume(folder: Path, watch: Callable) -> dict:
@@ -81,10 +113,12 @@ def resume(folder: Path, watch: Callable) -> dict:
     A finished run returns its result at once.
 
     Raises:
-      JaxflError: if the folder holds no run, or a checkpoint is damaged or foreign.
+      JaxflError: if the folder holds no run, or one whose method cannot be found again, or a checkpoint is
+        damaged or foreign.
     """
     config = store.read_config(folder)
     if (folder / store.RESULT).exists():
+        watch(store.read_metrics(folder))
         return store.read_json(folder / store.RESULT)
     setup, chosen = restore(folder, config)
     data = prepare(setup, folder / store.PARTITION)
@@ -95,18 +129,22 @@ def resume(folder: Path, watch: Callable) -> dict:
 
 def restore(folder: Path, config: dict) -> tuple[Setup, Chosen]:
     """The setup and the method that a run's configuration describes."""
+    if config["method"] is None:
+        raise JaxflError(
+            f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
+            "path/to/file.py:object to resume it."
+        )
     method, _ = registry.method(config["method"])
     options = dict(config["options"])
     try:
-        setup = Setup(**{field.name: options.pop(field.name) for field in dataclasses.fields(Setup)})
-        chosen = choose(config["method"], config["label"], method, method.config(**options))
+        setup = _restored(Setup, {field.name: options.pop(field.name) for field in dataclasses.fields(Setup)})
+        chosen = choose(config["method"], method, _restored(method.config, options))
     except (KeyError, TypeError) as error:
         raise JaxflError(
             f"{folder / store.CONFIG} does not fit this version of jaxfl ({error}); the run was made by "
             f"jaxfl {config['environment']['jaxfl']}."
         ) from None
-    data_dir = Path(setup.data_dir) if setup.data_dir else None
-    return dataclasses.replace(setup, data_dir=data_dir, models=tuple(setup.models)), chosen
+    return setup, chosen._replace(label=config["label"])
 
 
 def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
@@ -139,8 +177,8 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
         if chunk.diverged:
             round_, client = chunk.diverged
             raise JaxflError(
-                f"{chosen.label}: the loss of client {client} is no longer finite in round {round_ + 1}; "
-                f"lower --lr (now {chosen.config.lr}); what came before is in {folder}."
+                f"{chosen.label}: the loss or the predictions of client {client} are not finite in round "
+                f"{round_ + 1}; lower --lr (now {chosen.config.lr}); what came before is in {folder}."
             )
         rounds = new[-1]["round"]
         if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
@@ -159,12 +197,37 @@ def environment() -> dict:
         "python": platform.python_version(),
         "device": f"{device.platform} {device.device_kind}",
         "devices": jax.device_count(),
+        "git": _revision(),
     }
+
+
+def _revision() -> str | None:
+    """The commit of the checkout that jaxfl runs from, marked if it was changed since; None elsewhere."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError):
+        command = ["git", "--no-optional-locks", "-C", root, *describe]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
 def _plain(config: Any) -> dict:
-    """A dataclass as JSON values."""
+    """A dataclass as JSON values; the inverse is `_restored`."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-    }
+    for name, value in values.items():
+        if isinstance(value, Path):
+            values[name] = str(value)
+        elif isinstance(value, tuple):
+            values[name] = list(value)
+    return values
+
+
+def _restored(cls: type, values: dict) -> Any:
+    hints = typing.get_type_hints(cls)
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+        elif isinstance(value, str) and Path in alternatives(hints[name]):
+            values[name] = Path(value)
+    return cls(**values)

@@ -1,6 +1,8 @@
 """A run is a folder, and nothing that a report or a resume needs is outside of it.
 
-    config.json      options, versions, device
+Its files are
+
+    config.json      options, models, versions, device
     partition.npz    whose rows are whose
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
@@ -15,17 +17,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, writing
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS = "checkpoints"
+# Options that runs of one experiment may differ in.
+INCIDENTAL = ("seed", "data_dir", "clients_at_once", "checkpoint_every")
 
 
-def create(folder: Path) -> None:
-    """Make a folder for a new run.
+def check_free(folder: Path) -> None:
+    """Refuse a folder for a new run that is in use.
 
     Raises:
-      JaxflError: if it is in use, or cannot be written.
+      JaxflError: if it holds anything.
     """
     with writing(folder):
         if (folder / CONFIG).exists():
@@ -35,29 +39,20 @@ def create(folder: Path) -> None:
             )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
+
+
+def create(folder: Path) -> None:
+    """Make a folder for a new run.
+
+    Raises:
+      JaxflError: if it is in use, or cannot be written.
+    """
+    check_free(folder)
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / CONFIG
         probe.write_text("")
         probe.unlink()
-
-
-class writing:
-    """Context that turns a failed write into one sentence."""
-
-    def __init__(self, where: Path):
-        """`where` is named in the sentence."""
-        self.where = where
-
-    def __enter__(self):
-        """Nothing to prepare."""
-
-    def __exit__(self, kind, error, trace):
-        """Translate errors of the file system."""
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise JaxflError(
-                f"{self.where} cannot be written ({reason}); free some space or choose another --run-dir."
-            ) from error
 
 
 def free_folder(name: str, dataset: str = "") -> Path:
@@ -134,6 +129,13 @@ def keep_metrics(folder: Path, rounds: int) -> list[dict]:
         part.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(part, path)
     return kept
+
+
+def experiment(config: dict) -> dict:
+    """What a run tries: its method and its options. Runs in which this is equal are seeds of one another."""
+    options = {name: value for name, value in config["options"].items() if name not in INCIDENTAL}
+    # Methods that came as Python objects are known by their label alone.
+    return {"method": config["method"] or config["label"]} | options
 
 
 def fingerprint(config: dict) -> str:

@@ -97,16 +97,16 @@ def as_latex(table: Table) -> str:
     ]
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     columns = "l" + "r" * len(table.titles)
-    return f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{head}\\hline\n{''.join(body)}\\hline\n\\end{{tabular}}\n"
+    return (
+        f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{head}\\hline\n{''.join(body)}\\hline\n\\end{{tabular}}\n"
+    )
 
 
 def as_csv(table: Table) -> str:
     """Comma-separated, means and standard deviations in columns of their own."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["method", *(f"{title}{kind}" for title in table.titles for kind in ("", " std"))]
-    )
+    writer.writerow(["method", *(f"{title}{kind}" for title in table.titles for kind in ("", " std"))])
     for label, cells in table.rows:
         flat = [part for cell in cells for part in (cell.mean, cell.std)]
         known = [part is not None and not math.isnan(part) for part in flat]

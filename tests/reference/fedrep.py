@@ -19,9 +19,7 @@ def step(state, clients, cohort, options):
         model = bodies[client.group] | heads[i]
         model, _ = sgd(model, loss, draw["head"], options, trains=nets.in_head)
         heads[i] = nets.head(model)
-        model, losses[i] = sgd(
-            model, loss, draw["body"], options, trains=lambda name: not nets.in_head(name)
-        )
+        model, losses[i] = sgd(model, loss, draw["body"], options, trains=lambda name: not nets.in_head(name))
         sent.append((client.group, client.size, nets.body(model)))
     return {"shared": average(bodies, sent), "personal": heads}, losses
 

@@ -121,7 +121,6 @@ def average(before, sent):
         mine = [(n, weights) for receiver, n, weights in sent if receiver == architecture]
         total = sum(n for n, _ in mine)
         after[architecture] = {
-            name: sum(n / total * weights[name] for n, weights in mine) if mine else old[name]
-            for name in old
+            name: sum(n / total * weights[name] for n, weights in mine) if mine else old[name] for name in old
         }
     return after
