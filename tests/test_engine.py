@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, tiny_models, tiny_partition, tiny_source
 
 from jaxfl import engine
 from jaxfl.clientmap import scatter
@@ -252,3 +252,19 @@ def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
             assert (loss == 10.0 * t).all()
             assert_equal(up, 11 * slots.mask[t])
             assert_equal(down, 11 * slots.mask[t])
+
+
+def test_bad_rows_of_one_client_do_not_reach_the_others():
+    """Padding repeats a client's own rows, so another's infinite image stays with its owner."""
+    source = tiny_source()
+    images = source.images.astype(np.float32)
+    images[0] = np.inf  # a training row of client 0
+    federation = federate(source, tiny_partition(source), tiny_models())
+    federation = dataclasses.replace(federation, images=jnp.asarray(images))
+    cohorts = draw_cohorts(CLIENTS, 1.0, 1, seed=0)
+    config = METHODS["local"].config(epochs=1, batch_size=4)
+    programs = engine.programs(METHODS["local"].build(config))
+    (chunk,) = engine.simulate(programs, federation, config, cohorts, KEY, eval_every=1)
+    loss = np.concatenate(chunk.infos[0].loss)
+    assert chunk.diverged == (0, 0)
+    assert np.isfinite(loss).tolist() == [False, True, True, True, True]

@@ -11,7 +11,7 @@ any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's 
 4. update (eq. 4)    (theta_j^, phi_ij^) <- SGD over L = CE + lam L_f + mu L_kd
                      L_f  = mean_k ||z_k - zbar_y_k||^2                              eq. 2
                      L_kd = mean_k KL(t_k || p_k)                                    eq. 3
-                     t_k  = y_k / 2 + sum_j s_j p_jk / 2                             teachers j <= j_i, j != j^
+                     t_k  = y_k / 2 + sum_j s_j p_jk / 2                         teachers j <= j_i, j != j^
 5. aggregate (eq. 10) theta_j <- theta_j + sum_i n_i (theta_ij - theta_j) / sum_i n_i over i with j^ = j
 
 A client deploys the model as trained if it trained its own expert in the last round, otherwise the newest

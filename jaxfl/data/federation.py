@@ -127,9 +127,8 @@ def _group(source: Source, partition: Partition, model: Model, ids: np.ndarray) 
     def padded(rows):
         # One capacity for all groups: a client's batches do not depend on whom it is grouped with.
         capacity = max(len(of_client) for of_client in rows)
-        table = np.zeros((len(ids), capacity), np.int32)
-        for place, i in enumerate(ids):
-            table[place, : len(rows[i])] = rows[i]
+        # Filled up with the client's own rows: masked or not, nobody computes on another's images.
+        table = np.stack([np.resize(rows[i], capacity) for i in ids]).astype(np.int32)
         return jnp.asarray(table), jnp.asarray([len(rows[i]) for i in ids], jnp.int32)
 
     rows, size = padded(partition.train)
