@@ -54,7 +54,7 @@ class Setup:
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)
     """Share of clients that take part in a round."""
-    eval_every: int = within("[1, inf)", 10)
+    eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
     checkpoint_every: int | None = within("[1, inf)", None)
     """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""

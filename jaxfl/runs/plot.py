@@ -34,11 +34,9 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
             spread = accuracy.std(0, ddof=1)
             left.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15)
         if megabytes[-1] > 0:
-            right.plot(megabytes, mean, marker=".", label=label)
+            right.plot(megabytes, mean, marker=".", color=line.get_color())
     left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")
     right.set(xlabel="megabytes sent and received")
-    if right.lines:
-        right.set_xscale("log")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     left.legend(fontsize="small")
