@@ -12,7 +12,7 @@ from jax import lax
 from jaxfl.errors import JaxflError
 from jaxfl.models import zoo
 from jaxfl.models.blocks import Norm
-from jaxfl.models.conv import conv, max_pool
+from jaxfl.models.conv import CONVOLUTIONS, conv, depthwise_conv, max_pool, to_images, to_maps, using
 
 GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
 LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
@@ -44,51 +44,82 @@ def assert_close(actual, expected, **tolerance):
 # ---- convolution and pooling
 
 
+def on_images(f, *arguments, **options):
+    """A function of maps as one of images."""
+    return lambda x, *more: to_images(f(to_maps(x), *more, *arguments, **options))
+
+
+def value_and_gradients(f, x, kernel):
+    """A function's value, and its gradients for one fixed cotangent."""
+
+    @jax.jit
+    def run(x, kernel):
+        value, vjp = jax.vjp(f, x, kernel)
+        return value, vjp(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
+
+    return run(x, kernel)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize(
     ("size", "stride", "padding"),
     [(5, 1, 0), (5, 1, 2), (5, 2, 2), (3, 1, 1), (3, 2, 1), (3, 2, 0), (1, 1, 0), (1, 2, 0)],
 )
-def test_conv_equals_lax_conv(size, stride, padding):
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
     def library(x, kernel):
-        sides = [(padding, padding)] * 2
-        layout = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, kernel, (stride,) * 2, sides, dimension_numbers=layout)
+        sides, groups = [(padding, padding)] * 2, 3 if depthwise else 1
+        kernel = kernel.reshape(size, size, -1, 3 if depthwise else 4)
+        return lax.conv_general_dilated(
+            x, kernel, (stride,) * 2, sides, dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )  # fmt: skip
 
-    with jax.enable_x64(True):
-        x, kernel = normal(0, 2, 9, 8, 3), normal(1, size, size, 3, 4)
-        cotangent = normal(2, *jax.eval_shape(library, x, kernel).shape)
-
-        @functools.partial(jax.jit, static_argnums=0)
-        def value_and_gradients(f, x, kernel):
-            value, vjp = jax.vjp(f, x, kernel)
-            return value, vjp(cotangent)
-
-        ours = functools.partial(conv, stride=stride, padding=padding)
+    with jax.enable_x64(True), using(name):
+        x, kernel = normal(0, 2, 9, 8, 3), normal(1, size, size, *((3,) if depthwise else (3, 4)))
+        ours = on_images(depthwise_conv if depthwise else conv, stride=stride, padding=padding)
         actual = value_and_gradients(ours, x, kernel)
         assert_close(actual, value_and_gradients(library, x, kernel), atol=1e-12)
 
 
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("window", [2, 3])
-def test_max_pool_takes_the_maximum_of_each_whole_window(window):
+def test_max_pool_takes_the_maximum_of_each_whole_window(name, window):
     x = normal(0, 2, 9, 8, 3)
     rows, columns = 9 // window, 8 // window
     expected = np.zeros((2, rows, columns, 3))
     for i, j in np.ndindex(rows, columns):
         tile = np.asarray(x)[:, window * i :, window * j :][:, :window, :window]
         expected[:, i, j] = tile.max(axis=(1, 2))
-    np.testing.assert_array_equal(max_pool(x, window), expected)
+    with using(name):
+        np.testing.assert_array_equal(on_images(max_pool, window)(x), expected)
+
+
+@pytest.mark.parametrize("factory", [zoo.lenet5, zoo.resnet9])
+def test_a_network_is_the_same_with_every_convolution(factory):
+    model = factory(shape=(16, 16, 1), classes=3, width=0.06)
+    weights, x, mask = model.init(jax.random.key(0)), normal(1, 4, 16, 16, 1), jnp.arange(4) < 3
+    outputs = [
+        (
+            run(own, weights, x, train=True, mask=mask),
+            jax.jit(functools.partial(own.taps, depths=(2,)))(*weights, x),
+        )
+        for own in (dataclasses.replace(model, convolution=name) for name in CONVOLUTIONS)
+    ]
+    for other in outputs[1:]:
+        assert_close(other, outputs[0], atol=2e-5)
 
 
 # ---- batch normalisation
 
 
 def test_norm_uses_the_real_rows_only():
-    x, mask = normal(0, 5, 3, 2, 4).at[3:].set(1e6), jnp.arange(5) < 3
+    x, mask = normal(0, 5, 6).at[3:].set(1e6), jnp.arange(5) < 3
     variables = Norm().init(jax.random.key(0), x, train=False, mask=None)
     y, new = Norm().apply(variables, x, train=True, mask=mask, mutable=["batch_stats"])
 
     real = np.asarray(x)[:3]
-    mean, var = real.mean(axis=(0, 1, 2)), real.var(axis=(0, 1, 2))
+    mean, var = real.mean(axis=0), real.var(axis=0)
     np.testing.assert_allclose(y[:3], (real - mean) / np.sqrt(var + 1e-5), atol=1e-5)
     np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * mean, rtol=1e-4)
     np.testing.assert_allclose(new["batch_stats"]["var"], 0.9 + 0.1 * var, rtol=1e-5)
@@ -158,7 +189,7 @@ def test_taps_are_taken_before_pooling_in_the_order_asked_for():
     weights, x = model.init(jax.random.key(0)), normal(1, 4, 8, 8, 1)
     second, first = jax.jit(functools.partial(model.taps, depths=(2, 1)))(*weights, x)
     pooled, _ = run(part(model, "conv1"), weights, x, train=False)
-    np.testing.assert_allclose(max_pool(first), pooled, atol=1e-6)
+    np.testing.assert_allclose(on_images(max_pool)(first), pooled, atol=1e-6)
     assert second.shape == (4, 4, 4, 4)
 
 

@@ -1,6 +1,8 @@
 """The Flax modules that networks are made of; every block is called `(x, *, train, mask)`.
 
 `train` is False in evaluation mode; `mask (B,)` marks the real rows of a padded batch (None: all).
+A block takes and returns images (B, H, W, C) or features (B, d); inside, convolutions work on maps
+(see `jaxfl.models.conv`).
 Layers start as in PyTorch: kernels and biases uniform in +-1/sqrt(fan_in) (He et al. 2015,
 arXiv:1502.01852, with a = sqrt 5), the setting that the papers' learning rates assume.
 Parameters have JAX's default float dtype at the time of initialisation.
@@ -17,7 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl.models.conv import conv, max_pool
+from jaxfl.models.conv import along, axis, conv, max_pool, to_images, to_maps
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -33,16 +35,6 @@ def uniform(fan_in: int) -> nn.initializers.Initializer:
     return draw
 
 
-def spatial_mean(x: jax.Array) -> jax.Array:
-    """Global average pooling, (B, H, W, C) to (B, C)."""
-    return x.mean(axis=(1, 2))
-
-
-def spatial_max(x: jax.Array) -> jax.Array:
-    """Global max pooling, (B, H, W, C) to (B, C)."""
-    return x.max(axis=(1, 2))
-
-
 class Resize(nn.Module):
     """Bilinear resizing to (height, width), the input adapter for images that are too small."""
 
@@ -56,7 +48,7 @@ class Resize(nn.Module):
 
 
 class Norm(nn.Module):
-    """Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, arXiv:1502.03167).
+    """Batch normalisation of maps or of features (B, d) (Ioffe & Szegedy 2015, arXiv:1502.03167).
 
     The running statistics move by a tenth in each training step. A batch without a real row gives
     NaN; the trainer drops such a step.
@@ -64,8 +56,9 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Normalises (B, ..., C), in training by the statistics of the rows that `mask` marks."""
+        """Normalises each channel, in training by the statistics of the rows that `mask` marks."""
         norm = nn.BatchNorm(
+            axis=axis("C") if x.ndim == 4 else 1,
             momentum=0.9,
             epsilon=1e-5,
             param_dtype=jnp.result_type(float),
@@ -74,7 +67,7 @@ class Norm(nn.Module):
         )
         nn.share_scope(self, norm)
         if mask is not None:
-            mask = mask.reshape(-1, *[1] * (x.ndim - 1))
+            mask = along("B", mask) if x.ndim == 4 else mask[:, None]
         return norm(x, use_running_average=not train, mask=mask)
 
 
@@ -93,7 +86,7 @@ class Linear(nn.Module):
 
 
 class Conv(nn.Module):
-    """Convolution [+ norm], (B, H, W, C) to (B, H', W', features)."""
+    """Convolution [+ norm], from maps of any channels to maps of `features`."""
 
     features: int
     kernel: int
@@ -104,13 +97,13 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Returns the convolution of x, normalised if `norm`."""
+        """Returns the convolution of the maps, normalised if `norm`."""
         dtype = jnp.result_type(float)
-        shape = (self.kernel, self.kernel, x.shape[-1], self.features)
+        shape = (self.kernel, self.kernel, x.shape[axis("C")], self.features)
         start = uniform(math.prod(shape[:3]))
         x = conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
         if self.bias:
-            x = x + self.param("bias", start, (self.features,), dtype)[None, None, None]
+            x = x + along("C", self.param("bias", start, (self.features,), dtype))
         if self.norm:
             x = Norm(name="norm")(x, train=train, mask=mask)
         return x
@@ -131,9 +124,9 @@ class ConvBlock(nn.Module):
     def __call__(self, x, *, train, mask):
         """Maps (B, H, W, C) to (B, H', W', features)."""
         layer = Conv(self.features, self.kernel, 1, self.padding, self.norm, self.bias, name="conv")
-        x = self.activation(layer(x, train=train, mask=mask))
-        self.sow("intermediates", "convs", x)
-        return max_pool(x, self.pool) if self.pool > 1 else x
+        x = self.activation(layer(to_maps(x), train=train, mask=mask))
+        self.sow("intermediates", "convs", to_images(x))
+        return to_images(max_pool(x, self.pool) if self.pool > 1 else x)
 
 
 class DenseBlock(nn.Module):
@@ -169,15 +162,16 @@ class BasicBlock(nn.Module):
     def __call__(self, x, *, train, mask):
         """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with a global `pool`."""
         layer = functools.partial(Conv, self.features, norm=self.norm, bias=not self.norm)
+        x = to_maps(x)
         y = layer(3, self.stride, 1, name="conv1")(x, train=train, mask=mask)
         y = nn.relu(y)
-        self.sow("intermediates", "convs", y)
+        self.sow("intermediates", "convs", to_images(y))
         y = layer(3, 1, 1, name="conv2")(y, train=train, mask=mask)
-        self.sow("intermediates", "convs", y)
-        if self.stride != 1 or x.shape[-1] != self.features:
+        self.sow("intermediates", "convs", to_images(y))
+        if self.stride != 1 or x.shape[axis("C")] != self.features:
             x = layer(1, self.stride, name="shortcut")(x, train=train, mask=mask)
         y = nn.relu(x + y)
-        return self.pool(y) if self.pool else y
+        return self.pool(y) if self.pool else to_images(y)
 
 
 class ResidualPair(nn.Module):
@@ -189,9 +183,9 @@ class ResidualPair(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Maps (B, H, W, C) to the same shape, or to (B, C) with a global `pool`."""
-        y = x
+        x = y = to_maps(x)
         for name in ("conv1", "conv2"):
-            layer = Conv(x.shape[-1], 3, 1, 1, self.norm, not self.norm, name=name)
+            layer = Conv(x.shape[axis("C")], 3, 1, 1, self.norm, not self.norm, name=name)
             y = nn.relu(layer(y, train=train, mask=mask))
-            self.sow("intermediates", "convs", y)
-        return self.pool(x + y) if self.pool else x + y
+            self.sow("intermediates", "convs", to_images(y))
+        return self.pool(x + y) if self.pool else to_images(x + y)

@@ -1,54 +1,228 @@
-"""Convolution as one matrix product, and max pooling.
+"""Convolution and pooling, with implementations to choose from.
 
-XLA's own convolution is slow on CPU inside `lax.scan` and under `jax.vmap` over the weights, which
-is where every client of a federation trains; a matrix product is fast in both places.
+XLA's own convolution is slow on CPU inside `lax.scan`, and becomes a grouped one under `jax.vmap` over
+the weights: the two places where the clients of a federation train. A matrix product is fast in both.
+
+Between blocks images are (B, H, W, C). Inside a block they are *maps*: the same numbers in the order of
+axes that the implementation in use likes best. A block calls `to_maps` first and `to_images` last; where
+one block follows another, XLA cancels the two.
 """
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+IMAGES = "BHWC"
+
+
+class Convolution(NamedTuple):
+    """An implementation.
+
+    Attributes:
+        axes: Order of the axes of maps.
+        apply: `(maps, kernel, stride) -> maps` without padding; see `conv`.
+    """
+
+    axes: str
+    apply: Callable
+
+
+# ---- implementations
+
+
+def _rows(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """Patches along the width only; then one product for each row of the output.
+
+    With H outermost the kh strips below an output row are one contiguous (kh kw C, W' B) matrix, so
+    patches along the height need not be built: they would be kh times larger and leave the cache.
+    """
+    kh, kw, channels, features = kernel.shape
+    strips = jnp.concatenate(_shifted(x, kw, stride, axis=2), axis=1)  # (H, kw C, W', B)
+    height, depth, width, batch = strips.shape
+    matrix = kernel.reshape(kh * kw * channels, features).T
+    y = _row_products(strips.reshape(height, depth, width * batch), matrix, stride)
+    return y.reshape(-1, features, width, batch)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _row_products(strips: jax.Array, matrix: jax.Array, stride: int) -> jax.Array:
+    """y[h] = matrix @ strips[h stride : h stride + kh], flattened: (H, q, m), (D, kh q) -> (H', D, m)."""
+    height, depth, width = strips.shape
+    features, kh = matrix.shape[0], matrix.shape[1] // depth
+
+    def row(h, y):
+        below = lax.dynamic_slice_in_dim(strips, h * stride, kh).reshape(kh * depth, width)
+        return lax.dynamic_update_index_in_dim(y, matrix @ below, h, 0)
+
+    rows = (height - kh) // stride + 1
+    return lax.fori_loop(0, rows, row, jnp.zeros((rows, features, width), strips.dtype))
+
+
+def _row_products_forward(strips, matrix, stride):
+    return _row_products(strips, matrix, stride), (strips, matrix)
+
+
+def _row_products_backward(stride, saved, dy):
+    strips, matrix = saved
+    depth, width = strips.shape[1:]
+    kh = matrix.shape[1] // depth
+
+    def row(h, gradients):
+        d_strips, d_matrix = gradients
+        below = lax.dynamic_slice_in_dim(strips, h * stride, kh).reshape(kh * depth, width)
+        d_matrix += lax.dot_general(dy[h], below, (((1,), (1,)), ((), ())))
+        d_below = (matrix.T @ dy[h]).reshape(kh, depth, width)
+        d_below += lax.dynamic_slice_in_dim(d_strips, h * stride, kh)
+        return lax.dynamic_update_slice_in_dim(d_strips, d_below, h * stride, 0), d_matrix
+
+    return lax.fori_loop(0, dy.shape[0], row, (jnp.zeros_like(strips), jnp.zeros_like(matrix)))
+
+
+_row_products.defvjp(_row_products_forward, _row_products_backward)
+
+
+def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """All patches from shifted slices, along the width and then the height; then one product."""
+    kh, kw, channels, features = kernel.shape
+    x = jnp.concatenate(_shifted(x, kw, stride, axis=2), axis=-1)
+    x = jnp.concatenate(_shifted(x, kh, stride, axis=1), axis=-1)
+    return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
+
+
+def _plain(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """XLA's convolution; with clients side by side, a grouped one."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
+
+
+CONVOLUTIONS = {
+    "rows": Convolution("HCWB", _rows),
+    "patches": Convolution("BHWC", _patches),
+    "plain": Convolution("BHWC", _plain),
+}
+
+
+# ---- which one is in use
+
+_chosen = contextvars.ContextVar("convolution", default="auto")
+
+
+def resolve(name: str) -> str:
+    """Returns the implementation that a name stands for: `"auto"` is the one that suits the backend."""
+    if name != "auto":
+        return name
+    return "rows" if jax.default_backend() == "cpu" else "patches"
+
+
+@contextlib.contextmanager
+def using(name: str):
+    """Convolutions traced within use this implementation: a key of `CONVOLUTIONS`, or `"auto"`."""
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def _in_use() -> Convolution:
+    return CONVOLUTIONS[resolve(_chosen.get())]
+
+
+# ---- maps
+
+
+def axis(name: str) -> int:
+    """Returns the place of an axis of maps: one of B, H, W, C."""
+    return _in_use().axes.index(name)
+
+
+def to_maps(x: jax.Array) -> jax.Array:
+    """Turns images (B, H, W, C) into maps."""
+    return x.transpose([IMAGES.index(name) for name in _in_use().axes])
+
+
+def to_images(x: jax.Array) -> jax.Array:
+    """Turns maps into images (B, H, W, C)."""
+    return x.transpose([axis(name) for name in IMAGES])
+
+
+def along(name: str, values: jax.Array) -> jax.Array:
+    """Shapes values (n,) so that they broadcast along one axis of maps."""
+    return values.reshape([-1 if other == name else 1 for other in _in_use().axes])
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
-    """Convolves images with a kernel: patches from shifted slices, times the flattened kernel.
-
-    The slices are concatenated first along the width, then along the height: kw + kh of them give
-    the same patches as kh * kw would, and compile in half the time.
+    """Convolves maps with a kernel.
 
     Args:
-        x: Images (B, H, W, C).
+        x: Maps of C channels.
         kernel: Weights (kh, kw, C, D), of the dtype of `x`.
         stride: Step in both directions, in pixels.
         padding: Zeros added on each of the four sides, in pixels.
 
     Returns:
-        (B, H', W', D) with H' = (H + 2 padding - kh) // stride + 1, and W' likewise.
+        Maps of D channels, H' = (H + 2 padding - kh) // stride + 1 pixels high, and W' wide likewise.
     """
-    kh, kw, channels, features = kernel.shape
-    if padding:
-        x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    reach_h = (x.shape[1] - kh) // stride * stride + 1
-    reach_w = (x.shape[2] - kw) // stride * stride + 1
-    x = jnp.concatenate([x[:, :, j : j + reach_w : stride] for j in range(kw)], axis=-1)
-    x = jnp.concatenate([x[:, i : i + reach_h : stride] for i in range(kh)], axis=-1)
-    return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
+    return _in_use().apply(_padded(x, padding), kernel, stride)
+
+
+def depthwise_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
+    """Convolves every channel of maps with a kernel of its own (kh, kw, C); see `conv`."""
+    x, (kh, kw, _) = _padded(x, padding), kernel.shape
+    # One product with a matrix has nothing to offer here: every weight meets one channel only.
+    return sum(
+        part * along("C", kernel[i, j])
+        for i, rows in enumerate(_shifted(x, kh, stride, axis("H")))
+        for j, part in enumerate(_shifted(rows, kw, stride, axis("W")))
+    )
 
 
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Takes the maximum of each of side-by-side windows; a rest too small for one is dropped.
 
     Args:
-        x: Maps (B, H, W, C).
+        x: Maps.
         window: Side of the square window, in pixels.
 
     Returns:
-        (B, H // window, W // window, C).
+        Maps of H // window times W // window pixels.
     """
-    batch, height, width, channels = x.shape
-    rows, columns = height // window, width // window
-    tiles = x[:, : rows * window, : columns * window]
-    tiles = tiles.reshape(batch, rows, window, columns, window, channels)
-    # Pairwise maxima have a cheaper gradient than one reduction over two axes.
-    tiles = functools.reduce(jnp.maximum, (tiles[:, :, i] for i in range(window)))
-    return functools.reduce(jnp.maximum, (tiles[:, :, :, j] for j in range(window)))
+    for name in "HW":
+        place = axis(name)
+        tiles = x.shape[place] // window
+        x = lax.slice_in_dim(x, 0, tiles * window, axis=place)
+        x = x.reshape(*x.shape[:place], tiles, window, *x.shape[place + 1 :])
+        # Pairwise maxima have a cheaper gradient than one reduction over two axes.
+        parts = (lax.index_in_dim(x, i, place + 1, keepdims=False) for i in range(window))
+        x = functools.reduce(jnp.maximum, parts)
+    return x
+
+
+def spatial_mean(x: jax.Array) -> jax.Array:
+    """Global average pooling, from maps to (B, C)."""
+    return _flat(x.mean(axis=(axis("H"), axis("W"))))
+
+
+def spatial_max(x: jax.Array) -> jax.Array:
+    """Global max pooling, from maps to (B, C)."""
+    return _flat(x.max(axis=(axis("H"), axis("W"))))
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return x if axis("B") < axis("C") else x.T
+
+
+def _padded(x: jax.Array, padding: int) -> jax.Array:
+    return jnp.pad(x, [(padding, padding) if name in "HW" else (0, 0) for name in _in_use().axes])
+
+
+def _shifted(x: jax.Array, size: int, stride: int, axis: int) -> list[jax.Array]:
+    """The slices that a kernel of some size sees along an axis, one for each of its places."""
+    reach = (x.shape[axis] - size) // stride * stride + 1
+    return [lax.slice_in_dim(x, i, i + reach, stride, axis) for i in range(size)]

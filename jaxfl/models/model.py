@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jaxfl.errors import JaxflError
+from jaxfl.models.conv import using
 
 
 class Weights(NamedTuple):
@@ -53,6 +54,7 @@ class Model:
         shape: Shape of one example that the first block takes: (H, W, C), or (d,) for a head.
         classes: Number of classes.
         note: One sentence that the user should read, or nothing.
+        convolution: Its implementation, see `jaxfl.models.conv`; "auto" is what suits the backend.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Model:
     shape: tuple[int, ...]
     classes: int
     note: str = ""
+    convolution: str = "auto"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,8 +87,9 @@ class Model:
         x = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
         for name, module in self.blocks:
             run = functools.partial(module.apply, train=False, mask=None)
-            variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
-            x = jax.eval_shape(run, variables, x)
+            with using(self.convolution):
+                variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
+                x = jax.eval_shape(run, variables, x)
             params[name] = variables.get("params", {})
             stats[name] = variables.get("batch_stats", {})
         return Weights(params, stats)
@@ -121,14 +125,15 @@ class Model:
         for name, module in self.blocks:
             trains = train if isinstance(train, bool) else name in train
             try:
-                x, new = module.apply(
-                    {"params": params[name], "batch_stats": stats.get(name, {})},
-                    x,
-                    train=trains,
-                    mask=mask,
-                    rngs=None if key is None else {"dropout": _block_key(key, name)},
-                    mutable=["batch_stats"],
-                )
+                with using(self.convolution):
+                    x, new = module.apply(
+                        {"params": params[name], "batch_stats": stats.get(name, {})},
+                        x,
+                        train=trains,
+                        mask=mask,
+                        rngs=None if key is None else {"dropout": _block_key(key, name)},
+                        mutable=["batch_stats"],
+                    )
             except InvalidRngError:
                 raise JaxflError(
                     f"{self.name} has dropout in its block {name!r}; pass a key to train it."
@@ -155,7 +160,8 @@ class Model:
         outputs = []
         for name, module in self.blocks:
             variables = {"params": params[name], "batch_stats": stats.get(name, {})}
-            x, new = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])
+            with using(self.convolution):
+                x, new = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])
             outputs += new.get("intermediates", {}).get("convs", ())
         for depth in depths:
             if not 1 <= depth <= len(outputs):

@@ -1,7 +1,8 @@
 """Residual networks for small images."""
 
-from jaxfl.models.blocks import BasicBlock, ConvBlock, ResidualPair, spatial_max, spatial_mean
+from jaxfl.models.blocks import BasicBlock, ConvBlock, ResidualPair
 from jaxfl.models.build import NormName, has_norm, network, scaled
+from jaxfl.models.conv import spatial_max, spatial_mean
 from jaxfl.models.model import Block, Model
 
 
