@@ -17,7 +17,7 @@ from jaxfl import registry
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.experiment import Data, Setup, check_setup, divide, load_source, prepare
+from jaxfl.experiment import CACHE, Data, Setup, check_setup, divide, load_source, prepare
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, resume, start
@@ -308,8 +308,11 @@ def _announce(setup: Setup, saved_partition: Path | None = None) -> Data:
     )
     for model, count in data.models:
         OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
-    device = jax.devices()[0]
-    OUT.print(f"jax {jax.__version__} on {device.platform} ({device.device_kind})")
+    device, federation = jax.devices()[0], data.federation
+    OUT.print(
+        f"jax {jax.__version__} on {federation.devices} x {device.platform} ({device.device_kind}), "
+        f"{federation.clients_at_once} at once on each, convolution {data.models[0][0].convolution}"
+    )
     return data
 
 
@@ -361,8 +364,12 @@ class _Watch(Progress):
 def entry() -> None:
     """The console script: settings of this process, then `main`."""
     # Compiled programs are kept, so that the next run of the same shapes starts at once.
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxfl"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
+        # One device per core: clients train on all of them at the same time.
+        affinity = getattr(os, "sched_getaffinity", None)
+        jax.config.update("jax_num_cpu_devices", len(affinity(0)) if affinity else os.cpu_count() or 1)
     main()

@@ -1,13 +1,15 @@
 """The client axis and its one door.
 
 An algorithm describes one client; `map_clients` runs that description for all clients of a cohort, group
-by group. How many run side by side is decided here, so no algorithm maps over clients itself.
+by group. How many run side by side, and on which devices, is decided here, so no algorithm maps over clients
+itself.
 """
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxfl import tree
 from jaxfl.data.federation import Federation
@@ -22,20 +24,22 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
         no batch, and what it returns is not used.
       key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
       federation: the clients.
-      cohort: which of them.
+      cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.cohorts.balance`
+        arranges clients so that the stretches weigh the same.
       shared: per group, what all its clients receive.
       own: per group, leaves (k_g, ...), of which each client gets its entry; see `gather`.
 
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...).
     """
-    at_once = federation.clients_at_once
+    mesh = federation.mesh
 
     def of_group(group, slots, shared, own):
         places = len(slots.mask)
-        if 1 < at_once < places:
-            # Filled up with empty places: a remainder would be compiled as a program of its own.
-            fill = -places % at_once
+        at_once = min(federation.clients_at_once, -(-places // federation.devices))
+        # Filled up with empty places: a remainder would be compiled as a program of its own.
+        fill = -places % (federation.devices * at_once)
+        if fill:
             slots = Slots(
                 jnp.pad(slots.index, (0, fill), constant_values=len(group.id)), jnp.pad(slots.mask, (0, fill))
             )
@@ -47,14 +51,37 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
             validation_size=jnp.where(slots.mask, clients.validation_size, 0),
             test_size=jnp.where(slots.mask, clients.test_size, 0),
         )
-        outputs = jax.lax.map(
-            lambda one: f(jax.random.fold_in(key, one[0].id), one[0], shared, one[1]),
-            (clients, own),
-            batch_size=at_once if at_once > 1 else None,
-        )
+
+        def stretch(clients, own):
+            return jax.lax.map(
+                lambda one: f(jax.random.fold_in(key, one[0].id), one[0], shared, one[1]),
+                (clients, own),
+                batch_size=at_once if at_once > 1 else None,
+            )
+
+        outputs = stretch(clients, own) if mesh is None else _spread(stretch, mesh, clients, own)
         return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
     return per_group(of_group, federation.groups, cohort.groups, shared, own)
+
+
+def _spread(f, mesh, *args):
+    """``f(*args)`` with the leading axis of all arguments and outputs divided among the mesh's devices."""
+    share = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // mesh.size, *leaf.shape[1:]), leaf.dtype), args
+    )
+    # What f captures is made an argument: inside `shard_map` arrays from outside are of another kind.
+    jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(*share)
+
+    def on_device(captured, args):
+        leaves = jax.core.eval_jaxpr(jaxpr.jaxpr, captured, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
+
+    whole, divided = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(whole, divided), out_specs=divided, check_vma=False
+    )
+    return mapped(jaxpr.consts, args)
 
 
 def per_group(f, *groups) -> PerGroup:

@@ -1,14 +1,17 @@
-"""Who takes part in which round: drawn before the run, from a stream of its own.
+"""Who takes part in which round, and in which place: drawn before the run, from a stream of its own.
 
 The stream depends on the seed, the round and the number of clients alone, so every method sees the same
 cohorts, and a resumed run the same as an undisturbed one.
 """
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxfl.types import Slots
+
+SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
 
 
 def draw_cohorts(
@@ -43,3 +46,41 @@ def _slots(chosen: np.ndarray) -> Slots:
     index = np.argsort(~chosen, axis=1, kind="stable")[:, :places].astype(np.int32)
     mask = np.arange(places) < counts[:, None]
     return Slots(np.where(mask, index, np.int32(chosen.shape[1])), mask)
+
+
+def balance(cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], devices: int) -> tuple[Slots, ...]:
+    """Rearrange cohorts so that the devices, each with an equal stretch of places, get equal work.
+
+    The largest client first, each goes to the device with the least work so far that has a place left.
+    Within a stretch clients stand by size, so those that run side by side are of similar size.
+
+    Args:
+      cohorts: per group `Slots` with leaves (rounds, k_g).
+      sizes: per group (n_g,), the rows of each client: its work.
+      devices: how many.
+
+    Returns:
+      The same clients in the same rounds, with leaves (rounds, devices * places): at most `SPARE` more
+      places per device than its share, none where all clients of a group are equal.
+    """
+    return tuple(_balanced(slots, work, devices) for slots, work in zip(cohorts, sizes, strict=True))
+
+
+def _balanced(slots: Slots, sizes: np.ndarray, devices: int) -> Slots:
+    rounds, k = slots.mask.shape
+    share = -(-k // devices)
+    places = share if np.ptp(sizes) == 0 else min(k, share + SPARE)
+    index = np.full((rounds, devices, places), len(sizes), np.int32)
+    for t in range(rounds):
+        clients = slots.index[t][slots.mask[t]]
+        if t and np.array_equal(slots.index[t], slots.index[t - 1]):
+            index[t] = index[t - 1]
+            continue
+        loads = [(0, 0, device) for device in range(devices)]  # rows, clients, device
+        for client in clients[np.argsort(-sizes[clients], kind="stable")]:
+            rows, count, device = heapq.heappop(loads)
+            index[t, device, count] = client
+            if count + 1 < places:
+                heapq.heappush(loads, (rows + int(sizes[client]), count + 1, device))
+    index = index.reshape(rounds, devices * places)
+    return Slots(index, index < len(sizes))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.cohorts import balance
 from jaxfl.data.federation import Federation
 from jaxfl.evaluate import score
 from jaxfl.types import Algorithm, Cohort, Info, PerGroup, Slots
@@ -89,7 +90,10 @@ def programs(algorithm: Algorithm) -> Programs:
     def rounds(key, state, federation, cohorts):
         def one(state, cohort):
             round_key = jax.random.fold_in(key, cohort.round)
-            return algorithm.step(round_key, state, federation, cohort)
+            state, info = algorithm.step(round_key, state, federation, cohort)
+            if federation.mesh is not None:  # the state leaves a round as it came: whole, on every device
+                state = jax.lax.with_sharding_constraint(state, federation.everywhere)
+            return state, info
 
         return jax.lax.scan(one, state, cohorts)
 
@@ -165,6 +169,8 @@ def simulate(
     if state is None:
         # Copied, because an array that stands in two places cannot be donated.
         state = jax.tree.map(jnp.copy, programs.init(init_key, federation, traced(hyper)))
+    if federation.mesh is not None:
+        round_key, score_key, state = jax.device_put((round_key, score_key, state), federation.everywhere)
     for first in range(start, rounds, eval_every):
         last = min(first + eval_every, rounds) - 1
         begun, compiled = time.perf_counter(), programs.seconds
@@ -213,9 +219,7 @@ def evaluate(
     def scores(program):
         of_parts = [jax.device_get(program(key, state, federation, part)) for part in parts]
         return tuple(
-            _joined(
-                [(part.groups[g].mask, of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)]
-            )
+            _joined([(part.groups[g], of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)])
             for g in range(len(federation.groups))
         )
 
@@ -240,28 +244,27 @@ def _per_round(infos: Info) -> list[Info]:
 
 def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
     """All clients as cohorts of one shape, of at most `CLIENTS_PER_SCORING` clients per group."""
-    counts = [len(group.size) for group in federation.groups]
-    places = [min(count, CLIENTS_PER_SCORING) for count in counts]
-    number = max(-(-count // CLIENTS_PER_SCORING) for count in counts)
+    number = max(-(-len(group.size) // CLIENTS_PER_SCORING) for group in federation.groups)
 
-    def slots(part, count, places):
-        index = np.arange(part * places, (part + 1) * places, dtype=np.int32)
+    def slots(group):
+        count = len(group.size)
+        index = np.arange(number * min(count, CLIENTS_PER_SCORING), dtype=np.int32).reshape(number, -1)
         return Slots(np.minimum(index, np.int32(count)), index < count)
 
+    work = [np.asarray(group.test_size) for group in federation.groups]
+    parts = balance([slots(group) for group in federation.groups], work, federation.devices)
     return [
-        Cohort(
-            np.int32(last),
-            tuple(slots(part, *group) for group in zip(counts, places, strict=True)),
-            rounds,
-        )
+        Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds)
         for part in range(number)
     ]
 
 
 def _joined(parts: list[tuple]) -> Any:
-    """Leaves (places,) of several parts, as leaves (n_g,) without the empty places."""
-    taken = [jax.tree.map(lambda leaf, mask=mask: leaf[mask], tree) for mask, tree in parts]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *taken)
+    """Leaves (places,) of several parts, each with its `Slots`, as leaves (n_g,) in the order of clients."""
+    slots, trees = zip(*parts, strict=True)
+    taken = np.concatenate([of_part.mask for of_part in slots])
+    order = np.argsort(np.concatenate([of_part.index for of_part in slots])[taken])
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[taken][order], *trees)
 
 
 def _with_traffic(info: Info, more: Info) -> Info:

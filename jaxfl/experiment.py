@@ -5,8 +5,12 @@ source -> partition -> models -> Federation
 
 import dataclasses
 import functools
+import math
+import os
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import jax
 
 from jaxfl import registry
 from jaxfl.data import partition as partitions
@@ -15,6 +19,8 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import TEST
 from jaxfl.data.sources import Source, from_arrays, is_folder, load
 from jaxfl.errors import JaxflError
+from jaxfl.models.conv import resolve
+from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.options import check, within
 
@@ -61,8 +67,19 @@ class Setup:
     seed: int = within("[0, inf)", 0)
     """Initial weights, cohorts and batches."""
     clients_at_once: int | None = within("[1, inf)", None)
-    """Clients of a group that train side by side; by default 1 on a CPU, all elsewhere."""
+    """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
+    devices: int | None = within("[1, inf)", None)
+    """Devices that share the clients of a round; by default all that JAX has (the command line starts one
+    per CPU core), but no more than a group has clients in a round."""
+    convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
+    """How convolutions are computed: auto is rows on a CPU, patches elsewhere; measured tries them once on
+    each network and remembers."""
+    precision: Literal["full", "bfloat16"] = "full"
+    """What networks compute in; parameters stay float32. bfloat16 is for accelerators."""
 
+
+# Compiled programs and measurements, of all runs.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxfl"
 
 # Options that a saved partition holds the outcome of.
 SAVED = ("partition_seed", "labels", "test", "test_fraction", "validation_fraction", "max_test")
@@ -90,8 +107,22 @@ def prepare(setup: Setup, saved_partition: Path | None = None) -> Data:
     check_setup(setup)
     source = load_source(setup)
     partition = divide(setup, source, saved_partition)
-    models = build_models(setup, source, partition)
-    return Data(source, partition, models, federate(source, partition, models, setup.clients_at_once))
+    setup, models = on_this_machine(setup, build_models(setup, source, partition))
+    federation = federate(source, partition, models, setup.clients_at_once, setup.devices)
+    return Data(source, partition, models, federation)
+
+
+def on_this_machine(setup: Setup, models):
+    """The setup with its automatic choices made, and the models with the convolution that was chosen."""
+    largest = max(count for _, count in models)
+    at_once = setup.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
+    devices = setup.devices or min(jax.device_count(), math.ceil(largest * setup.participation))
+    if setup.convolution == "measured":
+        convolution = fastest(models, min(at_once, largest), CACHE / "convolutions.json")
+    else:
+        convolution = resolve(setup.convolution)
+    setup = dataclasses.replace(setup, clients_at_once=at_once, devices=devices, convolution=convolution)
+    return setup, tuple((dataclasses.replace(model, convolution=convolution), n) for model, n in models)
 
 
 def check_setup(setup: Setup) -> None:
@@ -183,7 +214,7 @@ def build_models(setup: Setup, source: Source, partition: Partition):
         if sum(registry.split(other)[0] == name for other in choices) > 1:
             label = ",".join([model.name, *(f"{key}={text}" for key, text in texts.items())])
             model = dataclasses.replace(model, name=label)
-        built.append(model)
+        built.append(dataclasses.replace(model, precision=setup.precision))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
     return tuple(zip(built, _divide_clients(counts, setup.clients), strict=True))

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CLASSES, SHAPE, tiny_models, tiny_partition, tiny_source
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxfl import engine
 from jaxfl.clientmap import scatter
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.cohorts import balance, draw_cohorts
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
@@ -97,6 +99,28 @@ def test_places_are_as_many_as_the_fullest_round_needs():
         assert counts.min() < counts.max()
         assert (slots.index[~slots.mask] == n).all()
         assert (slots.index[slots.mask] < n).all()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 900), min_size=1, max_size=30),
+    devices=st.integers(1, 5),
+    participation=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_balancing_moves_clients_between_devices_and_nothing_else(sizes, devices, participation):
+    drawn, sizes = draw_cohorts((len(sizes),), participation, 4, seed=0), np.array(sizes)
+    (slots,) = balance(drawn, [sizes], devices)
+    before, after = ids(drawn, (len(sizes),)), ids((slots,), (len(sizes),))
+    assert [sorted(of_round) for of_round in after] == before
+    assert (slots.index[~slots.mask] == len(sizes)).all()
+    places = slots.mask.shape[1] // devices
+    for stretches in slots.index.reshape(4, devices, places):
+        rows = [sizes[stretch[stretch < len(sizes)]] for stretch in stretches]
+        loads = [of_device.sum() for of_device in rows]
+        # Greedy: without its last and smallest client, the fullest device would not be the fullest.
+        fullest = rows[np.argmax(loads)]
+        if max(map(len, rows)) < places:
+            assert max(loads) - fullest[-1] <= min(loads)
+        assert all((np.diff(of_device) <= 0).all() for of_device in rows)
 
 
 # ---- chunks

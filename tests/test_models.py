@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from jax import lax
 
 from jaxfl.errors import JaxflError
-from jaxfl.models import zoo
+from jaxfl.models import measured, zoo
 from jaxfl.models.blocks import Norm
 from jaxfl.models.conv import CONVOLUTIONS, conv, depthwise_conv, max_pool, to_images, to_maps, using
 
@@ -108,6 +109,28 @@ def test_a_network_is_the_same_with_every_convolution(factory):
     ]
     for other in outputs[1:]:
         assert_close(other, outputs[0], atol=2e-5)
+
+
+def test_reduced_precision_computes_in_it_and_returns_full_gradients():
+    full = zoo.lenet5(shape=(16, 16, 1), classes=3)
+    reduced = dataclasses.replace(full, precision="bfloat16")
+    weights, x = full.init(jax.random.key(0)), normal(1, 4, 16, 16, 1)
+
+    def outcome(model):
+        def loss(params):
+            logits, stats = model.apply(params, weights.stats, x, train=True)
+            return jnp.square(logits).sum(), stats
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(weights.params)
+
+    (value, stats), gradient = outcome(reduced)
+    (expected, expected_stats), _ = outcome(full)
+    assert value == pytest.approx(float(expected), rel=0.1) and value != expected
+    assert_close(stats, expected_stats, atol=0.02)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((value, stats, gradient))}
+    assert dtypes == {jnp.dtype("float32")}
+    program = str(jax.make_jaxpr(functools.partial(reduced.apply, train=False))(*weights, x))
+    assert "bf16[" in program
 
 
 # ---- batch normalisation
@@ -355,3 +378,17 @@ def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
 def test_bad_options_are_named(factory, options, message):
     with pytest.raises(JaxflError, match=message):
         factory(**{"shape": COLOUR, "classes": 10, **options})
+
+
+def test_measuring_names_a_convolution_and_remembers(tmp_path, monkeypatch):
+    cache = tmp_path / "new" / "convolutions.json"
+    seconds = {"rows": 3.0, "patches": 2.0, "plain": 4.0}
+    assert seconds.keys() == CONVOLUTIONS.keys()
+    own = zoo.mlp(shape=(4, 4, 1), classes=3, hidden=2), 2
+    assert measured.fastest([own], 2, cache) in CONVOLUTIONS
+    (found,) = json.loads(cache.read_text()).values()
+    assert found.keys() == CONVOLUTIONS.keys() and 0 < min(found.values()) < max(found.values()) < 60
+    monkeypatch.setattr(measured, "_seconds", lambda model, clients: seconds if clients == 1 else None)
+    assert measured.fastest([own], 1, cache) == "patches"
+    monkeypatch.setattr(measured, "_seconds", None)  # asked again, it measures nothing
+    assert measured.fastest([own], 1, cache) == "patches"

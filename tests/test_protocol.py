@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from jaxfl import tree
 from jaxfl.engine import Program, programs, traced
@@ -255,7 +256,7 @@ def test_the_order_of_clients_does_not_matter(case, federation):
     assert_close(other, reorder(done, stacked), tolerance=1e-6)
 
 
-def test_rounds_may_be_scanned_and_clients_padded_and_trained_side_by_side(case, federation):
+def test_rounds_may_be_scanned_and_clients_padded_side_by_side_and_on_two_devices(case, federation):
     key = jax.random.key(2)
     cohorts = [cohort(present, t) for t, present in enumerate((SOME, ONLY_SMALLER, EVERYONE))]
     state, infos = case.state, []
@@ -270,10 +271,12 @@ def test_rounds_may_be_scanned_and_clients_padded_and_trained_side_by_side(case,
         wide = jax.tree.map(lambda r: jnp.pad(r, extra, constant_values=50), rows)
         return dataclasses.replace(group, **wide)
 
-    other = dataclasses.replace(
-        federation, groups=tuple(map(widen, federation.groups)), clients_at_once=max(CLIENTS)
-    )
+    mesh = jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,))
+    groups = tuple(map(widen, federation.groups))
+    other = dataclasses.replace(federation, groups=groups, clients_at_once=2, mesh=mesh)
+    other = jax.device_put(other, other.everywhere)
     copy = jax.tree.map(jnp.copy, case.state)  # the engine's programs consume the state
+    key, copy = jax.device_put((key, copy), other.everywhere)
     stack = jax.tree.map(lambda *leaves: np.stack(leaves), *cohorts)
     scanned, reports = programs(case.algorithm).rounds(key, copy, other, stack)
     assert_close(scanned, state, tolerance=1e-5)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
@@ -34,7 +35,8 @@ class Federation:
       labels: (N,) int32.
       mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
-      clients_at_once: how many clients of a group run side by side in the client map.
+      clients_at_once: how many clients of a group run side by side on a device, in the client map.
+      mesh: the devices that share the clients of a round, along one axis; None for a single device.
     """
 
     images: jax.Array
@@ -43,6 +45,17 @@ class Federation:
     std: jax.Array
     groups: PerGroup
     clients_at_once: int = static(default=1)
+    mesh: Mesh | None = static(default=None)
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the clients."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def everywhere(self) -> NamedSharding | None:
+        """Where arrays lie that all devices hold in full; None for a single device."""
+        return self.mesh and NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -68,7 +81,8 @@ def federate(
     source: Source,
     partition: Partition,
     models: Sequence[tuple[Model, int]],
-    clients_at_once: int | None = None,
+    clients_at_once: int = 1,
+    devices: int = 1,
 ) -> Federation:
     """Put a data set on the device and give every client an architecture.
 
@@ -76,10 +90,11 @@ def federate(
       source: images and labels.
       partition: whose rows are whose; any partition can be used with any models.
       models: pairs (architecture, number of clients), in the order of client ids.
-      clients_at_once: see `Federation`; by default one by one on a CPU, all of a group elsewhere.
+      clients_at_once: see `Federation`.
+      devices: how many of JAX's devices share the clients of a round.
 
     Raises:
-      JaxflError: if the numbers of clients or outputs do not agree.
+      JaxflError: if the numbers of clients or outputs do not agree, or there are fewer devices.
     """
     clients = len(partition.train)
     if sum(count for _, count in models) != clients:
@@ -93,12 +108,19 @@ def federate(
                 f"{model.name} has {model.classes} outputs, but the partition's clients have "
                 f"{partition.outputs} classes; build it with classes={partition.outputs}."
             )
-    if clients_at_once is None:
-        clients_at_once = 1 if jax.default_backend() == "cpu" else clients
+    if devices > jax.device_count():
+        raise JaxflError(
+            f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
+            f"({jax.default_backend()}); lower --devices, or start JAX with more."
+        )
     mean, std = _moments(source.images[source.train])
     dtype = jnp.result_type(float)
     starts = np.cumsum([0] + [count for _, count in models])
-    return Federation(
+    mesh = None
+    if devices > 1:
+        axis = (AxisType.Auto,)
+        mesh = jax.make_mesh((devices,), ("clients",), axis_types=axis, devices=jax.devices()[:devices])
+    federation = Federation(
         images=jnp.asarray(source.images),
         labels=jnp.asarray(source.labels, jnp.int32),
         mean=jnp.asarray(mean, dtype),
@@ -108,7 +130,9 @@ def federate(
             for start, (model, count) in zip(starts[:-1], models, strict=True)
         ),
         clients_at_once=clients_at_once,
+        mesh=mesh,
     )
+    return federation if mesh is None else jax.device_put(federation, federation.everywhere)
 
 
 def _moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -68,7 +68,9 @@ class Norm(nn.Module):
         nn.share_scope(self, norm)
         if mask is not None:
             mask = along("B", mask) if x.ndim == 4 else mask[:, None]
-        return norm(x, use_running_average=not train, mask=mask)
+        # Statistics need more digits than a reduced precision has.
+        y = norm(x.astype(jnp.result_type(float)), use_running_average=not train, mask=mask)
+        return y.astype(x.dtype)
 
 
 class Linear(nn.Module):

@@ -55,6 +55,8 @@ class Model:
         classes: Number of classes.
         note: One sentence that the user should read, or nothing.
         convolution: Its implementation, see `jaxfl.models.conv`; "auto" is what suits the backend.
+        precision: "full", or "bfloat16": the blocks compute in it, parameters and BatchNorm's statistics
+            stay as they are.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Model:
     classes: int
     note: str = ""
     convolution: str = "auto"
+    precision: str = "full"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,6 +125,8 @@ class Model:
             JaxflError: If a block with dropout trains and there is no key.
         """
         updated = {}
+        if self.precision != "full":
+            params, x = jax.tree.map(lambda leaf: leaf.astype(self.precision), (params, x))
         for name, module in self.blocks:
             trains = train if isinstance(train, bool) else name in train
             try:
@@ -139,7 +144,7 @@ class Model:
                     f"{self.name} has dropout in its block {name!r}; pass a key to train it."
                 ) from None
             updated[name] = new.get("batch_stats", {})
-        return x, updated
+        return x.astype(jnp.result_type(float)), updated
 
     def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
         """Returns inner outputs by depth, counted in convolutions of the main path.

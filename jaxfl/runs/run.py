@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxfl import registry
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.cohorts import balance, draw_cohorts
 from jaxfl.data import partition as partitions
 from jaxfl.engine import Programs, programs, simulate, traced
 from jaxfl.errors import JaxflError
@@ -85,7 +86,12 @@ def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
         stays in the folder.
     """
     store.create(folder)
-    setup = dataclasses.replace(setup, clients_at_once=data.federation.clients_at_once)
+    setup = dataclasses.replace(  # what was chosen automatically, for a resume to use again
+        setup,
+        clients_at_once=data.federation.clients_at_once,
+        devices=data.federation.devices,
+        convolution=data.models[0][0].convolution,
+    )
     config = described(chosen, setup) | {
         "models": [
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
@@ -151,7 +157,9 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
     mark = store.fingerprint(config)
     key = jax.random.key(setup.seed)
     counts = [count for _, count in data.models]
-    cohorts = draw_cohorts(counts, setup.participation, setup.rounds, setup.seed)
+    drawn = draw_cohorts(counts, setup.participation, setup.rounds, setup.seed)
+    work = [np.asarray(group.size) for group in data.federation.groups]
+    cohorts = balance(drawn, work, data.federation.devices)
     metrics = store.keep_metrics(folder, done)
     checkpoint.keep(folder, done)
     state = None

@@ -22,7 +22,7 @@ from jaxfl.errors import JaxflError, writing
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS = "checkpoints"
 # Options that runs of one experiment may differ in.
-INCIDENTAL = ("seed", "data_dir", "clients_at_once", "checkpoint_every")
+INCIDENTAL = ("seed", "data_dir", "clients_at_once", "devices", "convolution", "checkpoint_every")
 
 
 def check_free(folder: Path) -> None:
