@@ -19,7 +19,6 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import TEST
 from jaxfl.data.sources import Source, from_arrays, is_folder, load
 from jaxfl.errors import JaxflError
-from jaxfl.models.conv import resolve
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.options import check, within
@@ -72,8 +71,8 @@ class Setup:
     """Devices that share the clients of a round; by default all that JAX has (the command line starts one
     per CPU core), but no more than a group has clients in a round."""
     convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
-    """How convolutions are computed: auto is rows on a CPU, patches elsewhere; measured tries them once on
-    each network and remembers."""
+    """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
+    network and remembers."""
     precision: Literal["full", "bfloat16"] = "full"
     """What networks compute in; parameters stay float32. bfloat16 is for accelerators."""
 
@@ -120,7 +119,7 @@ def on_this_machine(setup: Setup, models):
     if setup.convolution == "measured":
         convolution = fastest(models, min(at_once, largest), CACHE / "convolutions.json")
     else:
-        convolution = resolve(setup.convolution)
+        convolution = setup.convolution
     setup = dataclasses.replace(setup, clients_at_once=at_once, devices=devices, convolution=convolution)
     return setup, tuple((dataclasses.replace(model, convolution=convolution), n) for model, n in models)
 

@@ -110,19 +110,21 @@ CONVOLUTIONS = {
 
 # ---- which one is in use
 
-_chosen = contextvars.ContextVar("convolution", default="auto")
+_chosen = contextvars.ContextVar("convolution", default="patches")
 
 
-def resolve(name: str) -> str:
-    """Returns the implementation that a name stands for: `"auto"` is the one that suits the backend."""
-    if name != "auto":
-        return name
-    return "rows" if jax.default_backend() == "cpu" else "patches"
+def suited(batch: int, channels: int) -> str:
+    """Returns the implementation that suits the backend and the shape of maps.
+
+    On a CPU the rows of maps are vectors along the batch, so it should be the longer of their two ends:
+    measured from 10 to 50 images and from 6 to 64 channels, see docs/speed.md.
+    """
+    return "rows" if jax.default_backend() == "cpu" and batch >= min(channels, 16) else "patches"
 
 
 @contextlib.contextmanager
 def using(name: str):
-    """Convolutions traced within use this implementation: a key of `CONVOLUTIONS`, or `"auto"`."""
+    """Convolutions traced within use this implementation, a key of `CONVOLUTIONS`."""
     token = _chosen.set(name)
     try:
         yield
@@ -131,7 +133,7 @@ def using(name: str):
 
 
 def _in_use() -> Convolution:
-    return CONVOLUTIONS[resolve(_chosen.get())]
+    return CONVOLUTIONS[_chosen.get()]
 
 
 # ---- maps

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.conv import using
+from jaxfl.models.conv import suited, using
 
 
 class Weights(NamedTuple):
@@ -54,7 +54,8 @@ class Model:
         shape: Shape of one example that the first block takes: (H, W, C), or (d,) for a head.
         classes: Number of classes.
         note: One sentence that the user should read, or nothing.
-        convolution: Its implementation, see `jaxfl.models.conv`; "auto" is what suits the backend.
+        convolution: Its implementation, see `jaxfl.models.conv`; "auto" is what suits the backend
+            and the shapes.
         precision: "full", or "bfloat16": the blocks compute in it, parameters and BatchNorm's statistics
             stay as they are.
     """
@@ -90,9 +91,8 @@ class Model:
         x = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
         for name, module in self.blocks:
             run = functools.partial(module.apply, train=False, mask=None)
-            with using(self.convolution):
-                variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
-                x = jax.eval_shape(run, variables, x)
+            variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
+            x = jax.eval_shape(run, variables, x)
             params[name] = variables.get("params", {})
             stats[name] = variables.get("batch_stats", {})
         return Weights(params, stats)
@@ -130,7 +130,7 @@ class Model:
         for name, module in self.blocks:
             trains = train if isinstance(train, bool) else name in train
             try:
-                with using(self.convolution):
+                with self._convolving(x.shape[0]):
                     x, new = module.apply(
                         {"params": params[name], "batch_stats": stats.get(name, {})},
                         x,
@@ -165,7 +165,7 @@ class Model:
         outputs = []
         for name, module in self.blocks:
             variables = {"params": params[name], "batch_stats": stats.get(name, {})}
-            with using(self.convolution):
+            with self._convolving(x.shape[0]):
                 x, new = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])
             outputs += new.get("intermediates", {}).get("convs", ())
         for depth in depths:
@@ -185,6 +185,16 @@ class Model:
     def normalised(self) -> bool:
         """Whether the model has BatchNorm statistics."""
         return bool(jax.tree.leaves(self._like.stats))
+
+    def _convolving(self, batch: int):
+        """The context in which blocks are applied to so many examples."""
+        return using(suited(batch, self._narrowest) if self.convolution == "auto" else self.convolution)
+
+    @functools.cached_property
+    def _narrowest(self) -> int:
+        """The least output channels of the model's convolutions."""
+        kernels = (leaf.shape for leaf in jax.tree.leaves(self._like.params) if leaf.ndim == 4)
+        return min((shape[-1] for shape in kernels), default=1)
 
     @property
     def _like(self) -> Weights:
