@@ -73,7 +73,8 @@ def prepare(
             leaves[name].copy_(value)
 
     initial, shared = copy(leaves), copy(name for name in leaves if name not in kept)
-    own, personal = {}, {}  # of clients that took part: the kept leaves; Ditto's personal model
+    own = {client: copy(kept) for client in range(len(rows))}
+    personal = {}  # Ditto's models of clients that took part
 
     @torch.no_grad()
     def one_round(clients):
@@ -81,7 +82,7 @@ def prepare(
         mean = {name: torch.zeros_like(leaf) for name, leaf in shared.items()}
         losses = []
         for client in clients:
-            put(shared | own.get(client, {}))
+            put(shared | own[client])
             for phase in phases:
                 if phase.personal:
                     put(personal.get(client, initial))
