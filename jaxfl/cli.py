@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxfl import registry
+from jaxfl.bench import report as speed
+from jaxfl.bench.bench import Bench, bench
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.errors import JaxflError, nearest
@@ -106,6 +109,14 @@ class RunFolder:
 
 
 @dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the time goes."""
+
+    profile: Path | None = None
+    """A folder for a trace by jax.profiler of the second eval_every rounds, or of the only ones."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Seeds:
     """How often everything is repeated."""
 
@@ -115,19 +126,32 @@ class Seeds:
 
 def _run(arguments: list[str]) -> None:
     if arguments in (["-h"], ["--help"]):
-        _parse("run METHOD", arguments, federation=Setup(), method=Training(), output=RunFolder())
+        defaults = {"federation": Setup(), "method": Training(), "output": RunFolder(), "profile": Profile()}
+        _parse("run METHOD", arguments, **defaults)
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen_options = registry.method(choice)
     default = method.config(**chosen_options)
-    setup, config, where = _parse(
-        f"run {choice}", arguments, federation=Setup(), method=default, output=RunFolder()
+    setup, config, where, profile = _parse(
+        f"run {choice}",
+        arguments,
+        federation=Setup(),
+        method=default,
+        output=RunFolder(),
+        profile=Profile(),
     )
     chosen = choose(choice, method, config)
     folder = where.run_dir or store.free_folder(method.name, setup.dataset)
     store.check_free(folder)
     data = _announce(setup)
     with _Watch(1, setup.rounds) as watch:
-        result = start(folder, chosen, setup, data, lambda new: watch(chosen.label, setup.seed, new))
+        result = start(
+            folder,
+            chosen,
+            setup,
+            data,
+            lambda new: watch(chosen.label, setup.seed, new),
+            profile.profile,
+        )
     _conclude([(chosen.label, result)], folder)
 
 
@@ -203,6 +227,16 @@ def _partition(arguments: list[str]) -> None:
     OUT.print(f"{folder}: partition.npz, partition.png")
 
 
+def _bench(arguments: list[str]) -> None:
+    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    (options,) = _parse("bench [WORKLOAD ...]", arguments[count:], measuring=Bench())
+    command = shlex.join(["jaxfl", "bench", *arguments])
+    records = bench(arguments[:count], options, command, OUT.print)
+    OUT.print(speed.table(records))
+    if options.out:
+        OUT.print(f"{options.out}, {speed.save(records, options.out)}")
+
+
 def _list(arguments: list[str]) -> None:
     _nothing_left(arguments, "list")
     methods = Table("method", "what", "paper", "options of its own", title="Methods", title_justify="left")
@@ -243,6 +277,9 @@ COMMANDS = {
     "report": Command("report RUN ...", "table and plot of finished runs", _report),
     "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume),
     "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
+    "bench": Command(
+        "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench, True
+    ),
     "list": Command("list", "methods, models, data sets and partitions", _list),
     "cite": Command("cite METHOD", "BibTeX", _cite),
 }

@@ -33,7 +33,7 @@ def writing(where: str | Path):
     except OSError as error:
         reason = error.strerror or str(error)
         raise JaxflError(
-            f"{where} cannot be written ({reason}); free some space or choose another --run-dir."
+            f"{where} cannot be written ({reason}); free some space or choose another place."
         ) from error
 
 

@@ -93,18 +93,19 @@ class Data(NamedTuple):
     federation: Federation
 
 
-def prepare(setup: Setup, saved_partition: Path | None = None) -> Data:
+def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | None = None) -> Data:
     """Load, divide and put on the device.
 
     Args:
       setup: the options.
       saved_partition: use this one instead of drawing it (the one of a run that is resumed).
+      source: use this one instead of loading it.
 
     Raises:
       JaxflError: if something does not fit or is not at hand.
     """
     check_setup(setup)
-    source = load_source(setup)
+    source = source or load_source(setup)
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
     federation = federate(source, partition, models, setup.clients_at_once, setup.devices)

@@ -22,6 +22,7 @@ from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import alternatives, check
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.plot import draw_curves
+from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.training import Training
 from jaxfl.types import Method
@@ -68,7 +69,9 @@ def choose(choice: str | None, method: Method, config: Any) -> Chosen:
     return Chosen(name, ",".join([method.name, *told]), method, config, programs(method.build(config)))
 
 
-def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callable) -> dict:
+def start(
+    folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callable, profile: Path | None = None
+) -> dict:
     """Begin a new run in a new folder and run it to its end.
 
     Args:
@@ -77,6 +80,7 @@ def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
       setup: the options of the run.
       data: from `prepare` with the same setup.
       watch: called with the metrics of every round as they come.
+      profile: a folder for a trace of the second chunk of rounds, or of the only one.
 
     Returns:
       The result, see `jaxfl.runs.result.result`.
@@ -101,7 +105,7 @@ def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
     }
     partitions.save(data.partition, data.source, folder / store.PARTITION)
     store.write_json(folder / store.CONFIG, config)
-    return _continue(folder, config, chosen, setup, data, watch, done=0)
+    return _continue(folder, config, chosen, setup, data, watch, done=0, profile=profile)
 
 
 def described(chosen: Chosen, setup: Setup) -> dict:
@@ -153,7 +157,7 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Chosen]:
     return setup, chosen._replace(label=config["label"])
 
 
-def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
+def _continue(folder, config, chosen, setup, data, watch, done, profile=None) -> dict:
     mark = store.fingerprint(config)
     key = jax.random.key(setup.seed)
     counts = [count for _, count in data.models]
@@ -167,7 +171,7 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
         like = jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
         state = checkpoint.load(folder, done, like, mark)
     compiled = chosen.programs.seconds
-    for chunk in simulate(
+    chunks = simulate(
         chosen.programs,
         data.federation,
         chosen.config,
@@ -176,7 +180,10 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
         eval_every=setup.eval_every,
         start=done,
         state=state,
-    ):
+    )
+    if profile:
+        chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
+    for chunk in chunks:
         new = records(chunk, data.federation, cohorts, chosen.programs.seconds - compiled)
         compiled = chosen.programs.seconds
         store.append_metrics(folder, new)

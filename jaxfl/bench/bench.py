@@ -1,0 +1,84 @@
+"""The benchmark from its options to its records."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxfl import registry
+from jaxfl.bench.measure import matmul_flops, measure
+from jaxfl.bench.report import machine, versions
+from jaxfl.bench.workloads import STRATEGIES, WORKLOADS, setup_of, source_of
+from jaxfl.options import check, within
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Training alone in its steady state: medians of repetitions, taken in turn with a bare PyTorch loop."""
+
+    methods: tuple[str, ...] = ()
+    """Methods, each perhaps with options; by default the workload's own."""
+    strategies: tuple[str, ...] = ("auto",)
+    """Ways to run them, by name."""
+    repetitions: int = within("[1, inf)", 5)
+    """How often each is timed."""
+    rounds_per_repetition: int = within("[1, inf)", 1)
+    """Rounds that are timed together."""
+    torch: bool = True
+    """Whether the PyTorch loop takes its turn, with fedavg, fedper, fedrep and ditto."""
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data; random images take the place of a set that is missing."""
+    out: Path | None = None
+    """A JSON file for the records; a picture is written beside it."""
+
+
+def bench(names: list[str], options: Bench, command: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Measure some workloads, all by default.
+
+    Args:
+      names: of workloads.
+      options: how they are measured.
+      command: what the user wrote, for the records.
+      say: told what is going on.
+
+    Returns:
+      The records of `measure`, each with its "workload", "data" ("real" or "random"), "machine",
+      "versions" and "command".
+
+    Raises:
+      JaxflError: if a workload, strategy or method is unknown, a number out of range, or PyTorch missing.
+    """
+    check("bench", options)
+    workloads = {name: registry.lookup("workload", WORKLOADS, name) for name in names or WORKLOADS}
+    for name in options.strategies:
+        registry.lookup("strategy", STRATEGIES, name)
+    for choice in options.methods:
+        registry.method(choice)
+    if options.torch:
+        importlib.import_module("jaxfl.bench.torch_loop")  # refuses at once where PyTorch is missing
+    peak = matmul_flops()
+    facts = {
+        "machine": machine() | {"matmul_flops_per_s": peak},
+        "versions": versions(options.torch),
+        "command": command,
+    }
+    records = []
+    for name, workload in workloads.items():
+        say(f"{name}: {workload.what}")
+        setup = dataclasses.replace(setup_of(workload), data_dir=options.data_dir)
+        source, data = source_of(workload, setup, say)
+        for choice in options.methods or workload.methods:
+            measured = measure(
+                workload,
+                choice,
+                setup,
+                source,
+                options.strategies,
+                repetitions=options.repetitions,
+                rounds=options.rounds_per_repetition,
+                torch=options.torch,
+                peak_flops=peak,
+            )
+            records += [{"workload": name, **record, "data": data, **facts} for record in measured]
+    return records

@@ -1,0 +1,91 @@
+"""How much work a round is: rows, steps and the model's floating-point operations."""
+
+import functools
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+
+from jaxfl.bench.workloads import Phase
+from jaxfl.data.federation import Batch, Federation
+from jaxfl.models.model import Model, Weights
+from jaxfl.training import batches, cross_entropy
+from jaxfl.types import PerGroup, Slots
+
+
+class Work(NamedTuple):
+    """What some rounds train.
+
+    Args:
+      samples: real training rows, each as often as it is used.
+      steps: optimiser steps of single clients.
+      flops: of the model's matrix products, forward and backward.
+    """
+
+    samples: int
+    steps: int
+    flops: int
+
+
+def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size: int) -> Work:
+    """The work of some rounds.
+
+    Args:
+      federation: the clients.
+      cohorts: per group `Slots` with leaves (rounds, k_g).
+      phases: per group what a client's round consists of.
+      batch_size: rows of a mini-batch.
+    """
+    total = np.zeros(3, np.int64)
+    for group, slots, of_group in zip(federation.groups, cohorts, phases, strict=True):
+        sizes = _sizes(group, slots)
+        for phase in of_group:
+            samples = phase.epochs * sizes.sum()
+            pairs = _normalises(group.model, phase)
+            steps = phase.epochs * batches(sizes, batch_size, pairs).sum()
+            total += [samples, steps, samples * flops_per_sample(group.model, phase.blocks)]
+    return Work(*total.tolist())
+
+
+def _sizes(group, slots: Slots) -> np.ndarray:
+    return np.asarray(group.size, np.int64)[slots.index[slots.mask]]
+
+
+def _normalises(model: Model, phase: Phase) -> bool:
+    stats = jax.eval_shape(model.init, jax.random.key(0)).stats
+    return any(jax.tree.leaves(stats[name]) for name in phase.blocks)
+
+
+@functools.cache
+def flops_per_sample(model: Model, blocks: Collection[str]) -> int:
+    """Floating-point operations of one image's loss and its gradient in `blocks`.
+
+    Only products of matrices count, 2 M N K each.
+    """
+
+    def loss(trained, weights, x):
+        weights = Weights(weights.params | trained, weights.stats)
+        batch = Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.zeros(1, jnp.int32))
+        return cross_entropy(model, blocks)(weights, batch, jax.random.key(0))[0]
+
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
+    trained = {name: weights.params[name] for name in blocks}
+    return _products(jax.make_jaxpr(jax.value_and_grad(loss))(trained, weights, x).jaxpr)
+
+
+def _products(jaxpr) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            left, right = (variable.aval.shape for variable in equation.invars)
+            (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+            shared = math.prod(left[axis] for axis in batch)
+            inner = math.prod(left[axis] for axis in contracted)
+            total += 2 * math.prod(left) * math.prod(right) // (shared * inner)
+        total += sum(_products(inner) for inner in jaxprs_in_params(equation.params))
+    return total

@@ -1,0 +1,162 @@
+"""What is measured: five federations, as data, and the ways in which jaxfl can run them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.data.sources import Source, from_arrays
+from jaxfl.errors import JaxflError
+from jaxfl.experiment import Setup, load_source
+from jaxfl.models.model import Model
+
+STRATEGIES: dict[str, dict[str, Any]] = {  # options of `Setup` that change the speed alone
+    "auto": {},
+    "one by one": {"clients_at_once": 1},
+    "ten at once": {"clients_at_once": 10},
+}
+
+
+class Workload(NamedTuple):
+    """A federation and how its clients train.
+
+    Args:
+      what: one line.
+      images: training images that the clients share; the first of the data set.
+      setup: options of `Setup`.
+      methods: choices such as ``"ditto,personal_epochs=1"``.
+      training: options that all methods have.
+      on_cpu: options of `Setup` for a machine without an accelerator.
+    """
+
+    what: str
+    images: int
+    setup: dict[str, Any]
+    methods: tuple[str, ...]
+    training: dict[str, Any]
+    on_cpu: dict[str, Any] = {}
+
+
+def _of_each_class(samples: int) -> dict[str, Any]:
+    """Clients with equally many rows of all ten classes."""
+    return {"partition": f"classes,classes_per_client=10,samples_per_client={samples}"}
+
+
+WORKLOADS = {
+    "W1": Workload(
+        "CIFAR-10, LeNet5 with BatchNorm, 100 unequal clients, 10 a round",
+        20_000,
+        {"dataset": "cifar10", "partition": "dirichlet,alpha=0.1,min_samples=10", "models": ("lenet5",)}
+        | {"clients": 100, "participation": 0.1},
+        ("fedavg", "fedper", "fedrep"),
+        {"epochs": 5, "batch_size": 32},
+    ),
+    "W2": Workload(
+        "MNIST, McMahan CNN with valid padding, 20 clients",
+        15_000,
+        {"dataset": "mnist", "partition": "iid", "models": ("mcmahan,padding=valid",), "clients": 20},
+        ("fedavg", "fedrep", "ditto,personal_epochs=1"),
+        {"epochs": 1, "batch_size": 10},
+    ),
+    "W3": Workload(
+        "CIFAR-10, McMahan CNN with same padding, 20 clients of 500 images (on a CPU 2 of them a round)",
+        10_000,
+        {"dataset": "cifar10", "models": ("mcmahan,padding=same",), "clients": 20} | _of_each_class(500),
+        ("fedavg",),
+        {"epochs": 5, "batch_size": 50, "momentum": 0.5},
+        on_cpu={"participation": 0.1},
+    ),
+    "W4": Workload(
+        "MNIST, MLP 784-100-10, 1,000 clients of 50 images",
+        50_000,
+        {"dataset": "mnist", "models": ("mlp",), "clients": 1000} | _of_each_class(50),
+        ("fedavg",),
+        {"epochs": 1, "batch_size": 10},
+    ),
+    "W5": Workload(
+        "CIFAR-10, ResNet-18 and a small CNN mixed, 20 clients of 500 images (2 of 100 on a CPU)",
+        10_000,
+        {"dataset": "cifar10", "models": ("cifar_small", "resnet18"), "clients": 20} | _of_each_class(500),
+        ("compfl",),
+        {"epochs": 1, "batch_size": 50},
+        on_cpu={"clients": 2} | _of_each_class(100),
+    ),
+}
+
+
+def setup_of(workload: Workload) -> Setup:
+    """The workload's options on this machine.
+
+    Clients train on all rows that they share: test rows, of which speed needs none but every client has to
+    have some, are the source's.
+    """
+    here = workload.on_cpu if jax.default_backend() == "cpu" else {}
+    return Setup(**{"test": "source", "max_test": 10} | workload.setup | here)
+
+
+def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> tuple[Source, str]:
+    """The workload's images, and whether they are "real" or "random".
+
+    Args:
+      workload: which.
+      setup: its options; `data_dir` says where the data set may be.
+      say: told why, where random images of the same shape take the place of a data set.
+    """
+    try:
+        source = load_source(setup)
+    except JaxflError as error:
+        shape = IMAGES.get(setup.dataset)
+        if shape is None:
+            raise
+        say(f"Random images take the place of {setup.dataset}, which changes no time. {error}")
+        return _random(setup.dataset, shape, workload.images), "random"
+    rows = np.r_[np.arange(min(workload.images, source.train.sum())), np.flatnonzero(~source.train)]
+    return source._replace(**{name: getattr(source, name)[rows] for name in PER_ROW}), "real"
+
+
+IMAGES = {"cifar10": (32, 32, 3), "mnist": (28, 28, 1)}  # shapes; both have ten classes
+PER_ROW = ("images", "labels", "train")
+
+
+def _random(name: str, shape: tuple[int, ...], count: int) -> Source:
+    rng, test = np.random.default_rng(0), 1000
+    images = rng.integers(0, 256, (count + test, *shape), dtype=np.uint8)
+    labels = rng.permutation(np.arange(count) % 10)  # equally many of each class
+    return from_arrays(
+        name, images, np.r_[labels, np.arange(test) % 10], np.arange(count + test) < count, classes=10
+    )
+
+
+class Phase(NamedTuple):
+    """A part of a client's round: some blocks train while the others stand still.
+
+    Args:
+      blocks: names of those that train.
+      epochs: passes over the client's rows.
+      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
+    """
+
+    blocks: tuple[str, ...]
+    epochs: int
+    personal: bool = False
+
+
+def phases(method: str, config: Any, model: Model) -> tuple[Phase, ...]:
+    """What a method trains in a round, for counting; for those of the PyTorch loop also for training.
+
+    Methods that are not named here count as plain training of all blocks: CompFL's and FedRoD's further
+    work is time, but not rows.
+    """
+    plain = Phase(model.names, config.epochs)
+    match method:
+        case "fedrep":
+            return (
+                Phase(model.head.names, config.head_epochs),
+                Phase(model.body.names, config.epochs),
+            )
+        case "ditto":
+            return Phase(model.names, config.personal_epochs, personal=True), plain
+        case "fedbabu":
+            return (Phase(model.body.names, config.epochs),)
+    return (plain,)

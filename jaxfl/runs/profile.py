@@ -1,0 +1,30 @@
+"""A profile of a run: what its device did during one chunk of rounds."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from jaxfl.engine import Chunk
+from jaxfl.errors import writing
+
+
+def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
+    """The same chunks; number `at`, from 0, is traced, its evaluation included.
+
+    Args:
+      chunks: from `simulate`, which works when the next one is asked for.
+      folder: gets the trace, for TensorBoard's profile plugin, XProf or Perfetto.
+      at: which. The first one compiles, so a later one shows the steady state.
+
+    Raises:
+      JaxflError: if the folder cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    yield from itertools.islice(chunks, at)
+    with jax.profiler.trace(folder):
+        traced = list(itertools.islice(chunks, 1))
+    yield from traced
+    yield from chunks

@@ -1,0 +1,152 @@
+"""The benchmark: its command, its counts, and that the PyTorch loop trains what jaxfl trains."""
+
+import dataclasses
+import importlib.util
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_partition, tiny_source
+
+from jaxfl import registry
+from jaxfl.bench import bench, count, measure, workloads
+from jaxfl.bench.workloads import Phase, Workload
+from jaxfl.cli import main
+from jaxfl.cohorts import draw_cohorts
+from jaxfl.data.federation import federate
+from jaxfl.engine import traced
+from jaxfl.experiment import divide
+from jaxfl.models import zoo
+from jaxfl.training import initial_weights
+from jaxfl.types import Cohort
+
+TINY = Workload(
+    "six clients of ten digits, three a round",
+    1200,
+    {"dataset": "digits", "models": ("mlp,hidden=4",), "clients": 6, "participation": 0.5}
+    | {"partition": "classes,classes_per_client=10,samples_per_client=10"},
+    ("fedavg", "fedrep"),
+    {"epochs": 2, "batch_size": 4},
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """One more workload, and a small product of matrices."""
+    monkeypatch.setitem(workloads.WORKLOADS, "tiny", TINY)
+    monkeypatch.setattr(bench, "matmul_flops", lambda: measure.matmul_flops(64, 1))
+
+
+def test_the_command_measures_and_records(tmp_path, capsys):
+    out = tmp_path / "new" / "tiny.json"
+    command = f"bench tiny --repetitions 2 --rounds-per-repetition 3 --no-torch --strategies auto --out {out}"
+    main(command.split())
+    assert "six clients of ten digits" in capsys.readouterr().out
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    records = json.loads(out.read_text())
+    assert [record["method"] for record in records] == ["fedavg", "fedrep"]
+    for record in records:
+        assert record["workload"] == "tiny" and record["strategy"] == "auto" and record["data"] == "real"
+        assert len(record["repetitions"]) == 2 and record["rounds_per_repetition"] == 3
+        assert record["samples_per_s"] == pytest.approx(np.median(record["repetitions"]))
+        assert record["steps_per_s"] == pytest.approx(record["samples_per_s"] * 3 / 10)  # ceil(10 / 4)
+        assert record["ratio_to_torch"] is None
+        assert record["compile_s"] > 0 and record["peak_bytes"] > 0 and record["mfu"] > 0
+        assert record["command"] == f"jaxfl {command}"
+        assert {"cpu", "cores", "device", "matmul_flops_per_s"} <= record["machine"].keys()
+        assert {"jaxfl", "jax", "git"} <= record["versions"].keys()
+    plain, turns = (record["flops_per_sample"] for record in records)
+    # The products of 64-4-10: two with the first layer, three with the head, of which FedRep's head phase
+    # (one epoch of three) leaves out the first layer's gradient, the body phase (two) the head's.
+    assert plain == 2 * (2 * 256 + 3 * 40)
+    assert turns == pytest.approx(2 * ((256 + 2 * 40) + 2 * (2 * 256 + 2 * 40)) / 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("bench tinny", "no workload 'tinny'; did you mean 'tiny'?"),
+        ("bench tiny --strategies atuo", "no strategy 'atuo'; did you mean 'auto'?"),
+        ("bench tiny --methods fedpr", "no method 'fedpr'; did you mean 'fedper'?"),
+        ("bench tiny --repetitions 0", "--repetitions must lie in [1, inf), but is 0"),
+        ("bench tiny --repeat 3", "no option --repeat; did you mean '--repetitions'?"),
+    ],
+)
+def test_refusals(command, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(command.split())
+    assert end.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_without_pytorch_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "jaxfl.bench.torch_loop", raising=False)
+    with pytest.raises(SystemExit):
+        main(["bench", "tiny"])
+    assert "pip install 'jaxfl[bench]', or add --no-torch" in capsys.readouterr().err
+
+
+def test_workloads_fit_random_images_where_the_data_set_is_missing(tmp_path):
+    for name in ("W1", "W2", "W3", "W4", "W5"):
+        workload, said = workloads.WORKLOADS[name], []
+        setup = dataclasses.replace(workloads.setup_of(workload), data_dir=tmp_path)
+        source, data = workloads.source_of(workload, setup, said.append)
+        assert data == "random" and "is not prepared" in said[0]
+        clients = divide(setup, source).train
+        assert sum(map(len, clients)) == {"W5": 200}.get(name, workload.images)  # of W5 a CPU does a part
+
+
+def test_a_run_is_profiled(tmp_path):
+    main(
+        "run fedavg --clients 2 --models mlp,hidden=4 --rounds 3 --eval-every 2 "
+        f"--run-dir {tmp_path / 'run'} --profile {tmp_path / 'trace'}".split()
+    )
+    assert list((tmp_path / "trace").rglob("*.xplane.pb"))
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_work_counts_real_rows_and_steps(federation):
+    cohorts = draw_cohorts([3, 2], 1.0, 2, 0)  # sizes 7, 4, 5 and 1, 6
+    parts = tuple((Phase(model.names, 3),) for model in federation.models)
+    done = count.work(federation, cohorts, parts, 4)
+    assert done.samples == 2 * 3 * 23
+    assert done.steps == 2 * 3 * ((2 + 1 + 2) + (1 + 2))
+    flops = [count.flops_per_sample(model, model.names) for model in federation.models]
+    assert done.flops == 2 * 3 * (16 * flops[0] + 7 * flops[1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is an extra")
+@pytest.mark.parametrize(
+    ("choice", "model"),
+    [
+        ("fedavg", zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.3)),
+        ("fedper", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
+        ("fedrep", zoo.mcmahan(shape=(8, 8, 1), classes=3, width=0.1, padding="same")),
+        ("ditto,personal_epochs=2,lam=0.5", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
+    ],
+)
+def test_the_pytorch_loop_trains_the_same(choice, model):
+    """Batches hold all rows of a client, so that the two orders do not matter."""
+    from jaxfl.bench import torch_loop
+
+    source = tiny_source()
+    source = source._replace(
+        images=source.images.repeat(model.shape[0] // 8, 1).repeat(model.shape[1] // 8, 2)
+    )
+    federation = federate(source, tiny_partition(source, (7, 4, 5)), [(model, 3)])
+    method, options = registry.method(choice)
+    config = method.config(**({"epochs": 2, "batch_size": 16} | options))
+    algorithm, key = method.build(config), jax.random.key(0)
+    cohorts = draw_cohorts([3], 0.7, 3, 0)  # two of three clients, three rounds
+    parts = workloads.phases(method.name, config, model)
+    one_round = torch_loop.prepare(
+        federation, method.name, config, parts, initial_weights(key, federation)[0]
+    )
+
+    state, step = algorithm.init(key, federation, traced(config)), jax.jit(algorithm.step)
+    for t in range(3):
+        slots = jax.tree.map(lambda leaf, t=t: leaf[t], cohorts)
+        state, info = step(key, state, federation, Cohort(np.int32(t), slots, rounds=3))
+        assert np.allclose(one_round(slots[0].index.tolist()), info.loss[0], atol=1e-4)
