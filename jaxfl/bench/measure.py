@@ -18,7 +18,7 @@ import numpy as np
 from jaxfl import registry
 from jaxfl.bench.count import work
 from jaxfl.bench.workloads import STRATEGIES, Phase, Workload, phases
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.cohorts import balance, draw_cohorts
 from jaxfl.data.federation import Federation
 from jaxfl.data.sources import Source
 from jaxfl.engine import traced
@@ -36,14 +36,13 @@ class Contestant(NamedTuple):
 
     Args:
       strategy: its name.
-      train: of a repetition's cohorts, per group `Slots` with leaves (rounds, k_g); ends when they are
-        trained.
+      train: of the number of a repetition; ends when its cohorts are trained.
       compile_s: seconds of tracing and compiling; fewer where the persistent cache had the program.
       peak_bytes: what the compiled rounds hold at once: arguments, results and temporaries.
     """
 
     strategy: str
-    train: Callable[[PerGroup], None]
+    train: Callable[[int], None]
     compile_s: float | None = None
     peak_bytes: int | None = None
 
@@ -92,14 +91,15 @@ def measure(
     parts = tuple(phases(method.name, config, model) for model in federation.models)
 
     contestants = [
-        in_jaxfl(name, choose(choice, method, config), data.federation, chunks[0])
+        in_jaxfl(name, choose(choice, method, config), data.federation, cohorts, rounds)
         for name, data in prepared.items()
     ]
     if torch and method.name in TORCH_METHODS and len(parts) == 1:
-        contestants.append(in_torch(federation, method.name, config, parts[0]))
+        contestants.append(in_torch(federation, method.name, config, parts[0], chunks))
     for one in contestants:
-        one.train(chunks[0])
-    seconds = np.array([[timed(one.train, chunk) for one in contestants] for chunk in chunks[1:]])
+        one.train(0)
+    turns = range(1, repetitions + 1)
+    seconds = np.array([[timed(one.train, turn) for one in contestants] for turn in turns])
     works = np.array([work(federation, chunk, parts, config.batch_size) for chunk in chunks[1:]])
     samples, steps, flops = (works[:, i, None] / seconds for i in range(3))  # (repetitions, contestants)
     with_torch = contestants[-1].strategy == TORCH
@@ -134,24 +134,29 @@ def timed(function: Callable, *args) -> float:
     return time.perf_counter() - start
 
 
-def in_jaxfl(strategy: str, chosen: Chosen, federation: Federation, cohorts: PerGroup) -> Contestant:
-    """The engine's rounds, compiled for cohorts of these shapes."""
-    key, rounds = jax.random.key(0), chosen.programs.rounds
+def in_jaxfl(
+    strategy: str, chosen: Chosen, federation: Federation, cohorts: PerGroup, rounds: int
+) -> Contestant:
+    """The engine's rounds, compiled for chunks of so many."""
+    key, program = jax.random.key(0), chosen.programs.rounds
     state = jax.tree.map(jnp.copy, chosen.programs.init(key, federation, traced(chosen.config)))
+    if federation.mesh is not None:
+        key, state = jax.device_put((key, state), federation.everywhere)
+    sizes = [np.asarray(group.size) for group in federation.groups]
+    chunks = [
+        Cohort(np.arange(rounds, dtype=np.int32), slots, rounds=rounds)
+        for slots in _chunks(balance(cohorts, sizes, federation.devices), rounds)
+    ]
 
-    def cohort(slots):
-        count = len(slots[0].mask)
-        return Cohort(np.arange(count, dtype=np.int32), slots, rounds=count)
-
-    def train(slots):
+    def train(chunk):
         nonlocal state
-        state, _ = jax.block_until_ready(rounds(key, state, federation, cohort(slots)))
+        state, _ = jax.block_until_ready(program(key, state, federation, chunks[chunk]))
 
-    memory = rounds.compile(key, state, federation, cohort(cohorts)).memory_analysis()
+    memory = program.compile(key, state, federation, chunks[0]).memory_analysis()
     return Contestant(
         strategy,
         train,
-        rounds.seconds,
+        program.seconds,
         memory.temp_size_in_bytes
         + memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -159,15 +164,18 @@ def in_jaxfl(strategy: str, chosen: Chosen, federation: Federation, cohorts: Per
     )
 
 
-def in_torch(federation: Federation, method: str, config: Any, parts: tuple[Phase, ...]) -> Contestant:
+def in_torch(
+    federation: Federation, method: str, config: Any, parts: tuple[Phase, ...], chunks: list[PerGroup]
+) -> Contestant:
     """The PyTorch loop."""
     from jaxfl.bench import torch_loop  # PyTorch is an extra
 
     weights = initial_weights(jax.random.key(0), federation)[0]
     one_round = torch_loop.prepare(federation, method, config, parts, weights)
 
-    def train(slots):
-        for index, mask in zip(slots[0].index, slots[0].mask, strict=True):
+    def train(chunk):
+        (slots,) = chunks[chunk]
+        for index, mask in zip(slots.index, slots.mask, strict=True):
             one_round(index[mask].tolist())
 
     return Contestant(TORCH, train)

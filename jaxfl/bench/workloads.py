@@ -13,8 +13,12 @@ from jaxfl.models.model import Model
 
 STRATEGIES: dict[str, dict[str, Any]] = {  # options of `Setup` that change the speed alone
     "auto": {},
-    "one by one": {"clients_at_once": 1},
+    "one device": {"devices": 1},
     "ten at once": {"clients_at_once": 10},
+    "rows": {"convolution": "rows"},
+    "patches": {"convolution": "patches"},
+    "plain": {"convolution": "plain"},
+    "bfloat16": {"precision": "bfloat16"},
 }
 
 
