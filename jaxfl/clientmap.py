@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxfl import tree
+from jaxfl import flops, tree
 from jaxfl.data.federation import Federation
 from jaxfl.types import Cohort, PerGroup, Slots
 
@@ -30,6 +30,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
       Per group the outputs of `f`, with a leading axis (k_g, ...).
     """
     at_once = federation.clients_at_once
+    f = flops.of_client(f)
 
     def of_group(group, slots, shared, own):
         places = len(slots.mask)
@@ -54,7 +55,10 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
         )
         return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
-    return per_group(of_group, federation.groups, cohort.groups, shared, own)
+    done = per_group(of_group, federation.groups, cohort.groups, shared, own)
+    for g, (_, operations) in enumerate(done):
+        flops.add(operations.sum(), group=g)
+    return tuple(outputs for outputs, _ in done)
 
 
 def per_group(f, *groups) -> PerGroup:

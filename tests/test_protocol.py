@@ -277,7 +277,7 @@ def test_rounds_may_be_scanned_and_clients_padded_and_trained_side_by_side(case,
     stack = jax.tree.map(lambda *leaves: np.stack(leaves), *cohorts)
     scanned, reports = programs(case.algorithm).rounds(key, copy, other, stack)
     assert_close(scanned, state, tolerance=1e-5)
-    assert_close(reports, jax.tree.map(lambda *leaves: np.stack(leaves), *infos), tolerance=1e-5)
+    assert_close(reports.info, jax.tree.map(lambda *leaves: np.stack(leaves), *infos), tolerance=1e-5)
 
 
 def test_every_rate_has_an_effect_and_none_recompiles(case, federation):
