@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import platform
 import subprocess
 import typing
@@ -18,7 +19,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.engine import Programs, programs, simulate, traced
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
-from jaxfl.options import alternatives, check
+from jaxfl.options import Unread, alternatives, check
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.result import records, result
@@ -34,7 +35,7 @@ class Chosen(NamedTuple):
       label: in tables: the method's name, and the options that tell it from others.
       method: the method.
       config: its options.
-      programs: its compiled programs, shared by runs with other seeds.
+      programs: its compiled programs, shared by runs with other seeds or other rates.
     """
 
     name: str | None
@@ -64,7 +65,17 @@ def choose(choice: str | None, method: Method, config: Any) -> Chosen:
         for field in dataclasses.fields(config)
         if field.name in given or (field.name not in common and getattr(config, field.name) != field.default)
     ]
-    return Chosen(name, ",".join([method.name, *told]), method, config, programs(method.build(config)))
+    return Chosen(name, ",".join([method.name, *told]), method, config, _programs(method.build, config))
+
+
+def _programs(build: Callable, config: Any) -> Programs:
+    """A method's programs: the same for all configurations that differ in rates alone."""
+    return _programs_without_rates(build, jax.tree.structure(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _programs_without_rates(build: Callable, options: Any) -> Programs:
+    return programs(build(jax.tree.unflatten(options, [Unread()] * options.num_leaves)))
 
 
 def start(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callable) -> dict:
@@ -158,7 +169,7 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
     if done:
         like = jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
         state = checkpoint.load(folder, done, like, mark)
-    compiled = chosen.programs.seconds
+    compiled, compilations = chosen.programs.seconds, chosen.programs.compilations
     for chunk in simulate(
         chosen.programs,
         data.federation,
@@ -168,6 +179,7 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
         eval_every=setup.eval_every,
         start=done,
         state=state,
+        score_cohort=setup.score_cohort,
     ):
         new = records(chunk, data.federation, cohorts, chosen.programs.seconds - compiled)
         compiled = chosen.programs.seconds
@@ -183,7 +195,7 @@ def _continue(folder, config, chosen, setup, data, watch, done) -> dict:
         rounds = new[-1]["round"]
         if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
             checkpoint.save(folder, rounds, chunk.state, mark)
-    summary = result(config, metrics, chosen.programs.compilations)
+    summary = result(config, metrics, chosen.programs.compilations - compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
     store.write_json(folder / store.RESULT, summary)
     return summary
