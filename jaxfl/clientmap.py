@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxfl import tree
+from jaxfl import flops, tree
 from jaxfl.data.federation import Federation
 from jaxfl.types import Cohort, PerGroup, Slots
 
@@ -33,6 +33,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
       Per group the outputs of `f`, with a leading axis (k_g, ...).
     """
     mesh = federation.mesh
+    f = flops.of_client(f)
 
     def of_group(group, slots, shared, own):
         places = len(slots.mask)
@@ -62,7 +63,10 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
         outputs = stretch(clients, own) if mesh is None else _spread(stretch, mesh, clients, own)
         return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
-    return per_group(of_group, federation.groups, cohort.groups, shared, own)
+    done = per_group(of_group, federation.groups, cohort.groups, shared, own)
+    for g, (_, operations) in enumerate(done):
+        flops.add(operations.sum(), group=g)
+    return tuple(outputs for outputs, _ in done)
 
 
 def _spread(f, mesh, *args):

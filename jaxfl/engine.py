@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl import flops
 from jaxfl.cohorts import balance
 from jaxfl.data.federation import Federation
 from jaxfl.evaluate import score
@@ -55,13 +56,32 @@ class Program:
         return self.compile(*args)(*args)
 
 
+class Report(NamedTuple):
+    """What a round leaves behind beside the state.
+
+    Args:
+      info: what the algorithm reports.
+      flops: () floats: floating-point operations of each group's clients in the step, and last of what it
+        computes outside of the client map; see `jaxfl.flops`. Host steps are not counted.
+      received: per group `Score` with leaves (k_g,), of the round's cohort before its training; None unless
+        asked for.
+      personal: the same after it.
+    """
+
+    info: Info
+    flops: tuple
+    received: PerGroup | None
+    personal: PerGroup | None
+
+
 class Programs(NamedTuple):
     """An algorithm's programs. Runs that share them (several seeds) share the compilations.
 
     Args:
       init: ``(key, federation, hyper) -> state``; not compiled as a whole: its few draws are then compiled
         once for all methods.
-      rounds: ``(key, state, federation, cohorts) -> (state, infos)``; the state is donated.
+      rounds: ``(key, state, federation, cohorts, score_key=None) -> (state, reports)``; the state is donated.
+        With a `score_key` every round's cohort is scored.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
@@ -87,30 +107,37 @@ class Programs(NamedTuple):
 def programs(algorithm: Algorithm) -> Programs:
     """Prepare an algorithm for `simulate`."""
 
-    def rounds(key, state, federation, cohorts):
+    def received(key, state, federation, cohort):
+        return score(algorithm.receive(key, state, federation, cohort), key, federation, cohort)
+
+    def personal(key, state, federation, cohort):
+        return score(algorithm.personal(key, state, federation, cohort), key, federation, cohort)
+
+    def rounds(key, state, federation, cohorts, score_key=None):
         def one(state, cohort):
-            round_key = jax.random.fold_in(key, cohort.round)
-            state, info = algorithm.step(round_key, state, federation, cohort)
+            def scored(scores, state):
+                if score_key is None:
+                    return None
+                return scores(jax.random.fold_in(score_key, cohort.round), state, federation, cohort)
+
+            before = scored(received, state)
+            with flops.collect() as amounts:
+                round_key = jax.random.fold_in(key, cohort.round)
+                state, info = algorithm.step(round_key, state, federation, cohort)
             if federation.mesh is not None:  # the state leaves a round as it came: whole, on every device
                 state = jax.lax.with_sharding_constraint(state, federation.everywhere)
-            return state, info
+            operations = flops.by_group(amounts, len(federation.groups))
+            return state, Report(info, operations, before, scored(personal, state))
 
         return jax.lax.scan(one, state, cohorts)
 
-    def scores(predictors):
-        def of_state(key, state, federation, cohort):
-            built = predictors(key, state, federation, cohort)
-            return score(built, key, federation, cohort)
-
-        return Program(of_state)
-
-    received = scores(algorithm.receive)
+    score_received = Program(received)
     same = algorithm.personal is algorithm.receive
     return Programs(
         init=algorithm.init,
         rounds=Program(rounds, donate=(1,)),
-        received=received,
-        personal=received if same else scores(algorithm.personal),
+        received=score_received,
+        personal=score_received if same else Program(personal),
         host=algorithm.host,
     )
 
@@ -121,17 +148,17 @@ class Chunk(NamedTuple):
     Args:
       first: number of the first round, from 0.
       state: after the last round. It is donated to the next chunk: copy it to keep it.
-      infos: per round, `Info` with NumPy leaves.
+      reports: of every round, with NumPy leaves.
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
         rounds diverged.
-      train_seconds, evaluate_seconds: without compilation.
-      diverged: None, or (round, client id) of the first loss or prediction that is not finite; `infos`
+      train_seconds, evaluate_seconds: without compilation; what happens within a round is training.
+      diverged: None, or (round, client id) of the first loss or prediction that is not finite; `reports`
         ends there.
     """
 
     first: int
     state: Any
-    infos: list[Info]
+    reports: list[Report]
     scores: dict[str, PerGroup] | None
     train_seconds: float
     evaluate_seconds: float
@@ -148,6 +175,7 @@ def simulate(
     eval_every: int,
     start: int = 0,
     state: Any = None,
+    score_cohort: bool = False,
 ) -> Iterator[Chunk]:
     """Run a federated method, chunk by chunk.
 
@@ -160,6 +188,7 @@ def simulate(
       eval_every: rounds of a chunk.
       start: first round; a multiple of `eval_every` or the end of the run.
       state: the state at `start`; None for a new run.
+      score_cohort: score the cohort of every round, before and after its training.
 
     Yields:
       A `Chunk` after every `eval_every` rounds and after the last one.
@@ -169,37 +198,44 @@ def simulate(
     if state is None:
         # Copied, because an array that stands in two places cannot be donated.
         state = jax.tree.map(jnp.copy, programs.init(init_key, federation, traced(hyper)))
-    if federation.mesh is not None:
-        round_key, score_key, state = jax.device_put((round_key, score_key, state), federation.everywhere)
+    round_key, score_key, state = federation.place((round_key, score_key, state))
+    cohort_key = score_key if score_cohort else None
     for first in range(start, rounds, eval_every):
         last = min(first + eval_every, rounds) - 1
         begun, compiled = time.perf_counter(), programs.seconds
         if programs.host is None:
-            state, infos = programs.rounds(round_key, state, federation, _of_rounds(cohorts, first, last + 1))
-            infos = _per_round(jax.device_get(infos))
+            chunk = _of_rounds(cohorts, first, last + 1)
+            state, reports = programs.rounds(round_key, state, federation, chunk, cohort_key)
+            reports = _per_round(jax.device_get(reports))
         else:
-            infos = []
+            reports = []
             for t in range(first, last + 1):
                 cohort = _of_rounds(cohorts, t, t + 1)
-                state, info = programs.rounds(round_key, state, federation, cohort)
-                infos += _per_round(jax.device_get(info))
+                state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
+                (report,) = _per_round(jax.device_get(report))
                 cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
                 host_round_key = jax.random.fold_in(host_key, t)
                 state, more = programs.host(host_round_key, state, federation, cohort)
-                infos[-1] = _with_traffic(infos[-1], more)
+                state = federation.place(state)
+                report = report._replace(info=_with_traffic(report.info, more))
+                if score_cohort:  # the round ends only now
+                    of_round = jax.random.fold_in(score_key, t)
+                    scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
+                    report = report._replace(personal=scores)
+                reports.append(report)
         trained = time.perf_counter() - begun - (programs.seconds - compiled)
 
-        diverged = _first_infinite_loss(infos, first, cohorts, federation)
+        diverged = _first_infinite_loss(reports, first, cohorts, federation)
         if diverged:
-            infos = infos[: diverged[0] - first + 1]
-            yield Chunk(first, state, infos, None, trained, 0.0, diverged)
+            reports = reports[: diverged[0] - first + 1]
+            yield Chunk(first, state, reports, None, trained, 0.0, diverged)
             return
         begun, compiled = time.perf_counter(), programs.seconds
         scores = evaluate(programs, federation, state, score_key, last, rounds)
         evaluated = time.perf_counter() - begun - (programs.seconds - compiled)
         diverged = _first_infinite_score(scores["personal"], last, federation)
         scores = None if diverged else scores
-        yield Chunk(first, state, infos, scores, trained, evaluated, diverged)
+        yield Chunk(first, state, reports, scores, trained, evaluated, diverged)
         if diverged:
             return
 
@@ -237,9 +273,9 @@ def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
     )
 
 
-def _per_round(infos: Info) -> list[Info]:
-    rounds = len(infos.loss[0])
-    return [jax.tree.map(lambda leaf: leaf[t], infos) for t in range(rounds)]  # noqa: B023
+def _per_round(reports: Report) -> list[Report]:
+    rounds = len(reports.info.loss[0])
+    return [jax.tree.map(lambda leaf: leaf[t], reports) for t in range(rounds)]  # noqa: B023
 
 
 def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
@@ -275,9 +311,9 @@ def _with_traffic(info: Info, more: Info) -> Info:
     )
 
 
-def _first_infinite_loss(infos, first, cohorts, federation) -> tuple[int, int] | None:
-    for t, info in enumerate(infos, first):
-        for loss, slots, group in zip(info.loss, cohorts, federation.groups, strict=True):
+def _first_infinite_loss(reports, first, cohorts, federation) -> tuple[int, int] | None:
+    for t, report in enumerate(reports, first):
+        for loss, slots, group in zip(report.info.loss, cohorts, federation.groups, strict=True):
             bad = slots.mask[t] & ~np.isfinite(loss)
             if bad.any():
                 return t, int(group.id[slots.index[t][bad][0]])

@@ -61,6 +61,9 @@ class Setup:
     """Share of clients that take part in a round."""
     eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
+    score_cohort: bool = False
+    """Score the clients of every round on their test rows before (received) and after (personal) local
+    training."""
     checkpoint_every: int | None = within("[1, inf)", None)
     """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
     seed: int = within("[0, inf)", 0)

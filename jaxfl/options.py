@@ -35,6 +35,20 @@ def options(cls: type) -> type:
     return jax.tree_util.register_dataclass(cls, floats, others)
 
 
+class Unread:
+    """Stands for a rate while a method is built; its value comes later, with `hyper`."""
+
+    def _refuse(self, *_):
+        raise JaxflError(
+            "A method's build computes with a float option, which is traced and may change without a new "
+            "program; read it from the configuration that init is given as hyper."
+        )
+
+    __float__ = __int__ = __bool__ = __neg__ = __jax_array__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+
+
 def within(interval: str, default) -> Any:
     """A numeric field with its range: ``lr: float = within("(0, inf)", 0.05)``."""
     return dataclasses.field(default=default, metadata={"interval": interval})

@@ -1,7 +1,8 @@
 """Local training: one client, its real batches, and an update folded over them.
 
 `fit` is the loop that every method shares: it folds ``update(carry, batch, key)`` over the client's
-batches, exactly as many as its own rows make, so unequal clients need no padded steps. `descend` is the
+batches, exactly as many as its own rows make, so unequal clients need no padded steps. It reports what that
+costs (see `jaxfl.flops`), as `sweep` does. `descend` is the
 update that most methods use: minimise a loss by an optax optimiser over some of the model's blocks.
 """
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl import flops
 from jaxfl.data.federation import Batch, Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
@@ -103,6 +105,10 @@ def fit(
     capacity = client.rows.shape[0]
     steps = batches(client.size, batch_size, pairs)
     places = jnp.arange(batch_size, dtype=jnp.int32)
+    update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
+    batch = jax.eval_shape(lambda: federation.batch(client, places, places < client.size))
+    rows = epochs * jnp.minimum(client.size, steps * batch_size)
+    flops.add(flops.of(update, carry, batch, key) / batch_size * rows.astype(float))
 
     def epoch(e, carried):
         epoch_key = jax.random.fold_in(key, e)
@@ -222,7 +228,10 @@ def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64)
     m = rows.shape[0]
     batch_size = max(1, min(batch_size, m))
     rows = jnp.pad(rows, (0, max(-m % batch_size, batch_size - m)))
-    example = jax.eval_shape(f, federation.inputs(rows[:batch_size]))
+    f = jax.jit(f, inline=True)  # traced once, for its operations, its shapes and the loop
+    x = jax.eval_shape(federation.inputs, rows[:batch_size])
+    flops.add(flops.of(f, x) / batch_size * size.astype(float))
+    example = jax.eval_shape(f, x)
     filled = jax.tree.map(lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), example)
 
     def step(b, filled):

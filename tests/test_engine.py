@@ -15,6 +15,7 @@ from jaxfl import engine
 from jaxfl.clientmap import scatter
 from jaxfl.cohorts import balance, draw_cohorts
 from jaxfl.data.federation import federate
+from jaxfl.evaluate import Score
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.types import Algorithm, Info, Predictor
@@ -132,11 +133,11 @@ def test_chunks_of_any_length_are_one_run(programs, federation, cohorts, undistu
     assert [chunk.first for chunk in chunks] == list(range(0, ROUNDS, eval_every))
     assert_equal(chunks[-1].state, undisturbed[-1].state)
     assert_equal(
-        [info for chunk in chunks for info in chunk.infos],
-        [info for chunk in undisturbed for info in chunk.infos],
+        [report for chunk in chunks for report in chunk.reports],
+        [report for chunk in undisturbed for report in chunk.reports],
     )
     for chunk in chunks:
-        last = chunk.first + len(chunk.infos) - 1
+        last = chunk.first + len(chunk.reports) - 1
         assert_equal(chunk.scores, undisturbed[last].scores)
 
 
@@ -154,8 +155,8 @@ def test_a_resumed_run_is_the_undisturbed_one(programs, federation, cohorts, und
     )
     for chunk, expected in zip(resumed, undisturbed[start:], strict=True):
         assert_equal(
-            (chunk.first, chunk.state, chunk.infos, chunk.scores),
-            (expected.first, expected.state, expected.infos, expected.scores),
+            (chunk.first, chunk.state, chunk.reports, chunk.scores),
+            (expected.first, expected.state, expected.reports, expected.scores),
         )
 
 
@@ -183,6 +184,32 @@ def test_a_program_counts_its_compilations():
     assert program.seconds > 0
 
 
+# ---- scores of cohorts
+
+
+@pytest.mark.parametrize(("choice", "options"), [("fedper", {}), ("compfl", {"kd": False, "greedy": False})])
+def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options):
+    """With everyone in the cohort, the scores after a round are those of the evaluation."""
+    method = METHODS[choice]
+    config = method.config(epochs=1, batch_size=4, **options)
+    programs = engine.programs(method.build(config))
+    everyone = draw_cohorts(CLIENTS, 1.0, 2, seed=3)
+
+    def run(score_cohort):
+        run = engine.simulate(
+            programs, federation, config, everyone, KEY, eval_every=2, score_cohort=score_cohort
+        )
+        (chunk,) = run
+        return chunk._replace(train_seconds=0, evaluate_seconds=0)
+
+    plain, scored = run(False), run(True)
+    unscored = [report._replace(received=None, personal=None) for report in scored.reports]
+    assert_equal((scored.state, unscored, scored.scores), (plain.state, plain.reports, plain.scores))
+    assert_equal(scored.reports[-1].personal, scored.scores["personal"])
+    if choice == "fedper":  # it trains only in rounds, so a client receives what it deployed before
+        assert_equal(scored.reports[1].received, scored.reports[0].personal)
+
+
 # ---- divergence
 
 
@@ -198,7 +225,7 @@ def test_divergence_names_round_and_client(programs, federation, cohorts):
     assert good.diverged is None
     assert bad.diverged == (joins, client)
     assert bad.scores is None
-    assert len(bad.infos) == 1
+    assert len(bad.reports) == 1
 
 
 def test_divergence_of_an_absent_client_shows_in_its_predictions(programs, federation, cohorts, undisturbed):
@@ -226,7 +253,7 @@ class Count(NamedTuple):
 
 
 def counting(calls):
-    """An algorithm whose host step notes its calls, adds traffic, and changes the next round's loss."""
+    """An algorithm whose host step notes its calls, adds traffic, changes the next loss and predictions."""
 
     def init(key, federation, hyper):
         zero = jnp.zeros((), jnp.int32)
@@ -252,30 +279,47 @@ def counting(calls):
         assert_equal(state.present, present(state, cohort))
         return state._replace(added=state.added + 10), report(cohort, 0.0, scalars=10)
 
-    def first_class(model, shared, own, x):
-        return jax.nn.one_hot(jnp.zeros(len(x), jnp.int32), model.classes)
+    def one_class(model, added, own, x):
+        return jax.nn.one_hot(jnp.broadcast_to(added // 10 % model.classes, len(x)), model.classes)
 
     def predictors(key, state, federation, cohort):
-        return tuple(Predictor(None, None, first_class) for _ in federation.groups)
+        return tuple(Predictor(state.added, None, one_class) for _ in federation.groups)
 
     return Algorithm(init, predictors, step, predictors, host)
+
+
+def rows_of_class(label, federation, cohorts, t):
+    """The score of whoever predicts one class everywhere."""
+    scores = []
+    for group, slots in zip(federation.groups, cohorts, strict=True):
+        rows = [
+            group.test_rows[i][: group.test_size[i]] if present else group.test_rows[0][:0]
+            for i, present in zip(slots.index[t], slots.mask[t], strict=True)
+        ]
+        right = [int((federation.labels[of_client] == label).sum()) for of_client in rows]
+        none = np.zeros(len(rows), np.int32)
+        scores.append(Score(np.array(right), np.array([len(r) for r in rows]), none, none, none == 0))
+    return tuple(scores)
 
 
 def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
     calls = []
     programs = engine.programs(counting(calls))
-    chunks = list(engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2))
+    run = engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
+    chunks = list(run)
 
     rounds, steps, keys = zip(*calls, strict=True)
     assert rounds == tuple(range(ROUNDS))
     assert steps == tuple(range(1, ROUNDS + 1))
     assert len(set(map(tuple, keys))) == ROUNDS
     assert chunks[-1].state.added == 10 * ROUNDS
-    for t, info in enumerate(info for chunk in chunks for info in chunk.infos):
-        for loss, up, down, slots in zip(*info, cohorts, strict=True):
+    for t, report in enumerate(report for chunk in chunks for report in chunk.reports):
+        for loss, up, down, slots in zip(*report.info, cohorts, strict=True):
             assert (loss == 10.0 * t).all()
             assert_equal(up, 11 * slots.mask[t])
             assert_equal(down, 11 * slots.mask[t])
+        assert_equal(report.received, rows_of_class(t % CLASSES, federation, cohorts, t))
+        assert_equal(report.personal, rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
 
 
 def test_bad_rows_of_one_client_do_not_reach_the_others():
@@ -289,6 +333,6 @@ def test_bad_rows_of_one_client_do_not_reach_the_others():
     config = METHODS["local"].config(epochs=1, batch_size=4)
     programs = engine.programs(METHODS["local"].build(config))
     (chunk,) = engine.simulate(programs, federation, config, cohorts, KEY, eval_every=1)
-    loss = np.concatenate(chunk.infos[0].loss)
+    loss = np.concatenate(chunk.reports[0].info.loss)
     assert chunk.diverged == (0, 0)
     assert np.isfinite(loss).tolist() == [False, True, True, True, True]

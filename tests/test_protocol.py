@@ -274,13 +274,13 @@ def test_rounds_may_be_scanned_and_clients_padded_side_by_side_and_on_two_device
     mesh = jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,))
     groups = tuple(map(widen, federation.groups))
     other = dataclasses.replace(federation, groups=groups, clients_at_once=2, mesh=mesh)
-    other = jax.device_put(other, other.everywhere)
+    other = other.place(other)
     copy = jax.tree.map(jnp.copy, case.state)  # the engine's programs consume the state
-    key, copy = jax.device_put((key, copy), other.everywhere)
+    key, copy = other.place((key, copy))
     stack = jax.tree.map(lambda *leaves: np.stack(leaves), *cohorts)
     scanned, reports = programs(case.algorithm).rounds(key, copy, other, stack)
     assert_close(scanned, state, tolerance=1e-5)
-    assert_close(reports, jax.tree.map(lambda *leaves: np.stack(leaves), *infos), tolerance=1e-5)
+    assert_close(reports.info, jax.tree.map(lambda *leaves: np.stack(leaves), *infos), tolerance=1e-5)
 
 
 def test_every_rate_has_an_effect_and_none_recompiles(case, federation):

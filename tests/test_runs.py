@@ -20,6 +20,7 @@ from conftest import tiny_source
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl import cli, registry
+from jaxfl.errors import JaxflError
 from jaxfl.runs import checkpoint, run
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -38,21 +39,6 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_programs():
-    """A method with the same options compiles once, in whatever run it is used."""
-    choose, made = run.choose, {}
-
-    def choose_once(choice, method, config):
-        chosen = choose(choice, method, config)
-        return chosen._replace(programs=made.setdefault((method, config), chosen.programs))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (cli, run):
-            patch.setattr(module, "choose", choose_once)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +135,7 @@ def test_a_run_is_a_folder(compared):
             assert line["loss"] == pytest.approx(np.mean(line["client_loss"]))
             assert line["bytes_up"] == sum(line["client_bytes_up"])
             assert line["bytes_down"] == sum(line["client_bytes_down"])
+            assert "cohort" not in line
 
         result = read(folder / "result.json")
         assert result["method"] == config["label"] and result["rounds"] == ROUNDS
@@ -157,8 +144,8 @@ def test_a_run_is_a_folder(compared):
         assert result["summary"]["mean_last_10_evaluations"] == pytest.approx(np.mean(means))
         assert result["bytes_up"] == sum(line["bytes_up"] for line in lines) > 0
         assert result["bytes_down"] == sum(line["bytes_down"] for line in lines) > 0
+        assert result["flops"] == sum(line["flops"] for line in lines) > 0
         assert result["seconds"].keys() == {"compile", "train", "evaluate"}
-        assert result["compilations"] > 0
         accuracy = result["accuracy"]
         assert accuracy == lines[-1]["accuracy"]
         of_client = accuracy["per_client"]
@@ -199,9 +186,35 @@ def test_methods_share_partition_and_cohorts(compared):
 
 def test_the_second_seed_compiles_nothing(compared):
     results = [read(folder / "result.json") for folder in runs(compared)]
-    assert results[0]["compilations"] == results[1]["compilations"]
-    assert results[2]["compilations"] == results[3]["compilations"]
+    assert results[0]["compilations"] > 0 and results[2]["compilations"] > 0
+    assert results[1]["compilations"] == results[3]["compilations"] == 0
     assert results[1]["seconds"]["compile"] == results[3]["seconds"]["compile"] == 0
+
+
+def test_another_rate_compiles_nothing_and_cohorts_are_scored(dataset, tmp_path):
+    folder, methods = tmp_path / "compared", ["fedavg", "fedavg,lr=0.2"]
+    options = ["--batch-size", "7", "--score-cohort", "--run-dir", str(folder)]  # no other test's programs
+    cli.main(["compare", *methods, *dataset, *FEDERATION, *options])
+    first, second = (folder / name(method) / "seed-0" for method in methods)
+    one, other = read(first / "result.json"), read(second / "result.json")
+    assert one["compilations"] > 0 and one["seconds"]["compile"] > 0
+    assert other["compilations"] == other["seconds"]["compile"] == 0
+    assert metrics(first)[0]["loss"] != metrics(second)[0]["loss"]
+
+    scores = [line["cohort"] for line in metrics(first)]
+    assert all(of_moment.keys() == {"mean", "pooled"} for score in scores for of_moment in score.values())
+    published = np.mean([score["received"]["pooled"] for score in scores])
+    assert one["summary"]["cohort_received_pooled_mean_last_10"] == pytest.approx(published)
+    last = metrics(first)[-1]
+    of_cohort = [last["accuracy"]["per_client"][client] for client in last["clients"]]
+    assert last["cohort"]["personal"]["mean"] == pytest.approx(np.mean(of_cohort))
+
+
+def test_a_method_that_computes_with_a_rate_while_it_is_built_is_refused():
+    fedavg = registry.METHODS["fedavg"]
+    method = fedavg._replace(build=lambda config: fedavg.build(config) if 2 * config.lr > 1 else None)
+    with pytest.raises(JaxflError, match="read it from the configuration that init is given as hyper"):
+        run.choose(None, method, method.config())
 
 
 def tables(folder):

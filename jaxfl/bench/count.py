@@ -1,16 +1,14 @@
 """How much work a round is: rows, steps and the model's floating-point operations."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
+from jaxfl import flops
 from jaxfl.bench.workloads import Phase
 from jaxfl.data.federation import Batch, Federation
 from jaxfl.models.model import Model, Weights
@@ -65,9 +63,8 @@ def _normalises(model: Model, phase: Phase) -> bool:
 def flops_per_sample(model: Model, blocks: Collection[str]) -> int:
     """Floating-point operations of one image's loss and its gradient in `blocks`.
 
-    Only products of matrices count, 2 M N K each.
+    What counts, see `jaxfl.flops.of`.
     """
-    model = dataclasses.replace(model, convolution="patches")  # every product stands in the program once
 
     def loss(trained, weights, x):
         weights = Weights(weights.params | trained, weights.stats)
@@ -77,17 +74,4 @@ def flops_per_sample(model: Model, blocks: Collection[str]) -> int:
     weights = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
     trained = {name: weights.params[name] for name in blocks}
-    return _products(jax.make_jaxpr(jax.value_and_grad(loss))(trained, weights, x).jaxpr)
-
-
-def _products(jaxpr) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            left, right = (variable.aval.shape for variable in equation.invars)
-            (contracted, _), (batch, _) = equation.params["dimension_numbers"]
-            shared = math.prod(left[axis] for axis in batch)
-            inner = math.prod(left[axis] for axis in contracted)
-            total += 2 * math.prod(left) * math.prod(right) // (shared * inner)
-        total += sum(_products(inner) for inner in jaxprs_in_params(equation.params))
-    return total
+    return flops.of(jax.value_and_grad(loss), trained, weights, x)

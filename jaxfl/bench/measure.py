@@ -140,8 +140,7 @@ def in_jaxfl(
     """The engine's rounds, compiled for chunks of so many."""
     key, program = jax.random.key(0), chosen.programs.rounds
     state = jax.tree.map(jnp.copy, chosen.programs.init(key, federation, traced(chosen.config)))
-    if federation.mesh is not None:
-        key, state = jax.device_put((key, state), federation.everywhere)
+    key, state = federation.place((key, state))
     sizes = [np.asarray(group.size) for group in federation.groups]
     chunks = [
         Cohort(np.arange(rounds, dtype=np.int32), slots, rounds=rounds)

@@ -57,6 +57,10 @@ class Federation:
         """Where arrays lie that all devices hold in full; None for a single device."""
         return self.mesh and NamedSharding(self.mesh, PartitionSpec())
 
+    def place(self, tree):
+        """The same arrays where all devices hold them in full."""
+        return tree if self.mesh is None else jax.device_put(tree, self.everywhere)
+
     @property
     def models(self) -> tuple[Model, ...]:
         """The architecture of each group."""
@@ -132,7 +136,7 @@ def federate(
         clients_at_once=clients_at_once,
         mesh=mesh,
     )
-    return federation if mesh is None else jax.device_put(federation, federation.everywhere)
+    return federation.place(federation)
 
 
 def _moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""From per-round records to a run's result: accuracies, bytes, seconds."""
+"""From per-round records to a run's result: accuracies, bytes, operations, seconds."""
 
 import numpy as np
 
@@ -13,10 +13,12 @@ def records(chunk: Chunk, federation: Federation, cohorts, compile_seconds: floa
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
-    A loss that is not finite is None.
+    A loss that is not finite is None. flops are the floating-point operations of all clients' training, see
+    `jaxfl.flops`; cohort is there where the cohorts of rounds are scored.
     """
     lines = []
-    for t, info in enumerate(chunk.infos, chunk.first):
+    for t, report in enumerate(chunk.reports, chunk.first):
+        info = report.info
         ids, loss, up, down = [], [], [], []
         for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
             taken = slots.mask[t]
@@ -31,12 +33,17 @@ def records(chunk: Chunk, federation: Federation, cohorts, compile_seconds: floa
                 "loss": _finite(np.mean(loss)),
                 "bytes_up": sum(up),
                 "bytes_down": sum(down),
+                "flops": float(sum(map(float, report.flops))),
                 "clients": ids,
                 "client_loss": [_finite(value) for value in loss],
                 "client_bytes_up": up,
                 "client_bytes_down": down,
             }
         )
+        if report.received is not None:
+            present = [slots.mask[t] for slots in cohorts]
+            moments = {"received": report.received, "personal": report.personal}
+            lines[-1]["cohort"] = {name: _of_cohort(scores, present) for name, scores in moments.items()}
     if chunk.scores is not None:
         for moment, key in (("personal", "accuracy"), ("received", "received")):
             lines[-1][key] = accuracy(chunk.scores[moment], federation)
@@ -80,16 +87,26 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
     }
 
 
+def _of_cohort(scores: PerGroup, present: list[np.ndarray]) -> dict:
+    """Test accuracy of the clients present, masks (k_g,): mean over them, and pooled over their rows."""
+    right = np.concatenate([score.test[mask] for score, mask in zip(scores, present, strict=True)])
+    rows = np.concatenate([score.test_rows[mask] for score, mask in zip(scores, present, strict=True)])
+    return {"mean": float((right / rows).mean()), "pooled": float(right.sum() / rows.sum())}
+
+
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:
-    """The summary of a run from its metrics.
+    """The summary of a run from its metrics, and how many programs were compiled for it.
 
     summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
-    validation accuracy, and the best on test data (for comparison with papers that report that).
+    validation accuracy, and the best on test data (for comparison with papers that report that). Where
+    the cohorts of rounds are scored, also their pooled accuracy before local training, mean of the last ten
+    rounds (FedCMD's figure).
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]
     validations = [record["accuracy"]["validation"] for record in scored]
     best = None if None in validations else means[int(np.argmax(validations))]
+    cohorts = [record["cohort"]["received"]["pooled"] for record in metrics if "cohort" in record]
     timed = [record["seconds"] for record in metrics if "seconds" in record]
     return {
         "method": config["label"],
@@ -102,9 +119,11 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
             "mean_last_10_evaluations": float(np.mean(means[-10:])),
             "best_validation": best,
             "best_test": max(means),
-        },
+        }
+        | ({"cohort_received_pooled_mean_last_10": float(np.mean(cohorts[-10:]))} if cohorts else {}),
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
+        "flops": sum(record["flops"] for record in metrics),
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,
     }

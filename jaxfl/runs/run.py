@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import platform
 import subprocess
 import typing
@@ -19,7 +20,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.engine import Programs, programs, simulate, traced
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
-from jaxfl.options import alternatives, check
+from jaxfl.options import Unread, alternatives, check
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.profile import profiled
@@ -36,7 +37,7 @@ class Chosen(NamedTuple):
       label: in tables: the method's name, and the options that tell it from others.
       method: the method.
       config: its options.
-      programs: its compiled programs, shared by runs with other seeds.
+      programs: its compiled programs, shared by runs with other seeds or other rates.
     """
 
     name: str | None
@@ -66,7 +67,17 @@ def choose(choice: str | None, method: Method, config: Any) -> Chosen:
         for field in dataclasses.fields(config)
         if field.name in given or (field.name not in common and getattr(config, field.name) != field.default)
     ]
-    return Chosen(name, ",".join([method.name, *told]), method, config, programs(method.build(config)))
+    return Chosen(name, ",".join([method.name, *told]), method, config, _programs(method.build, config))
+
+
+def _programs(build: Callable, config: Any) -> Programs:
+    """A method's programs: the same for all configurations that differ in rates alone."""
+    return _programs_without_rates(build, jax.tree.structure(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _programs_without_rates(build: Callable, options: Any) -> Programs:
+    return programs(build(jax.tree.unflatten(options, [Unread()] * options.num_leaves)))
 
 
 def start(
@@ -170,7 +181,7 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
     if done:
         like = jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
         state = checkpoint.load(folder, done, like, mark)
-    compiled = chosen.programs.seconds
+    compiled, compilations = chosen.programs.seconds, chosen.programs.compilations
     chunks = simulate(
         chosen.programs,
         data.federation,
@@ -180,6 +191,7 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
         eval_every=setup.eval_every,
         start=done,
         state=state,
+        score_cohort=setup.score_cohort,
     )
     if profile:
         chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
@@ -198,7 +210,7 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
         rounds = new[-1]["round"]
         if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
             checkpoint.save(folder, rounds, chunk.state, mark)
-    summary = result(config, metrics, chosen.programs.compilations)
+    summary = result(config, metrics, chosen.programs.compilations - compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
     store.write_json(folder / store.RESULT, summary)
     return summary

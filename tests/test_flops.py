@@ -1,0 +1,128 @@
+"""Floating-point operations: counts by hand, and what a round reports of them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
+
+from jaxfl import engine, flops
+from jaxfl.cohorts import draw_cohorts
+from jaxfl.data.federation import federate
+from jaxfl.models import zoo
+from jaxfl.registry import METHODS
+from jaxfl.training import fit, sweep
+
+CLIENTS, HIDDEN, INPUTS = (3, 2), (5, 4), 64
+OWNERS = (0, 0, 0, 1, 1)  # the group of each client
+EPOCHS, BATCH = 2, 3  # batches of unequal size
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Five unequal clients, two MLPs."""
+    source = tiny_source()
+    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in HIDDEN]
+    return federate(source, tiny_partition(source), tuple(zip(models, CLIENTS, strict=True)))
+
+
+def reports(federation, choice, participation=1.0, rounds=1, **options):
+    """What the rounds of a method report, with their cohorts."""
+    method = METHODS[choice]
+    config = method.config(epochs=EPOCHS, batch_size=BATCH, **options)
+    cohorts = draw_cohorts(CLIENTS, participation, rounds, seed=3)
+    programs = engine.programs(method.build(config))
+    (chunk,) = engine.simulate(programs, federation, config, cohorts, KEY, eval_every=rounds)
+    return chunk.reports, cohorts
+
+
+def multiplications(hidden):
+    """Of one row: (in the first layer, in the second)."""
+    return INPUTS * hidden, hidden * CLASSES
+
+
+def update(hidden):
+    """Operations of one row in a step: forward, gradients to both kernels and to the hidden units."""
+    first, second = multiplications(hidden)
+    return 2 * (2 * first + 3 * second)
+
+
+def test_fedavg_by_hand_where_some_are_absent(federation):
+    done, cohorts = reports(federation, "fedavg", participation=0.6, rounds=4)
+    assert any((~slots.mask).any() for slots in cohorts)
+    for t, report in enumerate(done):
+        *of_groups, elsewhere = report.flops
+        assert elsewhere == 0
+        for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
+            rows = np.asarray(group.size)[slots.index[t][slots.mask[t]]].sum()
+            assert of_groups[g] == EPOCHS * rows * update(HIDDEN[g])
+
+
+def test_fedrep_by_hand(federation):
+    """Its head phase computes the extractor forward only."""
+    ((report,), _) = reports(federation, "fedrep", head_epochs=3)
+    for g, hidden in enumerate(HIDDEN):
+        first, second = multiplications(hidden)
+        head, body = 2 * (first + 2 * second), 2 * (2 * first + 2 * second)
+        rows = sum(size for size, owner in zip(SIZES, OWNERS, strict=True) if owner == g)
+        assert report.flops[g] == rows * (3 * head + EPOCHS * body)
+
+
+def test_two_maps_add_up_whatever_their_cohorts(federation):
+    """Ditto trains two models of each client; Local's own schedule trains everyone in any round."""
+    ((alone,), _) = reports(federation, "fedavg")
+    ((twice,), _) = reports(federation, "ditto", personal_epochs=EPOCHS)
+    ((everyone,), _) = reports(federation, "local", participation=0.4, local_schedule="all")
+    ((side_by_side,), _) = reports(dataclasses.replace(federation, clients_at_once=2), "fedavg")
+    assert twice.flops == tuple(2 * operations for operations in alone.flops)
+    assert everyone.flops == side_by_side.flops == alone.flops
+
+
+def test_only_rows_that_are_processed_count(federation):
+    client = jax.tree.map(lambda leaf: leaf[0], federation.groups[0])
+    size = int(client.size)
+    assert size % BATCH == 1
+
+    def update(carry, batch, key):
+        return carry, (batch.x.reshape(BATCH, INPUTS) @ jnp.ones(INPUTS)).sum()
+
+    def counted(pairs):
+        with flops.collect() as amounts:
+            fit(update, (), KEY, client, federation, epochs=EPOCHS, batch_size=BATCH, pairs=pairs)
+            sweep(
+                lambda x: x.reshape(len(x), INPUTS) @ jnp.ones(INPUTS), client.rows, client.size, federation
+            )
+        return [float(amount) for _, amount in amounts]
+
+    passed = size * 2 * INPUTS
+    assert counted(pairs=False) == [EPOCHS * passed, passed]
+    assert counted(pairs=True) == [EPOCHS * (size - 1) * 2 * INPUTS, passed]
+
+
+def test_loops_count_as_often_as_they_run():
+    """A convolution over rows of the image is the closed form; a branch is the dearest; shapes are enough."""
+    batch, height, width, channels, features = 2, 5, 4, 3, 7
+    x = jax.ShapeDtypeStruct((height, batch, width, channels), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((channels, features), jnp.float32)
+    closed_form = 2 * batch * height * width * channels * features
+
+    out = jnp.zeros((height, batch, width, features))
+
+    def by_rows(x, kernel):
+        return jax.lax.fori_loop(0, height, lambda i, out: out.at[i].set(x[i] @ kernel), out)
+
+    def as_conv(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel[None, None], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def branches(x, kernel):
+        return jax.lax.cond(
+            x.sum() > 0, by_rows, lambda x, kernel: as_conv(x, kernel[:, :1]) + out, x, kernel
+        )
+
+    for f in by_rows, as_conv, jax.checkpoint(by_rows), jax.jit(by_rows), branches:
+        assert flops.of(f, x, kernel) == closed_form
