@@ -177,6 +177,7 @@ def in_torch(
         for index, mask in zip(slots.index, slots.mask, strict=True):
             one_round(index[mask].tolist())
 
+    torch_loop.choose_threads(lambda: train(0))
     return Contestant(TORCH, train)
 
 
