@@ -27,7 +27,8 @@ from jaxfl.runs.run import choose, resume, start
 from jaxfl.runs.table import as_text, tabulate
 from jaxfl.training import Training
 
-OUT = Console(markup=False, soft_wrap=True)
+# Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
+OUT = Console(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
 
 class Command(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from jaxfl import registry
 from jaxfl.bench.measure import matmul_flops, measure
 from jaxfl.bench.report import machine, versions
-from jaxfl.bench.workloads import STRATEGIES, WORKLOADS, setup_of, source_of
+from jaxfl.bench.workloads import STRATEGIES, VARIANTS, WORKLOADS, setup_of, source_of
 from jaxfl.options import check, within
 
 
@@ -50,7 +50,8 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
       JaxflError: if a workload, strategy or method is unknown, a number out of range, or PyTorch missing.
     """
     check("bench", options)
-    workloads = {name: registry.lookup("workload", WORKLOADS, name) for name in names or WORKLOADS}
+    known = WORKLOADS | VARIANTS
+    workloads = {name: registry.lookup("workload", known, name) for name in names or WORKLOADS}
     for name in options.strategies:
         registry.lookup("strategy", STRATEGIES, name)
     for choice in options.methods:

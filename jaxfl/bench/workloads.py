@@ -89,6 +89,22 @@ WORKLOADS = {
 }
 
 
+# Variants that answer one question each; they run when they are named.
+EQUAL = WORKLOADS["W1"]._replace(
+    what="W1 with equal clients: what do unequal ones cost?",
+    setup=WORKLOADS["W1"].setup | {"partition": "iid"},
+    methods=("fedavg",),
+)
+GROWTH = {
+    f"W4-{clients}": WORKLOADS["W4"]._replace(
+        what=f"W4 with {clients:,} clients: does a client cost the same among many?",
+        setup=WORKLOADS["W4"].setup | {"clients": clients},
+    )
+    for clients in (10, 100, 10_000)
+}
+VARIANTS = {"W1-equal": EQUAL} | GROWTH
+
+
 def setup_of(workload: Workload) -> Setup:
     """The workload's options on this machine.
 

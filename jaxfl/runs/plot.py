@@ -16,7 +16,7 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
         deviation where there are several.
       path: of the PNG.
     """
-    figure = Figure((11, 4.2), layout="constrained", dpi=150)
+    figure = Figure((12, 4.2), layout="constrained", dpi=150)
     left, right = figure.subplots(1, 2, sharey=True)
     for label, seeds in runs.items():
         scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
@@ -39,7 +39,7 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
     right.set(xlabel="megabytes sent and received")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    left.legend(fontsize="small")
+    figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     with writing(path):
         figure.savefig(path, format="png")
 
