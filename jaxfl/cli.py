@@ -388,11 +388,13 @@ class _Watch(Progress):
         """Take a chunk's metrics."""
         last = new[-1]
         if "accuracy" in last:
-            seconds = last["seconds"]["train"]
+            seconds = last["seconds"]
+            if seconds["compile"] >= 0.1:
+                self.console.print(f"{label}, seed {seed}: compiled in {seconds['compile']:.1f} s")
             self.update(
                 self.bar,
                 accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
-                speed=f"{len(new) / max(seconds, 1e-9):.1f} rounds/s",
+                speed=f"{len(new) / max(seconds['train'], 1e-9):.1f} rounds/s",
             )
         self.done[label, seed] = last["round"]
         completed = sum(self.done.values())
@@ -404,7 +406,7 @@ def entry() -> None:
     # Compiled programs are kept, so that the next run of the same shapes starts at once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     flags = os.environ.get("XLA_FLAGS", "")
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
         # One device per core: clients train on all of them at the same time.

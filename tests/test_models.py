@@ -61,12 +61,12 @@ def value_and_gradients(f, x, kernel):
     return run(x, kernel)
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize(
-    ("size", "stride", "padding"),
-    [(5, 1, 0), (5, 1, 2), (5, 2, 2), (3, 1, 1), (3, 2, 1), (3, 2, 0), (1, 1, 0), (1, 2, 0)],
+    ("name", "depthwise"), [*((name, False) for name in CONVOLUTIONS), ("rows", True), ("patches", True)]
 )
-@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(5, 1, 0), (5, 2, 2), (3, 1, 1), (3, 2, 0), (1, 2, 0)]
+)
 def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
     def library(x, kernel):
         sides, groups = [(padding, padding)] * 2, 3 if depthwise else 1
