@@ -20,7 +20,7 @@ from jaxfl.bench.bench import Bench, bench
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.experiment import CACHE, Data, Setup, check_setup, divide, load_source, prepare
+from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, load_source, prepare
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, resume, start
@@ -404,7 +404,7 @@ class _Watch(Progress):
 def entry() -> None:
     """The console script: settings of this process, then `main`."""
     # Compiled programs are kept, so that the next run of the same shapes starts at once.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder()))
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     flags = os.environ.get("XLA_FLAGS", "")
@@ -412,4 +412,8 @@ def entry() -> None:
         # One device per core: clients train on all of them at the same time.
         affinity = getattr(os, "sched_getaffinity", None)
         jax.config.update("jax_num_cpu_devices", len(affinity(0)) if affinity else os.cpu_count() or 1)
+    if "collective_call_terminate" not in flags:
+        # Devices wait for each other at the end of a round; XLA would end the process after 40 seconds.
+        day = "--xla_cpu_collective_call_{}_timeout_seconds=86400"
+        os.environ["XLA_FLAGS"] = f"{flags} {day.format('terminate')} {day.format('warn_stuck')}".strip()
     main()

@@ -9,6 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from jaxfl import flops, tree
@@ -37,7 +38,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
 
     def of_group(group, slots, shared, own):
         places = len(slots.mask)
-        at_once = min(federation.clients_at_once, -(-places // federation.devices))
+        at_once = max(1, min(federation.clients_at_once, -(-places // federation.devices)))
         # Filled up with empty places: a remainder would be compiled as a program of its own.
         fill = -places % (federation.devices * at_once)
         if fill:
@@ -60,7 +61,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
                 batch_size=at_once if at_once > 1 else None,
             )
 
-        outputs = stretch(clients, own) if mesh is None else _spread(stretch, mesh, clients, own)
+        outputs = stretch(clients, own) if mesh is None else _over_devices(stretch, mesh, clients, own)
         return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
     done = per_group(of_group, federation.groups, cohort.groups, shared, own)
@@ -69,7 +70,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
     return tuple(outputs for outputs, _ in done)
 
 
-def _spread(f, mesh, *args):
+def _over_devices(f, mesh, *args):
     """``f(*args)`` with the leading axis of all arguments and outputs divided among the mesh's devices."""
     share = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // mesh.size, *leaf.shape[1:]), leaf.dtype), args
@@ -78,7 +79,7 @@ def _spread(f, mesh, *args):
     jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(*share)
 
     def on_device(captured, args):
-        leaves = jax.core.eval_jaxpr(jaxpr.jaxpr, captured, *jax.tree.leaves(args))
+        leaves = jaxpr_as_fun(jaxpr.replace(consts=captured))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
 
     whole, divided = PartitionSpec(), PartitionSpec(*mesh.axis_names)

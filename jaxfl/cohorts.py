@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxfl.data.federation import Federation
 from jaxfl.types import Slots
 
 SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
@@ -48,7 +49,9 @@ def _slots(chosen: np.ndarray) -> Slots:
     return Slots(np.where(mask, index, np.int32(chosen.shape[1])), mask)
 
 
-def balance(cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], devices: int) -> tuple[Slots, ...]:
+def balance(
+    cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], federation: Federation
+) -> tuple[Slots, ...]:
     """Rearrange cohorts so that the devices, each with an equal stretch of places, get equal work.
 
     The largest client first, each goes to the device with the least work so far that has a place left.
@@ -57,19 +60,22 @@ def balance(cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], devices: int)
     Args:
       cohorts: per group `Slots` with leaves (rounds, k_g).
       sizes: per group (n_g,), the rows of each client: its work.
-      devices: how many.
+      federation: its devices, and how many clients run side by side on each.
 
     Returns:
       The same clients in the same rounds, with leaves (rounds, devices * places): at most `SPARE` more
-      places per device than its share, none where all clients of a group are equal.
+      places per device than its share. Where clients run side by side there is no place to spare: these
+      cost what their largest does, an empty place as well.
     """
-    return tuple(_balanced(slots, work, devices) for slots, work in zip(cohorts, sizes, strict=True))
+    spare = SPARE if federation.clients_at_once == 1 else 0
+    return tuple(
+        _balanced(slots, work, federation.devices, spare) for slots, work in zip(cohorts, sizes, strict=True)
+    )
 
 
-def _balanced(slots: Slots, sizes: np.ndarray, devices: int) -> Slots:
+def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slots:
     rounds, k = slots.mask.shape
-    share = -(-k // devices)
-    places = share if np.ptp(sizes) == 0 else min(k, share + SPARE)
+    places = min(k, -(-k // devices) + spare)
     index = np.full((rounds, devices, places), len(sizes), np.int32)
     for t in range(rounds):
         clients = slots.index[t][slots.mask[t]]
@@ -82,5 +88,6 @@ def _balanced(slots: Slots, sizes: np.ndarray, devices: int) -> Slots:
             index[t, device, count] = client
             if count + 1 < places:
                 heapq.heappush(loads, (rows + int(sizes[client]), count + 1, device))
-    index = index.reshape(rounds, devices * places)
+    used = (index < len(sizes)).sum(2).max(initial=0)
+    index = index[:, :, :used].reshape(rounds, devices * used)
     return Slots(index, index < len(sizes))

@@ -127,7 +127,8 @@ def programs(algorithm: Algorithm) -> Programs:
             if federation.mesh is not None:  # the state leaves a round as it came: whole, on every device
                 state = jax.lax.with_sharding_constraint(state, federation.everywhere)
             operations = flops.by_group(amounts, len(federation.groups))
-            return state, Report(info, operations, before, scored(personal, state))
+            after = None if algorithm.host else scored(personal, state)  # a host step is still to come
+            return state, Report(info, operations, before, after)
 
         return jax.lax.scan(one, state, cohorts)
 
@@ -288,7 +289,7 @@ def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[C
         return Slots(np.minimum(index, np.int32(count)), index < count)
 
     work = [np.asarray(group.test_size) for group in federation.groups]
-    parts = balance([slots(group) for group in federation.groups], work, federation.devices)
+    parts = balance([slots(group) for group in federation.groups], work, federation)
     return [
         Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds)
         for part in range(number)

@@ -72,16 +72,15 @@ class Setup:
     """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
     devices: int | None = within("[1, inf)", None)
     """Devices that share the clients of a round; by default all that JAX has (the command line starts one
-    per CPU core), but no more than a group has clients in a round."""
+    per CPU core), but no more than a group has clients in a round on average. Each holds the data set and
+    the state: on a machine with many cores and little memory give fewer."""
     convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
     """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
     network and remembers."""
     precision: Literal["full", "bfloat16"] = "full"
-    """What networks compute in; parameters stay float32. bfloat16 is for accelerators."""
+    """What networks compute in: JAX's default float, or bfloat16, for accelerators. Parameters stay as they
+    are."""
 
-
-# Compiled programs and measurements, of all runs.
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxfl"
 
 # Options that a saved partition holds the outcome of.
 SAVED = ("partition_seed", "labels", "test", "test_fraction", "validation_fraction", "max_test")
@@ -115,13 +114,19 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     return Data(source, partition, models, federation)
 
 
+def cache_folder() -> Path:
+    """Where compiled programs and measurements of all runs are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxfl"
+
+
 def on_this_machine(setup: Setup, models):
     """The setup with its automatic choices made, and the models with the convolution that was chosen."""
     largest = max(count for _, count in models)
     at_once = setup.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
-    devices = setup.devices or min(jax.device_count(), math.ceil(largest * setup.participation))
+    active = math.ceil(largest * setup.participation - 1e-9)
+    devices = setup.devices or max(1, min(jax.local_device_count(), active))
     if setup.convolution == "measured":
-        convolution = fastest(models, min(at_once, largest), CACHE / "convolutions.json")
+        convolution = fastest(models, min(at_once, largest), cache_folder() / "convolutions.json")
     else:
         convolution = setup.convolution
     setup = dataclasses.replace(setup, clients_at_once=at_once, devices=devices, convolution=convolution)

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 from jaxfl.types import PerGroup
 
@@ -29,7 +30,10 @@ def of(f: Callable, *args) -> int:
       f: function of `args`.
       *args: arrays, or anything with their shapes and dtypes.
     """
-    return _of_jaxpr(jax.make_jaxpr(f)(*args).jaxpr)
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    # A hand-written backward traces gradients that nobody asks for; the compiler drops them, and so do we.
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return _of_jaxpr(needed)
 
 
 def _of_jaxpr(jaxpr: core.Jaxpr) -> int:

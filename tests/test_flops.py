@@ -126,3 +126,16 @@ def test_loops_count_as_often_as_they_run():
 
     for f in by_rows, as_conv, jax.checkpoint(by_rows), jax.jit(by_rows), branches:
         assert flops.of(f, x, kernel) == closed_form
+
+
+def test_a_network_costs_the_same_with_every_convolution():
+    def cost(name):
+        model = dataclasses.replace(zoo.lenet5(shape=(16, 16, 1), classes=3), convolution=name)
+        weights = jax.eval_shape(model.init, jax.random.key(0))
+
+        def loss(params, stats, x):
+            return model.apply(params, stats, x, train=True)[0].sum()
+
+        return flops.of(jax.grad(loss), *weights, jnp.ones((2, 16, 16, 1)))
+
+    assert cost("rows") == cost("patches") > 0

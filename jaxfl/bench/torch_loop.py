@@ -29,6 +29,7 @@ except ImportError as error:
         "--no-torch."
     ) from error
 
+THREADS = torch.get_num_threads()
 ACTIVATIONS = {flax.relu: nn.ReLU, flax.leaky_relu: nn.LeakyReLU}
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -105,7 +106,8 @@ def prepare(
 def choose_threads(work: Callable[[], None]) -> None:
     """Give PyTorch all of its threads, or one where some work is faster so: steps on small batches are."""
     seconds = {}
-    for threads in {torch.get_num_threads(), 1}:
+    work()  # warms up
+    for threads in (THREADS, 1):
         torch.set_num_threads(threads)
         start = time.perf_counter()
         work()

@@ -11,7 +11,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.experiment import Setup, load_source
 from jaxfl.models.model import Model
 
-STRATEGIES: dict[str, dict[str, Any]] = {  # options of `Setup` that change the speed alone
+STRATEGIES: dict[str, dict[str, Any]] = {  # options of `Setup`
     "auto": {},
     "one device": {"devices": 1},
     "ten at once": {"clients_at_once": 10},

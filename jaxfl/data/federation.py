@@ -55,7 +55,7 @@ class Federation:
     @property
     def everywhere(self) -> NamedSharding | None:
         """Where arrays lie that all devices hold in full; None for a single device."""
-        return self.mesh and NamedSharding(self.mesh, PartitionSpec())
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     def place(self, tree):
         """The same arrays where all devices hold them in full."""
@@ -112,10 +112,10 @@ def federate(
                 f"{model.name} has {model.classes} outputs, but the partition's clients have "
                 f"{partition.outputs} classes; build it with classes={partition.outputs}."
             )
-    if devices > jax.device_count():
+    if devices > jax.local_device_count():
         raise JaxflError(
-            f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
-            f"({jax.default_backend()}); lower --devices, or start JAX with more."
+            f"The clients are to be shared by {devices} devices, but JAX has {jax.local_device_count()} "
+            f"({jax.default_backend()}); lower --devices, or set JAX_NUM_CPU_DEVICES={devices}."
         )
     mean, std = _moments(source.images[source.train])
     dtype = jnp.result_type(float)
@@ -123,7 +123,7 @@ def federate(
     mesh = None
     if devices > 1:
         axis = (AxisType.Auto,)
-        mesh = jax.make_mesh((devices,), ("clients",), axis_types=axis, devices=jax.devices()[:devices])
+        mesh = jax.make_mesh((devices,), ("clients",), axis_types=axis, devices=jax.local_devices()[:devices])
     federation = Federation(
         images=jnp.asarray(source.images),
         labels=jnp.asarray(source.labels, jnp.int32),

@@ -40,10 +40,11 @@ def _rows(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """Patches along the width only; then one product for each row of the output.
 
     With H outermost the kh strips below an output row are one contiguous (kh kw C, W' B) matrix, so
-    patches along the height need not be built: they would be kh times larger and leave the cache.
+    patches along the height need not be built: they would be kh times larger and leave the cache. Its
+    backward is written by hand, so it has no forward-mode derivative.
     """
     kh, kw, channels, features = kernel.shape
-    strips = jnp.concatenate(_shifted(x, kw, stride, axis=2), axis=1)  # (H, kw C, W', B)
+    strips = jnp.concatenate(_shifted(x, kw, stride, 2), axis=1)  # (H, kw C, W', B)
     height, depth, width, batch = strips.shape
     matrix = kernel.reshape(kh * kw * channels, features).T
     y = _row_products(strips.reshape(height, depth, width * batch), matrix, stride)
@@ -76,12 +77,15 @@ def _row_products_backward(stride, saved, dy):
     def row(h, gradients):
         d_strips, d_matrix = gradients
         below = lax.dynamic_slice_in_dim(strips, h * stride, kh).reshape(kh * depth, width)
-        d_matrix += lax.dot_general(dy[h], below, (((1,), (1,)), ((), ())))
+        d_matrix += lax.dot_general(dy[h], below, (((1,), (1,)), ((), ()))).astype(d_matrix.dtype)
         d_below = (matrix.T @ dy[h]).reshape(kh, depth, width)
         d_below += lax.dynamic_slice_in_dim(d_strips, h * stride, kh)
         return lax.dynamic_update_slice_in_dim(d_strips, d_below, h * stride, 0), d_matrix
 
-    return lax.fori_loop(0, dy.shape[0], row, (jnp.zeros_like(strips), jnp.zeros_like(matrix)))
+    # Summed over rows, the weights' gradient needs more digits than a reduced precision has.
+    d_matrix = jnp.zeros(matrix.shape, jnp.result_type(float))
+    d_strips, d_matrix = lax.fori_loop(0, dy.shape[0], row, (jnp.zeros_like(strips), d_matrix))
+    return d_strips, d_matrix.astype(matrix.dtype)
 
 
 _row_products.defvjp(_row_products_forward, _row_products_backward)
@@ -90,8 +94,8 @@ _row_products.defvjp(_row_products_forward, _row_products_backward)
 def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """All patches from shifted slices, along the width and then the height; then one product."""
     kh, kw, channels, features = kernel.shape
-    x = jnp.concatenate(_shifted(x, kw, stride, axis=2), axis=-1)
-    x = jnp.concatenate(_shifted(x, kh, stride, axis=1), axis=-1)
+    x = jnp.concatenate(_shifted(x, kw, stride, 2), axis=-1)
+    x = jnp.concatenate(_shifted(x, kh, stride, 1), axis=-1)
     return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
 
 
@@ -224,7 +228,7 @@ def _padded(x: jax.Array, padding: int) -> jax.Array:
     return jnp.pad(x, [(padding, padding) if name in "HW" else (0, 0) for name in _in_use().axes])
 
 
-def _shifted(x: jax.Array, size: int, stride: int, axis: int) -> list[jax.Array]:
-    """The slices that a kernel of some size sees along an axis, one for each of its places."""
-    reach = (x.shape[axis] - size) // stride * stride + 1
-    return [lax.slice_in_dim(x, i, i + reach, stride, axis) for i in range(size)]
+def _shifted(x: jax.Array, size: int, stride: int, place: int) -> list[jax.Array]:
+    """The slices that a kernel of some size sees along the axis at a place, one for each of its weights."""
+    reach = (x.shape[place] - size) // stride * stride + 1
+    return [lax.slice_in_dim(x, i, i + reach, stride, place) for i in range(size)]

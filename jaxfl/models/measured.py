@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ BATCH, STEPS, REPETITIONS = 32, 10, 3
 
 
 def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> str:
-    """Times training steps of some networks with every convolution, and names the fastest.
+    """Times training steps on 32 images with every convolution, and names the fastest.
 
     Args:
         models: Pairs (network, number of clients that train it).
@@ -30,19 +31,21 @@ def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> s
     """
     known = {}
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(cache.read_text())
+        known |= json.loads(cache.read_text())
     total = dict.fromkeys(CONVOLUTIONS, 0.0)
     for model, clients in models:
         device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
-        network = f"{model.name} {model.size} {model.shape} {model.precision}"
-        question = f"{network}, {at_once} at once, {device}"
-        if question not in known:
+        network = f"{model.name} {model.size} {model.shape} {model.precision} {jnp.result_type(float)}"
+        question = f"{network}, {BATCH} images, {at_once} at once, {device}"
+        if set(known.get(question, ())) != set(CONVOLUTIONS):
             known[question] = _seconds(model, at_once)
         for name in total:
             total[name] += clients * known[question][name]
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.write_text(json.dumps(known, indent=1) + "\n")
+        part = cache.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(known, indent=1) + "\n")
+        part.replace(cache)
     return min(total, key=total.get)
 
 

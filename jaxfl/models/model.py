@@ -125,8 +125,7 @@ class Model:
             JaxflError: If a block with dropout trains and there is no key.
         """
         updated = {}
-        if self.precision != "full":
-            params, x = jax.tree.map(lambda leaf: leaf.astype(self.precision), (params, x))
+        params, x = self._reduced((params, x))
         for name, module in self.blocks:
             trains = train if isinstance(train, bool) else name in train
             try:
@@ -163,6 +162,7 @@ class Model:
             JaxflError: If the model has no convolution at one of the depths.
         """
         outputs = []
+        params, x = self._reduced((params, x))
         for name, module in self.blocks:
             variables = {"params": params[name], "batch_stats": stats.get(name, {})}
             with self._convolving(x.shape[0]):
@@ -174,7 +174,7 @@ class Model:
                     f"{self.name} has {len(outputs)} convolutions, none at depth {depth}; "
                     f"choose depths from 1 to {len(outputs)}."
                 )
-        return tuple(outputs[depth - 1] for depth in depths)
+        return tuple(outputs[depth - 1].astype(jnp.result_type(float)) for depth in depths)
 
     @functools.cached_property
     def size(self) -> int:
@@ -185,6 +185,12 @@ class Model:
     def normalised(self) -> bool:
         """Whether the model has BatchNorm statistics."""
         return bool(jax.tree.leaves(self._like.stats))
+
+    def _reduced(self, tree):
+        """The same floats in the precision that blocks compute in."""
+        if self.precision == "full":
+            return tree
+        return jax.tree.map(lambda leaf: leaf.astype(self.precision), tree)
 
     def _convolving(self, batch: int):
         """The context in which blocks are applied to so many examples."""

@@ -101,7 +101,7 @@ def start(
         stays in the folder.
     """
     store.create(folder)
-    setup = dataclasses.replace(  # what was chosen automatically, for a resume to use again
+    setup = dataclasses.replace(  # what was chosen for this machine, for a resume to use again
         setup,
         clients_at_once=data.federation.clients_at_once,
         devices=data.federation.devices,
@@ -174,7 +174,7 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
     counts = [count for _, count in data.models]
     drawn = draw_cohorts(counts, setup.participation, setup.rounds, setup.seed)
     work = [np.asarray(group.size) for group in data.federation.groups]
-    cohorts = balance(drawn, work, data.federation.devices)
+    cohorts = balance(drawn, work, data.federation)
     metrics = store.keep_metrics(folder, done)
     checkpoint.keep(folder, done)
     state = None
