@@ -93,7 +93,8 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         label = "PyTorch loop" if strategy == TORCH else f"jaxfl, {strategy}"
         bars = axes.bar(x, height, width, yerr=(height - low, high - height), label=label, capsize=2)
         ratios = [_or_dash(record["ratio_to_torch"], "{:.1f}x") for record in own]
-        axes.bar_label(bars, ratios if strategy != TORCH else None, fontsize="x-small", padding=1)
+        ratios = None if strategy == TORCH else ratios
+        axes.bar_label(bars, ratios, fmt="{:,.0f}", fontsize="x-small", padding=1)
     axes.set_xticks(range(len(places)), [f"{workload}\n{method}" for workload, method in places])
     axes.tick_params(axis="x", labelsize="small")
     axes.set(yscale="log", ylabel="training samples per second")
