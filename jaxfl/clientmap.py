@@ -66,7 +66,8 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
 
     done = per_group(of_group, federation.groups, cohort.groups, shared, own)
     for g, (_, operations) in enumerate(done):
-        flops.add(operations.sum(), group=g)
+        nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
+        flops.add(nobody.at[cohort.groups[g].index].add(operations, mode="drop"), group=g)
     return tuple(outputs for outputs, _ in done)
 
 

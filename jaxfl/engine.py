@@ -61,8 +61,8 @@ class Report(NamedTuple):
 
     Args:
       info: what the algorithm reports.
-      flops: () floats: floating-point operations of each group's clients in the step, and last of what it
-        computes outside of the client map; see `jaxfl.flops`. Host steps are not counted.
+      flops: floating-point operations in the step, floats (n_g,) of each group's clients, and last a () of
+        what it computes outside of the client map; see `jaxfl.flops`. Host steps are not counted.
       received: per group `Score` with leaves (k_g,), of the round's cohort before its training; None unless
         asked for.
       personal: the same after it.
@@ -126,7 +126,7 @@ def programs(algorithm: Algorithm) -> Programs:
                 state, info = algorithm.step(round_key, state, federation, cohort)
             if federation.mesh is not None:  # the state leaves a round as it came: whole, on every device
                 state = jax.lax.with_sharding_constraint(state, federation.everywhere)
-            operations = flops.by_group(amounts, len(federation.groups))
+            operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
             after = None if algorithm.host else scored(personal, state)  # a host step is still to come
             return state, Report(info, operations, before, after)
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from jaxfl import registry
+from jaxfl.clock import Device, profile
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
@@ -61,6 +62,9 @@ class Setup:
     """Share of clients that take part in a round."""
     eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
+    device_profile: tuple[str, ...] = ()
+    """What clients compute with, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
+    and bytes per second, such as lenet5=1e9:1e6."""
     score_cohort: bool = False
     """Score the clients of every round on their test rows before (received) and after (personal) local
     training."""
@@ -87,12 +91,13 @@ SAVED = ("partition_seed", "labels", "test", "test_fraction", "validation_fracti
 
 
 class Data(NamedTuple):
-    """A prepared federation and what it was made of."""
+    """A prepared federation and what it was made of; `devices` are the clients', where they are given."""
 
     source: Source
     partition: Partition
     models: tuple[tuple[Model, int], ...]
     federation: Federation
+    devices: dict[str, Device] | None
 
 
 def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | None = None) -> Data:
@@ -111,7 +116,8 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
     federation = federate(source, partition, models, setup.clients_at_once, setup.devices)
-    return Data(source, partition, models, federation)
+    clients_devices = profile(setup.device_profile, [model.name for model, _ in models])
+    return Data(source, partition, models, federation, clients_devices)
 
 
 def cache_folder() -> Path:

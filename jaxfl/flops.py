@@ -7,7 +7,7 @@ knows how many rows each client really had.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 
 import jax
@@ -71,8 +71,8 @@ def add(amount, group: int | None = None) -> None:
     """Report operations to the innermost collector; without one, nothing happens.
 
     Args:
-      amount: (), a traced value of the program around which the collector is open: not of a loop or branch
-        within it.
+      amount: a traced value of the program around which the collector is open: not of a loop or branch
+        within it. (), or (n_g,) of the clients of a group.
       group: whose clients' they are, if that is known.
     """
     amounts = _amounts.get()
@@ -91,12 +91,14 @@ def of_client(f: Callable) -> Callable:
     return counted
 
 
-def by_group(amounts: list[tuple], groups: int) -> PerGroup:
-    """Sums of what was collected: one () float per group, and one more of no group's."""
+def by_group(amounts: list[tuple], clients: Sequence[int]) -> PerGroup:
+    """Sums of what was collected: floats (n_g,) for the clients of each group, and a () of no group's."""
+    shapes = {g: (n,) for g, n in enumerate(clients)} | {None: ()}
     return tuple(
-        _sum(amount for owner, amount in amounts if owner == group) for group in (*range(groups), None)
+        _sum((amount for owner, amount in amounts if owner == group), shape)
+        for group, shape in shapes.items()
     )
 
 
-def _sum(amounts) -> jax.Array:
-    return sum(amounts, start=jnp.zeros((), float))
+def _sum(amounts, shape: tuple[int, ...] = ()) -> jax.Array:
+    return sum(amounts, start=jnp.zeros(shape, float))

@@ -262,6 +262,9 @@ REFUSED = [
     ("run fedavg @own.args --participation 0", "--participation must lie in (0, 1], but is 0.0"),
     ("run fedavg @own.args --participation 2", "--participation must lie in (0, 1], but is 2.0"),
     ("run fedavg @own.args --checkpoint-every 3", "3 is not a multiple of --eval-every 2"),
+    ("run fedavg @own.args --device-profile mpl=1e9:1e6", "no architecture 'mpl'; did you mean 'mlp'?"),
+    ("run fedavg @own.args --device-profile mlp=1e9", "is not architecture=FLOPS:BYTES"),
+    ("run fedavg @own.args --device-profile mlp=0:1", "with two positive numbers"),
     ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 2"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
     # data

@@ -9,11 +9,15 @@ import pytest
 from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
 
 from jaxfl import engine, flops
+from jaxfl.clock import profile
 from jaxfl.cohorts import draw_cohorts
 from jaxfl.data.federation import federate
+from jaxfl.engine import Chunk
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
+from jaxfl.runs.result import records
 from jaxfl.training import fit, sweep
+from jaxfl.types import Info, Slots
 
 CLIENTS, HIDDEN, INPUTS = (3, 2), (5, 4), 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client
@@ -57,8 +61,10 @@ def test_fedavg_by_hand_where_some_are_absent(federation):
         *of_groups, elsewhere = report.flops
         assert elsewhere == 0
         for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
-            rows = np.asarray(group.size)[slots.index[t][slots.mask[t]]].sum()
-            assert of_groups[g] == EPOCHS * rows * update(HIDDEN[g])
+            present = slots.index[t][slots.mask[t]]
+            expected = np.zeros(len(group.id))
+            expected[present] = EPOCHS * np.asarray(group.size)[present] * update(HIDDEN[g])
+            np.testing.assert_array_equal(of_groups[g], expected)
 
 
 def test_fedrep_by_hand(federation):
@@ -67,8 +73,8 @@ def test_fedrep_by_hand(federation):
     for g, hidden in enumerate(HIDDEN):
         first, second = multiplications(hidden)
         head, body = 2 * (first + 2 * second), 2 * (2 * first + 2 * second)
-        rows = sum(size for size, owner in zip(SIZES, OWNERS, strict=True) if owner == g)
-        assert report.flops[g] == rows * (3 * head + EPOCHS * body)
+        rows = np.array([size for size, owner in zip(SIZES, OWNERS, strict=True) if owner == g])
+        np.testing.assert_array_equal(report.flops[g], rows * (3 * head + EPOCHS * body))
 
 
 def test_two_maps_add_up_whatever_their_cohorts(federation):
@@ -77,8 +83,10 @@ def test_two_maps_add_up_whatever_their_cohorts(federation):
     ((twice,), _) = reports(federation, "ditto", personal_epochs=EPOCHS)
     ((everyone,), _) = reports(federation, "local", participation=0.4, local_schedule="all")
     ((side_by_side,), _) = reports(dataclasses.replace(federation, clients_at_once=2), "fedavg")
-    assert twice.flops == tuple(2 * operations for operations in alone.flops)
-    assert everyone.flops == side_by_side.flops == alone.flops
+    for g in range(len(CLIENTS)):
+        np.testing.assert_array_equal(twice.flops[g], 2 * alone.flops[g])
+        np.testing.assert_array_equal(everyone.flops[g], alone.flops[g])
+        np.testing.assert_array_equal(side_by_side.flops[g], alone.flops[g])
 
 
 def test_only_rows_that_are_processed_count(federation):
@@ -139,3 +147,30 @@ def test_a_network_costs_the_same_with_every_convolution():
         return flops.of(jax.grad(loss), *weights, jnp.ones((2, 16, 16, 1)))
 
     assert cost("rows") == cost("patches") > 0
+
+
+def test_a_round_takes_as_long_as_its_slowest_client(federation):
+    devices = profile(["mlp=100:10", "mlp,hidden=4=1e3:5"], ["mlp", "mlp,hidden=4"])
+    chunk = Chunk(0, None, [REPORT], None, 0.0, 0.0)
+    cohorts = (
+        Slots(np.array([[2, 0]]), np.full((1, 2), True)),
+        Slots(np.array([[1, 2]]), np.array([[True, False]])),
+    )
+    other = dataclasses.replace(federation.groups[1].model, name="mlp,hidden=4")
+    groups = federation.groups[0], dataclasses.replace(federation.groups[1], model=other)
+    (line,) = records(chunk, dataclasses.replace(federation, groups=groups), cohorts, 0.0, devices)
+    assert line["clients"] == [2, 0, 4] and line["client_flops"] == [30.0, 10.0, 5e3]
+    # Operations by FLOP/s and bytes by bytes/s of clients 2, 0 and 4.
+    assert line["simulated_seconds"] == pytest.approx(max(0.3 + 1.6, 0.1 + 1.2, 5 + 3.2))
+
+
+REPORT = engine.Report(
+    Info(
+        loss=(np.ones(2), np.ones(2)),
+        up=(np.array([3, 1]), np.array([2, 0])),
+        down=(np.array([1, 2]), np.array([2, 0])),
+    ),
+    (np.array([10.0, 20.0, 30.0]), np.array([0.0, 5e3]), np.float64(0)),
+    None,
+    None,
+)

@@ -145,6 +145,7 @@ def test_a_run_is_a_folder(compared):
         assert result["bytes_up"] == sum(line["bytes_up"] for line in lines) > 0
         assert result["bytes_down"] == sum(line["bytes_down"] for line in lines) > 0
         assert result["flops"] == sum(line["flops"] for line in lines) > 0
+        assert all(line["flops"] == pytest.approx(sum(line["client_flops"])) for line in lines)
         assert result["seconds"].keys() == {"compile", "train", "evaluate"}
         accuracy = result["accuracy"]
         assert accuracy == lines[-1]["accuracy"]

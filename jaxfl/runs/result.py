@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from jaxfl import clock
+from jaxfl.clock import Device
 from jaxfl.data.federation import Federation
 from jaxfl.engine import Chunk
 from jaxfl.types import PerGroup
@@ -9,17 +11,24 @@ from jaxfl.types import PerGroup
 BYTES_PER_SCALAR = 4
 
 
-def records(chunk: Chunk, federation: Federation, cohorts, compile_seconds: float) -> list[dict]:
+def records(
+    chunk: Chunk,
+    federation: Federation,
+    cohorts,
+    compile_seconds: float,
+    devices: dict[str, Device] | None = None,
+) -> list[dict]:
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
-    A loss that is not finite is None. flops are the floating-point operations of all clients' training, see
-    `jaxfl.flops`; cohort is there where the cohorts of rounds are scored.
+    A loss that is not finite is None. flops are the floating-point operations of training, see `jaxfl.flops`;
+    cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
+    known (by architecture): the time of the slowest client.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
         info = report.info
-        ids, loss, up, down = [], [], [], []
+        ids, loss, up, down, flops, owners = [], [], [], [], [], []
         for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
             taken = slots.mask[t]
             ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
@@ -27,19 +36,27 @@ def records(chunk: Chunk, federation: Federation, cohorts, compile_seconds: floa
             # Python integers: a round of large networks exceeds 32 bits.
             up += [BYTES_PER_SCALAR * int(count) for count in info.up[g][taken]]
             down += [BYTES_PER_SCALAR * int(count) for count in info.down[g][taken]]
+            flops += report.flops[g][slots.index[t][taken]].tolist()
+            owners += [group.model.name] * taken.sum()
         lines.append(
             {
                 "round": t + 1,
                 "loss": _finite(np.mean(loss)),
                 "bytes_up": sum(up),
                 "bytes_down": sum(down),
-                "flops": float(sum(map(float, report.flops))),
+                "flops": float(sum(of_group.sum() for of_group in report.flops)),
                 "clients": ids,
                 "client_loss": [_finite(value) for value in loss],
                 "client_bytes_up": up,
                 "client_bytes_down": down,
+                "client_flops": flops,
             }
         )
+        if devices:
+            lines[-1]["simulated_seconds"] = max(
+                clock.seconds(devices[owner], operations, sent + received)
+                for owner, operations, sent, received in zip(owners, flops, up, down, strict=True)
+            )
         if report.received is not None:
             present = [slots.mask[t] for slots in cohorts]
             moments = {"received": report.received, "personal": report.personal}
@@ -124,6 +141,9 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
         "flops": sum(record["flops"] for record in metrics),
+        "simulated_seconds": sum(record["simulated_seconds"] for record in metrics)
+        if "simulated_seconds" in metrics[0]
+        else None,
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,
     }

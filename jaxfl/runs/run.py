@@ -196,7 +196,7 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
     if profile:
         chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
     for chunk in chunks:
-        new = records(chunk, data.federation, cohorts, chosen.programs.seconds - compiled)
+        new = records(chunk, data.federation, cohorts, chosen.programs.seconds - compiled, data.devices)
         compiled = chosen.programs.seconds
         store.append_metrics(folder, new)
         metrics += new
