@@ -58,9 +58,15 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
         registry.method(choice)
     if options.torch:
         importlib.import_module("jaxfl.bench.torch_loop")  # refuses at once where PyTorch is missing
+    computer = machine()
+    if (computer["load"] or 0) > computer["cores"] / 4:
+        say(
+            f"This machine is busy (load {computer['load']:.1f} on {computer['cores']} cores): the PyTorch "
+            "loop suffers more from that than jaxfl; repeat this when it is idle."
+        )
     peak = matmul_flops()
     facts = {
-        "machine": machine() | {"matmul_flops_per_s": peak},
+        "machine": computer | {"matmul_flops_per_s": peak},
         "versions": versions(options.torch),
         "command": command,
     }

@@ -19,7 +19,7 @@ from jaxfl.runs import store
 from jaxfl.runs.run import environment
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "workload": lambda record: record["workload"],
+    "": lambda record: record["workload"],
     "method": lambda record: record["method"],
     "strategy": lambda record: record["strategy"],
     "samples/s": lambda record: f"{record['samples_per_s']:,.0f}",
@@ -33,9 +33,11 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def table(records: list[dict[str, Any]]) -> Table:
     """The medians, one row a record."""
-    drawn = Table(box=box.SIMPLE)
+    drawn = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for i, name in enumerate(COLUMNS):
-        drawn.add_column(name, justify="left" if i < 3 else "right", no_wrap=i >= 3)
+        drawn.add_column(
+            name, justify="left" if i < 3 else "right", no_wrap=name != "method", overflow="fold"
+        )
     for record in records:
         drawn.add_row(*(cell(record) for cell in COLUMNS.values()))
     return drawn
@@ -46,7 +48,7 @@ def _or_dash(value: float | None, form: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor and device."""
+    """Processor, device, and how busy it is: "load", processes that want to run, over the last minute."""
     info, name = Path("/proc/cpuinfo"), platform.processor()
     if info.exists():
         models = [line.partition(":")[2] for line in info.read_text().splitlines() if "model name" in line]
@@ -55,6 +57,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": name,
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "device": f"{device.platform} {device.device_kind}",
         "devices": jax.device_count(),
     }
@@ -92,12 +95,13 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         low, high = (np.array([end(record["repetitions"]) for record in own]) for end in (min, max))
         label = "PyTorch loop" if strategy == TORCH else f"jaxfl, {strategy}"
         bars = axes.bar(x, height, width, yerr=(height - low, high - height), label=label, capsize=2)
-        ratios = [_or_dash(record["ratio_to_torch"], "{:.1f}x") for record in own]
-        ratios = None if strategy == TORCH else ratios
-        axes.bar_label(bars, ratios, fmt="{:,.0f}", fontsize="x-small", padding=1)
+        ratios = [_or_dash(record["ratio_to_torch"], "{:.2f}x") for record in own]
+        axes.bar_label(bars, ratios, fontsize="x-small", padding=1)
     axes.set_xticks(range(len(places)), [f"{workload}\n{method}" for workload, method in places])
     axes.tick_params(axis="x", labelsize="small")
+    slowest = min(record["samples_per_s"] for record in records)
     axes.set(yscale="log", ylabel="training samples per second")
+    axes.set_ylim(bottom=10 ** np.floor(np.log10(slowest / 2)))  # no bar vanishes
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(fontsize="small")
