@@ -1,7 +1,6 @@
 """How much work a round is: rows, steps and the model's floating-point operations."""
 
 import functools
-from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
@@ -60,7 +59,7 @@ def _normalises(model: Model, phase: Phase) -> bool:
 
 
 @functools.cache
-def flops_per_sample(model: Model, blocks: Collection[str]) -> int:
+def flops_per_sample(model: Model, blocks: tuple[str, ...]) -> int:
     """Floating-point operations of one image's loss and its gradient in `blocks`.
 
     What counts, see `jaxfl.flops.of`.

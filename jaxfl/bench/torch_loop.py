@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as flax
 import jax
 import numpy as np
 
@@ -30,7 +29,7 @@ except ImportError as error:
     ) from error
 
 THREADS = torch.get_num_threads()
-ACTIVATIONS = {flax.relu: nn.ReLU, flax.leaky_relu: nn.LeakyReLU}
+ACTIVATIONS = {jax.nn.relu: nn.ReLU, jax.nn.leaky_relu: nn.LeakyReLU}
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
