@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl import registry
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.experiment import Setup, check_setup, prepare
+from jaxfl.experiment import Setup, check_setup, for_methods, prepare
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, start
 from jaxfl.types import Method
@@ -41,6 +41,7 @@ def run(method: str | Method, run_dir: str | Path | None = None, **options) -> d
     setup = Setup(**{name: value for name, value in options.items() if name in of_setup})
     chosen |= {name: value for name, value in options.items() if name in of_method}
     check_setup(setup)
+    setup = for_methods(setup, [found])
     ready = choose(choice, found, found.config(**chosen))
     folder = Path(run_dir) if run_dir else store.free_folder(found.name, setup.dataset)
     store.check_free(folder)
@@ -58,6 +59,6 @@ def _normal(name: str, value: Any) -> Any:
             return tuple(value)
         case "data_dir", str():
             return Path(value)
-        case (("dataset" | "partition"), Path()):
+        case (("dataset" | "partition" | "public"), Path()):
             return str(value)
     return value

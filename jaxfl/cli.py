@@ -20,7 +20,7 @@ from jaxfl.bench.bench import Bench, bench
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, load_source, prepare
+from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, for_methods, load_source, prepare
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, resume, start
@@ -140,7 +140,7 @@ def _run(arguments: list[str]) -> None:
         output=RunFolder(),
         profile=Profile(),
     )
-    chosen = choose(choice, method, config)
+    chosen, setup = choose(choice, method, config), for_methods(setup, [method])
     folder = where.run_dir or store.free_folder(method.name, setup.dataset)
     store.check_free(folder)
     data = _announce(setup)
@@ -180,6 +180,7 @@ def _compare(arguments: list[str]) -> None:
     for choice in choices:
         method, options = registry.method(choice)
         methods.append(choose(choice, method, method.config(**(common | options))))
+    setup = for_methods(setup, [chosen.method for chosen in methods])
     folder = where.run_dir or store.free_folder("compare", setup.dataset)
     numbers = [setup.seed + i for i in range(seeds.seeds)]
     planned = comparison.plan(folder, methods, setup, numbers)
@@ -344,6 +345,8 @@ def _announce(setup: Setup, saved_partition: Path | None = None) -> Data:
         f"{setup.dataset}: {len(images)} images of {'x'.join(map(str, images.shape[1:]))}; "
         f"{setup.partition}: {_describe(data.partition)}"
     )
+    if len(data.federation.public):
+        OUT.print(f"{len(data.federation.public)} public images ({setup.public})")
     for model, count in data.models:
         OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
     device, federation = jax.devices()[0], data.federation

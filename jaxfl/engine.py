@@ -85,6 +85,7 @@ class Programs(NamedTuple):
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
+      matrices: what the algorithm knows about pairs of clients, ``state -> {name: (N, N)}``, or None.
     """
 
     init: Callable
@@ -92,6 +93,7 @@ class Programs(NamedTuple):
     received: Program
     personal: Program
     host: Callable | None
+    matrices: Callable | None
 
     @property
     def compilations(self) -> int:
@@ -140,6 +142,7 @@ def programs(algorithm: Algorithm) -> Programs:
         received=score_received,
         personal=score_received if same else Program(personal),
         host=algorithm.host,
+        matrices=algorithm.matrices,
     )
 
 
@@ -218,7 +221,7 @@ def simulate(
                 host_round_key = jax.random.fold_in(host_key, t)
                 state, more = programs.host(host_round_key, state, federation, cohort)
                 state = federation.place(state)
-                report = report._replace(info=_with_traffic(report.info, more))
+                report = report._replace(info=_with_host(report.info, more))
                 if score_cohort:  # the round ends only now
                     of_round = jax.random.fold_in(score_key, t)
                     scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
@@ -291,7 +294,7 @@ def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[C
     work = [np.asarray(group.test_size) for group in federation.groups]
     parts = balance([slots(group) for group in federation.groups], work, federation)
     return [
-        Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds)
+        Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds, part=True)
         for part in range(number)
     ]
 
@@ -304,11 +307,12 @@ def _joined(parts: list[tuple]) -> Any:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[taken][order], *trees)
 
 
-def _with_traffic(info: Info, more: Info) -> Info:
-    """A round's report with what its host step sent."""
+def _with_host(info: Info, more: Info) -> Info:
+    """A round's report with what its host step sent and found."""
     return info._replace(
         up=jax.tree.map(np.add, info.up, jax.device_get(more.up)),
         down=jax.tree.map(np.add, info.down, jax.device_get(more.down)),
+        findings=info.findings | more.findings,
     )
 
 

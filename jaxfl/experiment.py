@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,11 +19,13 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import TEST
+from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.sources import Source, from_arrays, is_folder, load
 from jaxfl.errors import JaxflError
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.options import check, within
+from jaxfl.types import Method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Setup:
     """Share of a client's training rows that are set aside for validation."""
     max_test: int | None = within("[1, inf)", None)
     """At most so many test rows per client; from the source, equally many of each of its classes."""
+    public: str = "auto"
+    """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
+    another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:
+    held-out where a method needs some, or what a saved partition holds."""
     clients: int = within("[1, inf)", 20)
     """Number of clients."""
     models: tuple[str, ...] = ()
@@ -115,9 +122,35 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     source = source or load_source(setup)
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
-    federation = federate(source, partition, models, setup.clients_at_once, setup.devices)
+    public = other_images(setup, source)
+    federation = federate(source, partition, models, setup.clients_at_once, setup.devices, public)
     clients_devices = profile(setup.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices)
+
+
+def for_methods(setup: Setup, methods: Iterable[Method]) -> Setup:
+    """The setup with public images, if one of the methods needs some and the user chose nothing."""
+    if setup.public != "auto" or setup.partition.endswith(".npz"):
+        return setup
+    return dataclasses.replace(setup, public="held-out" if any(m.public for m in methods) else "none")
+
+
+def held_out(setup: Setup) -> float:
+    """The share of every class that is held out as public images."""
+    name, options = registry.split(setup.public)
+    if name != "held-out":
+        return 0.0
+    return registry.convert(name, {"share": float}, options).get("share", 0.1)
+
+
+def other_images(setup: Setup, source: Source) -> Public | None:
+    """Public images of another data set; None where there are none or they are held out."""
+    name, options = registry.split(setup.public)
+    if name in ("auto", "none", "held-out"):
+        return None
+    options = registry.convert(name, {"size": int, "labels": bool}, options)
+    other = load_source(dataclasses.replace(setup, dataset=name))
+    return adapt(other, source, seed=setup.partition_seed, **options)
 
 
 def cache_folder() -> Path:
@@ -164,9 +197,13 @@ def absolute(setup: Setup) -> Setup:
         dataset = str(Path(dataset).expanduser().resolve())
     if partition.endswith(".npz"):
         partition = str(Path(partition).resolve())
+    public, *options = registry.absolute(setup.public).split(",")
+    if public.endswith(".npz") or (public not in ("auto", "none", "held-out") and is_folder(public)):
+        public = str(Path(public).expanduser().resolve())
     return dataclasses.replace(
         setup,
         dataset=dataset,
+        public=",".join([public, *options]),
         data_dir=setup.data_dir and setup.data_dir.expanduser().resolve(),
         partition=partition,
         models=tuple(map(registry.absolute, setup.models)),
@@ -196,6 +233,11 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 f"The partition {saved} has {len(partition.train)} clients, not {setup.clients}; "
                 f"add --clients {len(partition.train)}."
             )
+        if held_out(setup) and not len(partition.public):
+            raise JaxflError(
+                f"The partition {saved} holds out no public images; divide the data again with "
+                "--public held-out."
+            )
         return partition
     name, partitioner, options = registry.function("partition", registry.PARTITIONS, setup.partition)
     test = TEST.get(name, "own") if setup.test == "auto" else setup.test
@@ -209,6 +251,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         test_fraction=setup.test_fraction,
         validation_fraction=setup.validation_fraction,
         max_test=setup.max_test,
+        public=held_out(setup),
     )
 
 

@@ -17,11 +17,14 @@ from jaxfl.algorithms.compfl import compfl
 from jaxfl.algorithms.ditto import ditto
 from jaxfl.algorithms.fedavg import fedavg, fedavg_ft
 from jaxfl.algorithms.fedbabu import fedbabu
+from jaxfl.algorithms.fedcmd import fedcmd
 from jaxfl.algorithms.fedper import fedper
 from jaxfl.algorithms.fedrep import fedrep
 from jaxfl.algorithms.fedrod import fedrod
 from jaxfl.algorithms.lg_fedavg import lg_fedavg
 from jaxfl.algorithms.local import local
+from jaxfl.algorithms.mnfl import mnfl
+from jaxfl.algorithms.mnfl_homogeneous import mnfl_homogeneous
 from jaxfl.data import partitioners
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.models import zoo
@@ -41,6 +44,9 @@ METHODS = {
         ditto,
         fedrod,
         compfl,
+        fedcmd,
+        mnfl,
+        mnfl_homogeneous,
     )
 }
 DATASETS = {

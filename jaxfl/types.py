@@ -60,6 +60,7 @@ class Cohort:
     round: jax.Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
+    part: bool = static(default=False)  # whether these are some of all clients, who are scored in parts
 
 
 class Predictor(NamedTuple):
@@ -83,11 +84,14 @@ class Info(NamedTuple):
       loss: per group (k,), mean training loss of each client over the steps of its last local phase.
       up: per group (k,) int32, scalars (4 bytes each) that each client sent.
       down: per group (k,) int32, scalars that each client received.
+      findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
+        round and drawn as one panel of lines each. A host step may add entries of any JSON form.
     """
 
     loss: PerGroup
     up: PerGroup
     down: PerGroup
+    findings: dict = {}
 
 
 class Init(Protocol):
@@ -108,7 +112,7 @@ class Predict(Protocol):
     """The models that the given clients hold at some moment, one `Predictor` per group."""
 
     def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
-        """`cohort` says which clients to build; scoring goes in parts of the federation."""
+        """`cohort` says which clients to build; all clients are scored in parts, with `cohort.part` set."""
 
 
 class Algorithm(NamedTuple):
@@ -122,6 +126,8 @@ class Algorithm(NamedTuple):
       host: a step between rounds outside of jit, after `step` with the same cohort; its `Info` adds to
         the round's traffic. None for most methods. What it keeps must be in the state: nothing else is
         saved.
+      matrices: ``state -> {name: (N, N)}``, what the method knows about pairs of clients, by their ids. They
+        are saved with every checkpoint and drawn. None for most methods.
     """
 
     init: Init
@@ -129,6 +135,7 @@ class Algorithm(NamedTuple):
     step: Step
     personal: Predict
     host: Step | None = None
+    matrices: Callable[[State], dict[str, jax.Array]] | None = None
 
 
 class Method(NamedTuple):
@@ -142,6 +149,7 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: the same for a bibliography.
+      public: whether it needs public images; where the user names none, a tenth of the data is held out.
     """
 
     name: str
@@ -150,3 +158,4 @@ class Method(NamedTuple):
     summary: str
     paper: str = ""
     bibtex: str = ""
+    public: bool = False

@@ -16,6 +16,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one
+PUBLIC = 10  # rows that everybody sees
 
 
 def tiny_models():
@@ -45,6 +46,7 @@ def tiny_partition(source: Source, sizes=SIZES) -> Partition:
         test=tuple(test[i:] for i in range(len(sizes))),
         relabel=np.tile(np.arange(CLASSES, dtype=np.int32), (len(sizes), 1)),
         outputs=CLASSES,
+        public=rows[-PUBLIC:],
     )
 
 

@@ -238,7 +238,10 @@ REFUSED = [
     ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),
     ("run compfl,kd=maybe", "compfl: kd must be true or false, not 'maybe'"),
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
-    ("run fedavg @own.args --lam 1", "--lam is an option of ditto, compfl, not of jaxfl run fedavg"),
+    (
+        "run fedavg @own.args --lam 1",
+        "--lam is an option of ditto, compfl, mnfl, mnfl-homogeneous, not of jaxfl run",
+    ),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),
     ("compare", "Name the methods to compare"),

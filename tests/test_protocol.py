@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import CLASSES, PUBLIC
 from jax.sharding import AxisType
 
 from jaxfl import tree
@@ -22,6 +23,7 @@ from jaxfl.training import Training
 from jaxfl.types import Algorithm, Cohort, Info, Slots
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
+OWN_OPTIONS = {"fedcmd": {"selection_rounds": 2}, "mnfl": {"public_batch": 4}}
 ROUNDS = 3
 CLIENTS = (3, 2)  # of each group; every cohort has as many places, so a method compiles once
 EVERYONE = ((0, 1, 2), (0, 1))
@@ -34,9 +36,10 @@ ARGUMENTS = {
     "step": ["key", "state", "federation", "cohort"],
     "personal": ["key", "state", "federation", "cohort"],
     "host": ["key", "state", "federation", "cohort"],
+    "matrices": ["state"],
 }
 
-# Scalars that a client of this model sends, and receives, in the first round.
+# Scalars that a client of this model sends, and receives if that is another number, in the first round.
 TRAFFIC = {
     "local": lambda model: 0,
     "fedavg": lambda model: model.size,
@@ -48,11 +51,15 @@ TRAFFIC = {
     "ditto": lambda model: model.size,
     "fedrod": lambda model: model.size,
     "compfl": lambda model: model.body.size,
+    "fedcmd": lambda model: (model.size + 1, model.size),
+    "mnfl": lambda model: (2 * PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
+    "mnfl-homogeneous": lambda model: model.size,
 }
 TRAFFIC_RATES = {"compfl": {"eps": 0.0}}  # every client then trains its own expert
 
 # Of two architectures one is the only teacher: its weight is 1 at any temperature.
-WITHOUT_EFFECT = {"compfl": {"tau"}}
+# The step towards a teacher belongs to another transfer than the default.
+WITHOUT_EFFECT = {"compfl": {"tau"}, "mnfl-homogeneous": {"transfer_lr"}}
 
 
 class Round(NamedTuple):
@@ -85,7 +92,7 @@ def quick_compilation():
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
 def case(request, federation):
     method = request.param
-    config = method.config(**OPTIONS)
+    config = method.config(**OPTIONS, **OWN_OPTIONS.get(method.name, {}))
     algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
 
     def start(federation):
@@ -206,13 +213,17 @@ def test_everything_is_finite(case, federation):
 
 def test_absent_clients_keep_their_state(case, federation):
     absent = [np.setdiff1d(range(n), some) for n, some in zip(CLIENTS, SOME, strict=True)]
+    ids = np.concatenate([group.id[places] for group, places in zip(federation.groups, absent, strict=True)])
+
+    def of_leaf(path, stacked, leaf):
+        if not stacked:
+            return None
+        if group_of(path) is None:  # a matrix over pairs of clients
+            return leaf[ids], leaf[:, ids]
+        return leaf[absent[group_of(path)]]
 
     def theirs(state):
-        return jax.tree.map_with_path(
-            lambda path, stacked, leaf: leaf[absent[group_of(path)]] if stacked else None,
-            case.stacked,
-            state,
-        )
+        return jax.tree.map_with_path(of_leaf, case.stacked, state)
 
     new = case.play(jax.random.key(2), case.state, federation, cohort(SOME)).state
     assert_equal(theirs(new), theirs(case.state))
@@ -243,9 +254,10 @@ def test_the_order_of_clients_does_not_matter(case, federation):
     orders = (np.array([2, 0, 1]), np.array([1, 0]))
 
     def reorder(values, stacked):
-        return jax.tree.map_with_path(
-            lambda path, mark, leaf: leaf[orders[group_of(path)]] if mark else leaf, stacked, values
-        )
+        def of_leaf(path, mark, leaf):  # a matrix over pairs of clients goes by their ids
+            return leaf[orders[group_of(path)]] if mark and group_of(path) is not None else leaf
+
+        return jax.tree.map_with_path(of_leaf, stacked, values)
 
     everything = jax.tree.map(lambda leaf: True, federation.groups)
     reordered = dataclasses.replace(federation, groups=reorder(federation.groups, everything))
@@ -306,5 +318,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(case, federa
     info = case.play(jax.random.key(2), state, federation, cohort(SOME)).info
     for g, model in enumerate(federation.models):
         present, absent = len(SOME[g]), CLIENTS[g] - len(SOME[g])
-        expected = present * [TRAFFIC[case.name](model)] + absent * [0]
-        assert info.up[g].tolist() == info.down[g].tolist() == expected
+        expected = TRAFFIC[case.name](model)
+        up, down = expected if isinstance(expected, tuple) else (expected, expected)
+        assert info.up[g].tolist() == present * [up] + absent * [0]
+        assert info.down[g].tolist() == present * [down] + absent * [0]

@@ -26,7 +26,7 @@ def build(config: Local) -> Algorithm:
 
     def step_all(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, everyone(federation, cohort))
-        return state, Info(*(gather(reported, cohort) for reported in info))  # of the cohort alone
+        return state, Info(*(gather(reported, cohort) for reported in info[:3]))  # of the cohort alone
 
     return algorithm._replace(step=step_all) if config.local_schedule == "all" else algorithm
 

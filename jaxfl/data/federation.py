@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.data.partition import Partition
+from jaxfl.data.public_images import Public
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
@@ -35,8 +36,10 @@ class Federation:
       labels: (N,) int32.
       mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
+      public: (P,) int32, rows of `images` that everybody sees.
       clients_at_once: how many clients of a group run side by side on a device, in the client map.
       mesh: the devices that share the clients of a round, along one axis; None for a single device.
+      labelled: whether the labels of public images mean what the clients' do.
     """
 
     images: jax.Array
@@ -44,8 +47,15 @@ class Federation:
     mean: jax.Array
     std: jax.Array
     groups: PerGroup
+    public: jax.Array
     clients_at_once: int = static(default=1)
     mesh: Mesh | None = static(default=None)
+    labelled: bool = static(default=True)
+
+    @property
+    def clients(self) -> int:
+        """N, the number of clients."""
+        return sum(len(group.id) for group in self.groups)
 
     @property
     def devices(self) -> int:
@@ -87,6 +97,7 @@ def federate(
     models: Sequence[tuple[Model, int]],
     clients_at_once: int = 1,
     devices: int = 1,
+    public: Public | None = None,
 ) -> Federation:
     """Put a data set on the device and give every client an architecture.
 
@@ -96,6 +107,7 @@ def federate(
       models: pairs (architecture, number of clients), in the order of client ids.
       clients_at_once: see `Federation`.
       devices: how many of JAX's devices share the clients of a round.
+      public: public images of another set; by default the partition's public rows are the public ones.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree, or there are fewer devices.
@@ -124,17 +136,25 @@ def federate(
     if devices > 1:
         axis = (AxisType.Auto,)
         mesh = jax.make_mesh((devices,), ("clients",), axis_types=axis, devices=jax.local_devices()[:devices])
+    images, labels, rows = source.images, source.labels, partition.public
+    labelled = bool((partition.relabel == np.arange(source.classes)).all())  # not numbered anew by clients
+    if public is not None:
+        rows = len(labels) + np.arange(len(public.labels))
+        images, labels = np.concatenate([images, public.images]), np.concatenate([labels, public.labels])
+        labelled = labelled and public.labelled
     federation = Federation(
-        images=jnp.asarray(source.images),
-        labels=jnp.asarray(source.labels, jnp.int32),
+        images=jnp.asarray(images),
+        labels=jnp.asarray(labels, jnp.int32),
         mean=jnp.asarray(mean, dtype),
         std=jnp.asarray(np.where(std > 0, std, 1), dtype),
         groups=tuple(
             _group(source, partition, model, np.arange(start, start + count))
             for start, (model, count) in zip(starts[:-1], models, strict=True)
         ),
+        public=jnp.asarray(rows, jnp.int32),
         clients_at_once=clients_at_once,
         mesh=mesh,
+        labelled=labelled,
     )
     return federation.place(federation)
 

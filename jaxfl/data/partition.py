@@ -24,6 +24,7 @@ class Partition(NamedTuple):
       relabel: (clients, classes) int32, from a class of the source to the client's output; the
         identity for unified labels, -1 where an independent client lacks the class.
       outputs: number of outputs of every client's model.
+      public: (p,) int32, rows that were held out for everybody to see; no client has them.
     """
 
     train: tuple[np.ndarray, ...]
@@ -31,6 +32,7 @@ class Partition(NamedTuple):
     test: tuple[np.ndarray, ...]
     relabel: np.ndarray
     outputs: int
+    public: np.ndarray = np.empty(0, np.int32)
 
 
 def divide(
@@ -44,11 +46,12 @@ def divide(
     test_fraction: float = 0.25,
     validation_fraction: float = 0.0,
     max_test: int | None = None,
+    public: float = 0.0,
 ) -> Partition:
     """Divide a source among clients.
 
-    Rows, test rows, validation rows and labels are drawn from streams of their own: `labels` and
-    `max_test` never change who trains on what.
+    Rows, test rows, validation rows, labels and public rows are drawn from streams of their own: `labels`
+    and `max_test` never change who trains on what.
 
     Args:
       source: the data.
@@ -64,15 +67,18 @@ def divide(
       test_fraction: of a client's share, with test="own".
       validation_fraction: of a client's training rows.
       max_test: most test rows of a client; all by default.
+      public: share of every class, of the rows to share out, that is held out for everybody to see.
 
     Raises:
       JaxflError: if an argument is out of range, or a client is left without training or test rows.
     """
-    _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test)
-    row_rng, test_rng, validation_rng, label_rng = (
-        np.random.default_rng([seed, stream]) for stream in range(4)
+    _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public)
+    row_rng, test_rng, validation_rng, label_rng, public_rng = (
+        np.random.default_rng([seed, stream]) for stream in range(5)
     )
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
+    held_out = _of_every_class(pool, source.labels, public, public_rng)
+    pool = np.setdiff1d(pool, held_out)
     held = [np.asarray(part) for part in partitioner(source.labels[pool], clients, row_rng)]
     _require_everyone("training", held, "use fewer clients or more data")
     _require_positions(held, clients, len(pool))
@@ -99,10 +105,22 @@ def divide(
         test=_int32(tested),
         relabel=relabel,
         outputs=int(relabel.max()) + 1,
+        public=held_out.astype(np.int32),
     )
 
 
-def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test):
+def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
+    """A random share, rounded down, of each class's rows in the pool."""
+    by_class = [rng.permutation(pool[labels[pool] == c]) for c in np.unique(labels[pool])]
+    rows = np.concatenate([rows[: int(share * len(rows))] for rows in by_class])
+    if share and not len(rows):
+        raise JaxflError(
+            f"A share of {share} of every class holds out no row; raise --public held-out,share=."
+        )
+    return rows
+
+
+def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public):
     if test not in ("own", "source"):
         raise JaxflError(f'test is {test!r}; it has to be "own" or "source".')
     if labels not in ("unified", "independent"):
@@ -116,6 +134,7 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
     for name, value in (
         ("test_fraction", test_fraction),
         ("validation_fraction", validation_fraction),
+        ("The public share", public),
     ):
         if not 0 <= value < 1:
             raise JaxflError(f"{name} is {value}; it has to be from 0 up to, not including, 1.")
@@ -183,8 +202,8 @@ def _require_disjoint(parts) -> None:
 def save(partition: Partition, source: Source, path: str | Path) -> None:
     """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
 
-    It holds ``relabel``, ``outputs``, a ``checksum`` of the source's labels, and for each of train,
-    validation and test the rows of all clients in one array (``train``) and how many each client has
+    It holds ``relabel``, ``outputs``, ``public``, a ``checksum`` of the source's labels, and for each of
+    train, validation and test the rows of all clients in one array (``train``) and how many each client has
     (``train_sizes``).
 
     Args:
@@ -199,6 +218,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
         "relabel": partition.relabel,
         "outputs": np.array(partition.outputs),
         "checksum": np.array(_checksum(source)),
+        "public": partition.public,
     }
     for part in PARTS:
         rows = getattr(partition, part)
@@ -218,7 +238,7 @@ def load(path: str | Path, source: Source) -> Partition:
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.
     """
-    names = [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs", "checksum"]
+    names = [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs", "public", "checksum"]
     arrays = npz.read(path, names)
     if not _well_formed(**arrays):
         raise JaxflError(f"{path} is not a partition that jaxfl saved; divide the data again.")
@@ -230,12 +250,16 @@ def load(path: str | Path, source: Source) -> Partition:
             f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
         )
     parts = [np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1]) for part in PARTS]
-    return Partition(*map(_int32, parts), relabel.astype(np.int32), outputs)
+    return Partition(
+        *map(_int32, parts), relabel.astype(np.int32), outputs, arrays["public"].astype(np.int32)
+    )
 
 
-def _well_formed(relabel, outputs, checksum, **rows) -> bool:
+def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
     """Whether the arrays of a file have the kinds, shapes and ranges of a partition."""
-    if any(array.dtype.kind not in "iu" for array in (relabel, outputs, checksum, *rows.values())):
+    if any(array.dtype.kind not in "iu" for array in (relabel, outputs, public, checksum, *rows.values())):
+        return False
+    if public.ndim != 1 or public.min(initial=0) < 0:
         return False
     if relabel.ndim != 2 or relabel.size == 0 or outputs.ndim != 0 or checksum.ndim != 0:
         return False

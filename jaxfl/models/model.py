@@ -124,7 +124,21 @@ class Model:
         Raises:
             JaxflError: If a block with dropout trains and there is no key.
         """
-        updated = {}
+        outputs, updated = self.outputs(params, stats, x, train=train, key=key, mask=mask)
+        return outputs[-1], updated
+
+    def outputs(
+        self,
+        params: dict,
+        stats: dict,
+        x: jax.Array,
+        *,
+        train: bool | tuple[str, ...],
+        key: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[tuple[jax.Array, ...], dict]:
+        """Runs the blocks in order: as `apply`, but returns what every block puts out."""
+        outputs, updated = [], {}
         params, x = self._reduced((params, x))
         for name, module in self.blocks:
             trains = train if isinstance(train, bool) else name in train
@@ -142,8 +156,9 @@ class Model:
                 raise JaxflError(
                     f"{self.name} has dropout in its block {name!r}; pass a key to train it."
                 ) from None
+            outputs.append(x.astype(jnp.result_type(float)))
             updated[name] = new.get("batch_stats", {})
-        return x.astype(jnp.result_type(float)), updated
+        return tuple(outputs), updated
 
     def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
         """Returns inner outputs by depth, counted in convolutions of the main path.

@@ -1,9 +1,11 @@
-"""Curves of one or several runs."""
+"""Curves of one or several runs, and what a method has found out."""
 
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from scipy.cluster.hierarchy import leaves_list, linkage
 
 from jaxfl.errors import writing
 
@@ -47,3 +49,63 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
 def _megabytes(metrics: list[dict], rounds: list[int]) -> np.ndarray:
     moved = np.cumsum([record["bytes_up"] + record["bytes_down"] for record in metrics]) / 1e6
     return moved[np.array(rounds) - 1]
+
+
+def draw_findings(metrics: list[dict], path: Path) -> None:
+    """Write a PNG: a panel of lines for each finding ``{line: number}``, over the rounds; none without such.
+
+    Args:
+      metrics: of one run.
+      path: of the PNG.
+    """
+    found = [record["findings"] for record in metrics if "findings" in record]
+    panels = [name for name, lines in (found[0] if found else {}).items() if _numbers(lines)]
+    if not panels:
+        return
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure((4.5 * columns, 3.4 * rows), layout="constrained", dpi=150)
+    rounds = [record["round"] for record in metrics if "findings" in record]
+    for place, name in enumerate(panels, 1):
+        axes = figure.add_subplot(rows, columns, place, title=name, xlabel="round")
+        for line in found[0][name]:
+            values = [np.nan if of_round[name][line] is None else of_round[name][line] for of_round in found]
+            axes.plot(rounds, values, label=line)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    with writing(path):
+        figure.savefig(path, format="png")
+
+
+def _numbers(lines) -> bool:
+    return isinstance(lines, dict) and all(isinstance(value, int | float | None) for value in lines.values())
+
+
+def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray, path: Path) -> None:
+    """Write a PNG: a heat map per matrix, clients with like labels side by side.
+
+    Args:
+      matrices: by name, (N, N), by client ids.
+      counts: (N, outputs), each client's training rows per label.
+      path: of the PNG.
+    """
+    order = _by_labels(counts)
+    figure = Figure((5.2 * len(matrices), 4.6), layout="constrained", dpi=150)
+    for place, (name, matrix) in enumerate(matrices.items(), 1):
+        axes = figure.add_subplot(1, len(matrices), place, title=name)
+        field = axes.imshow(matrix[np.ix_(order, order)], cmap="viridis", interpolation="nearest")
+        axes.set(xlabel="client m", ylabel="client n")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(range(len(order)) if len(order) <= 40 else [], order[:40], fontsize=6)
+        figure.colorbar(field, label="weight of client m for client n")
+    with writing(path):
+        figure.savefig(path, format="png")
+
+
+def _by_labels(counts: np.ndarray) -> np.ndarray:
+    """The clients in an order in which neighbours have like shares of labels."""
+    if len(counts) < 3:
+        return np.arange(len(counts))
+    shares = counts / counts.sum(1, keepdims=True)
+    return leaves_list(linkage(shares, "average", optimal_ordering=len(counts) <= 500))

@@ -1,5 +1,6 @@
 """From per-round records to a run's result: accuracies, bytes, operations, seconds."""
 
+import jax
 import numpy as np
 
 from jaxfl import clock
@@ -23,7 +24,7 @@ def records(
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
     A loss that is not finite is None. flops are the floating-point operations of training, see `jaxfl.flops`;
     cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
-    known (by architecture): the time of the slowest client.
+    known (by architecture): the time of the slowest client; findings where the method has some.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
@@ -57,6 +58,8 @@ def records(
                 clock.seconds(devices[owner], operations, sent + received)
                 for owner, operations, sent, received in zip(owners, flops, up, down, strict=True)
             )
+        if info.findings:
+            lines[-1]["findings"] = jax.tree.map(_plain, info.findings)
         if report.received is not None:
             present = [slots.mask[t] for slots in cohorts]
             moments = {"received": report.received, "personal": report.personal}
@@ -70,6 +73,13 @@ def records(
         "evaluate": chunk.evaluate_seconds,
     }
     return lines
+
+
+def _plain(leaf):
+    """A finding as JSON has it."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return _finite(leaf) if leaf.dtype.kind == "f" and leaf.ndim == 0 else leaf.tolist()
+    return leaf
 
 
 def _finite(loss: float) -> float | None:
@@ -144,6 +154,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "simulated_seconds": sum(record["simulated_seconds"] for record in metrics)
         if "simulated_seconds" in metrics[0]
         else None,
+        "findings": metrics[-1].get("findings"),
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,
     }

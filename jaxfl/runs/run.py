@@ -22,7 +22,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
 from jaxfl.runs import checkpoint, store
-from jaxfl.runs.plot import draw_curves
+from jaxfl.runs.plot import draw_curves, draw_findings, draw_matrices
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.training import Training
@@ -210,8 +210,14 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
         rounds = new[-1]["round"]
         if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
             checkpoint.save(folder, rounds, chunk.state, mark)
+            if chosen.programs.matrices:
+                store.write_matrices(folder, rounds, jax.device_get(chosen.programs.matrices(chunk.state)))
     summary = result(config, metrics, chosen.programs.compilations - compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
+    draw_findings(metrics, folder / "findings.png")
+    if chosen.programs.matrices:
+        counts = np.concatenate([group.class_counts for group in data.federation.groups])
+        draw_matrices(store.read_matrices(folder, setup.rounds), counts, folder / "matrices.png")
     store.write_json(folder / store.RESULT, summary)
     return summary
 

@@ -6,8 +6,9 @@ Its files are
     partition.npz    whose rows are whose
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
+    matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
-    curves.png
+    curves.png, findings.png, matrices.png
 """
 
 import hashlib
@@ -17,10 +18,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxfl.data import npz
 from jaxfl.errors import JaxflError, writing
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, MATRICES = "checkpoints", "matrices"
 # Options that runs of one experiment may differ in.
 INCIDENTAL = ("seed", "data_dir", "clients_at_once", "devices", "convolution", "checkpoint_every")
 
@@ -106,6 +110,19 @@ def append_metrics(folder: Path, records: list[dict]) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -> None:
+    """Write arrays (N, N) by name, as they are after some rounds."""
+    path = folder / MATRICES / f"{rounds}.npz"
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        np.savez_compressed(path, **matrices)
+
+
+def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
+    """Read what `write_matrices` wrote."""
+    return npz.read(folder / MATRICES / f"{rounds}.npz", required=())
 
 
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:

@@ -1,0 +1,87 @@
+"""Public images from another data set, brought into the form of the clients' own."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+
+LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue in grey (ITU-R BT.601)
+
+
+class Public(NamedTuple):
+    """Images that the server and all clients see, beside those of the federation's source.
+
+    Attributes:
+      images: (P, H, W, C) of the source's size and dtype.
+      labels: (P,) int32.
+      labelled: whether the labels mean what the clients' do; otherwise nobody looks at them.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    labelled: bool
+
+
+def adapt(
+    other: Source, source: Source, *, seed: int, size: int | None = None, labels: bool = False
+) -> Public:
+    """Draw public images from another set and give them the size and colours of a source.
+
+    They are resized (bilinear, smoothed where they shrink); a grey image is copied to all channels, and a
+    coloured one becomes grey where the source is. Values stay as they are: clients normalise them like
+    their own.
+
+    Args:
+      other: where they come from; its training images.
+      source: the clients' data.
+      seed: draws them.
+      size: how many; all by default.
+      labels: whether the labels mean the same in both sets.
+
+    Raises:
+      JaxflError: if there are fewer, or channels, range of values or number of classes do not fit.
+    """
+    rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
+    if size is not None and size > len(rows):
+        raise JaxflError(
+            f"{other.name} has {len(rows)} training images, not {size} for the public; lower size=."
+        )
+    if labels and other.classes != source.classes:
+        raise JaxflError(
+            f"The public images of {other.name} have {other.classes} classes and the clients' "
+            f"{source.classes}, so their labels do not mean the same; leave out labels=true."
+        )
+    tops = other.images.max(), source.images.max()
+    if not 0.5 <= tops[0] / tops[1] <= 2:
+        raise JaxflError(
+            f"Values reach {tops[0]} in the public images of {other.name} and {tops[1]} in {source.name}; "
+            "bring both to one scale."
+        )
+    rows = rows[:size]
+    height, width, channels = source.images.shape[1:]
+    images = [
+        jax.image.resize(
+            _coloured(part, channels, other.name), (len(part), height, width, channels), "bilinear"
+        )
+        for part in np.array_split(other.images[rows], -(-len(rows) // 1024))
+    ]
+    images = np.concatenate([np.asarray(part) for part in images])
+    if source.images.dtype == np.uint8:
+        images = np.clip(np.round(images), 0, 255)
+    return Public(images.astype(source.images.dtype), other.labels[rows], labels)
+
+
+def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:
+    images, given = images.astype(np.float32), images.shape[-1]
+    if given == channels:
+        return images
+    if given == 1:
+        return np.repeat(images, channels, -1)
+    if (given, channels) == (3, 1):
+        return (images @ LUMA.astype(np.float32))[..., None]
+    raise JaxflError(
+        f"The public images of {name} have {given} channels, the clients' {channels}; convert them."
+    )
