@@ -1,0 +1,91 @@
+"""What blocks do to the public images, and how alike two blocks are by it (pFedClub, eq. 1).
+
+A block is judged by the activations before and after it, two blocks by linear CKA (Kornblith et al. 2019,
+arXiv:1905.00414): with K = H X X^T H, H centring over the n images,
+
+    CKA(X, Y) = <K_x, K_y> / (||K_x|| ||K_y||)         Frobenius; 0 where a norm is 0
+    sim(a, b) = CKA(X_a, X_b) + CKA(Y_a, Y_b)          X before the block, Y after it
+
+CKA does not see rotations and scale of the features, so blocks of different widths compare.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Signatures(NamedTuple):
+    """The activations of all models of a round, and between which of them each block stands.
+
+    Neighbouring blocks share an activation: a model of R blocks has R + 1. All is float32, 4 n (n + d) bytes
+    for each activation; with n = 1,000 that is 4 megabytes for its Gram matrix, whatever d.
+
+    Args:
+      features: A arrays (n, d) centred over the images; d differs.
+      grams: (A, n, n), see `gram`.
+      before: (B,) int, the activation that each block takes.
+      after: (B,) int, the activation that it gives.
+    """
+
+    features: tuple[np.ndarray, ...]
+    grams: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+
+def signatures(models: Sequence[Sequence[np.ndarray]]) -> Signatures:
+    """The signatures of all blocks, model by model and within a model from first to last.
+
+    Args:
+      models: for each of them the R + 1 activations on the same n public images in evaluation mode, the
+        images themselves and the output of every block; maps (n, h, w, c), for which their means over space
+        (n, c) do as well, or vectors (n, d).
+    """
+    numbers = np.split(np.arange(sum(map(len, models))), np.cumsum([len(model) for model in models])[:-1])
+    pooled = tuple(features(activation) for model in models for activation in model)
+    images = len(pooled[0])
+    grams = np.empty((len(pooled), images, images), np.float32)  # filled in place: by far the largest part
+    for i, x in enumerate(pooled):
+        grams[i] = gram(x)
+    return Signatures(
+        pooled,
+        grams,
+        np.concatenate([own[:-1] for own in numbers]),
+        np.concatenate([own[1:] for own in numbers]),
+    )
+
+
+def features(activation: np.ndarray) -> np.ndarray:
+    """(n, h, w, c) or (n, d) -> (n, c) or (n, d) float32: maps averaged over space, centred over images.
+
+    An activation that is not finite, from a model that diverged, becomes 0: it is like nothing.
+    """
+    x = np.asarray(activation, np.float32)
+    if not np.isfinite(x).all():
+        return np.zeros((x.shape[0], x.shape[-1]), np.float32)
+    # In double precision the mean of equal numbers is that number: a dead feature becomes exactly 0.
+    x = x.mean(axis=tuple(range(1, x.ndim - 1)), dtype=float)
+    return (x - x.mean(axis=0)).astype(np.float32)
+
+
+def gram(features: np.ndarray) -> np.ndarray:
+    """(n, d) centred -> (n, n), the centred Gram matrix over its Frobenius norm; 0 where that is 0."""
+    x = _over_norm(features)  # first, so that no square of a square overflows
+    return _over_norm(x @ x.T)
+
+
+def cka(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Linear CKA of all pairs: (a, n, n), (b, n, n), each from `gram`, -> (a, b) in [0, 1]."""
+    return x.reshape(len(x), -1) @ y.reshape(len(y), -1).T
+
+
+def similarity(signatures: Signatures) -> np.ndarray:
+    """Eq. 1 for all pairs of blocks: (B, B) in [0, 2]."""
+    alike = cka(signatures.grams, signatures.grams)
+    return sum(alike[np.ix_(side, side)] for side in (signatures.before, signatures.after))
+
+
+def _over_norm(x):
+    norm = np.linalg.norm(x)
+    return x / norm if norm > 0 else np.zeros_like(x)
