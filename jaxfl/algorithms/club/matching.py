@@ -1,0 +1,31 @@
+"""Which candidate becomes the teacher (pFedClub, section 3.2.3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def mean_cosine(own: np.ndarray, other: np.ndarray) -> float:
+    """Eq. 4: mean over the public images of the cosine between logits (n, C) and (n, C).
+
+    Logits of length 0 have cosine 0. If some are not finite the mean counts as -1, the least there is.
+    """
+    own, other = np.asarray(own, float), np.asarray(other, float)
+    if not (np.isfinite(own).all() and np.isfinite(other).all()):
+        return -1.0
+    length = np.linalg.norm(own, axis=1) * np.linalg.norm(other, axis=1)
+    return float(((own * other).sum(axis=1) / np.where(length > 0, length, 1)).mean())
+
+
+def match(own: np.ndarray, candidates: Sequence[np.ndarray]) -> tuple[int, np.ndarray]:
+    """The teacher of a client: the candidate whose logits are most like those of the client's model.
+
+    Args:
+      own: (n, C), of the client's model on the public images.
+      candidates: S arrays (n, C), of its candidates after stitching.
+
+    Returns:
+      The candidate's number, the first of equals, and alpha (S,), the similarities of all.
+    """
+    alpha = np.array([mean_cosine(own, logits) for logits in candidates])
+    return int(alpha.argmax()), alpha
