@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxfl.algorithms.compfl import compfl
 from jaxfl.algorithms.ditto import ditto
+from jaxfl.algorithms.draftfed import draftfed
 from jaxfl.algorithms.fedavg import fedavg, fedavg_ft
 from jaxfl.algorithms.fedbabu import fedbabu
 from jaxfl.algorithms.fedcmd import fedcmd
@@ -25,6 +26,7 @@ from jaxfl.algorithms.lg_fedavg import lg_fedavg
 from jaxfl.algorithms.local import local
 from jaxfl.algorithms.mnfl import mnfl
 from jaxfl.algorithms.mnfl_homogeneous import mnfl_homogeneous
+from jaxfl.algorithms.pfedclub import pfedclub, pfedclub_plus
 from jaxfl.data import partitioners
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.models import zoo
@@ -47,6 +49,9 @@ METHODS = {
         fedcmd,
         mnfl,
         mnfl_homogeneous,
+        draftfed,
+        pfedclub,
+        pfedclub_plus,
     )
 }
 DATASETS = {

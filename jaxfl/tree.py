@@ -44,6 +44,11 @@ def stack(tree, n: int):
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), tree)
 
 
+def one(stacked):
+    """Shapes and dtypes of one client's entries in a stacked tree: leaves (n, ...) -> (...)."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
+
+
 def weighted_mean(stacked, weights, old):
     """Mean over the first axis of every leaf (k, ...) with weights (k,); `old` where all weights are 0."""
     total = weights.sum()

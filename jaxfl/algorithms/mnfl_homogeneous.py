@@ -102,8 +102,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         for w, i, rows, group in of_groups:
             slopes = towards_teachers(teaching.teachers(matrix, i), communicated(w), rows > 0)
             matrix = teaching.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
-        one = per_group(lambda w: jax.tree.map(lambda leaf: leaf[0], communicated(w)), state.weights)
-        traffic = sent(cohort, one)
+        traffic = sent(cohort, per_group(lambda w: tree.one(communicated(w)), state.weights))
         findings = {"weight": teaching.summary(matrix)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)
         return state, Info(loss, traffic, traffic, findings)

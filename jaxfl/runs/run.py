@@ -22,7 +22,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
 from jaxfl.runs import checkpoint, store
-from jaxfl.runs.plot import draw_curves, draw_findings, draw_matrices
+from jaxfl.runs.plot import draw_assemblies, draw_curves, draw_findings, draw_matrices
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.training import Training
@@ -215,6 +215,8 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
     summary = result(config, metrics, chosen.programs.compilations - compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
     draw_findings(metrics, folder / "findings.png")
+    if "assembled" in (metrics[-1].get("findings") or {}):
+        draw_assemblies(metrics[-1]["findings"]["assembled"], folder / "assembled.png")
     if chosen.programs.matrices:
         counts = np.concatenate([group.class_counts for group in data.federation.groups])
         draw_matrices(store.read_matrices(folder, setup.rounds), counts, folder / "matrices.png")
