@@ -27,6 +27,7 @@ from jaxfl.models.conv import (
 
 GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
 LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
+V3_PARTS = "stem", "residual1", "residual4", "fc1", "classifier"  # with strides, gates and a 5x5 kernel
 
 
 def normal(seed, *shape):
@@ -127,7 +128,7 @@ def test_shuffling_takes_the_halves_in_turn(name):
         brief(zoo.cnn4(shape=(16, 16, 1), classes=3, width=0.06), "conv4", "fc1"),
         brief(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1)),
         brief(zoo.mobilenet_v1(shape=(16, 16, 1), classes=3, width=0.1)),
-        brief(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), "residual4", "residual5", "conv"),
+        part(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), *V3_PARTS),
     ],
     ids=lambda model: model.name,
 )
