@@ -13,10 +13,21 @@ from jax import lax
 from jaxfl.errors import JaxflError
 from jaxfl.models import measured, zoo
 from jaxfl.models.blocks import Norm
-from jaxfl.models.conv import CONVOLUTIONS, conv, depthwise_conv, max_pool, to_images, to_maps, using
+from jaxfl.models.conv import (
+    CONVOLUTIONS,
+    conv,
+    depthwise_conv,
+    halves,
+    interleaved,
+    max_pool,
+    to_images,
+    to_maps,
+    using,
+)
 
 GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
 LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
+V3_PARTS = "stem", "residual1", "residual4", "fc1", "classifier"  # with strides, gates and a 5x5 kernel
 
 
 def normal(seed, *shape):
@@ -33,6 +44,12 @@ def run(model, weights, x, train, **arguments):
 def part(model, *names):
     """The model made of some of the blocks."""
     return dataclasses.replace(model, blocks=tuple(b for b in model.blocks if b.name in names))
+
+
+def brief(model, *middle):
+    """A network that compiles in seconds: its first blocks, some of the middle, the last two."""
+    names = model.names
+    return model if len(names) <= 6 else part(model, *names[:4], *middle, *names[-2:])
 
 
 def assert_close(actual, expected, **tolerance):
@@ -61,9 +78,8 @@ def value_and_gradients(f, x, kernel):
     return run(x, kernel)
 
 
-@pytest.mark.parametrize(
-    ("name", "depthwise"), [*((name, False) for name in CONVOLUTIONS), ("rows", True), ("patches", True)]
-)
+@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize(
     ("size", "stride", "padding"), [(5, 1, 0), (5, 2, 2), (3, 1, 1), (3, 2, 0), (1, 2, 0)]
 )
@@ -96,19 +112,41 @@ def test_max_pool_takes_the_maximum_of_each_whole_window(name, window):
         np.testing.assert_array_equal(on_images(max_pool, window)(x), expected)
 
 
-@pytest.mark.parametrize("factory", [zoo.lenet5, zoo.resnet9])
-def test_a_network_is_the_same_with_every_convolution(factory):
-    model = factory(shape=(16, 16, 1), classes=3, width=0.06)
-    weights, x, mask = model.init(jax.random.key(0)), normal(1, 4, 16, 16, 1), jnp.arange(4) < 3
-    outputs = [
-        (
-            run(own, weights, x, train=True, mask=mask),
-            jax.jit(functools.partial(own.taps, depths=(2,)))(*weights, x),
-        )
-        for own in (dataclasses.replace(model, convolution=name) for name in CONVOLUTIONS)
-    ]
-    for other in outputs[1:]:
-        assert_close(other, outputs[0], atol=2e-5)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_shuffling_takes_the_halves_in_turn(name):
+    x = normal(0, 2, 3, 3, 6)
+    with using(name):
+        shuffled = on_images(lambda maps: interleaved(*halves(maps)))(x)
+    np.testing.assert_array_equal(shuffled, x[..., np.array([0, 3, 1, 4, 2, 5])])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.06),
+        brief(zoo.resnet9(shape=(16, 16, 1), classes=3, width=0.06)),
+        brief(zoo.cnn4(shape=(16, 16, 1), classes=3, width=0.06), "conv4", "fc1"),
+        brief(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1)),
+        brief(zoo.mobilenet_v1(shape=(16, 16, 1), classes=3, width=0.1)),
+        part(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), *V3_PARTS),
+    ],
+    ids=lambda model: model.name,
+)
+def test_a_network_is_the_same_with_every_convolution(model):
+    with jax.enable_x64(True):  # BatchNorm of so few images magnifies what the order of sums changes
+        weights, x, mask = model.init(jax.random.key(0)), normal(1, 4, 16, 16, 1), jnp.arange(4) < 3
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def outcome(model):
+            def loss(params):
+                output = model.apply(params, weights.stats, x, train=True, mask=mask, key=jax.random.key(2))
+                return jnp.square(output[0][:3]).sum(), output
+
+            return jax.value_and_grad(loss, has_aux=True)(weights.params), model.taps(*weights, x, (2,))
+
+        first, *others = (outcome(dataclasses.replace(model, convolution=name)) for name in CONVOLUTIONS)
+        for other in others:
+            assert_close(other, first, atol=1e-9)
 
 
 def test_reduced_precision_computes_in_it_and_returns_full_gradients():
@@ -188,7 +226,7 @@ def test_train_names_the_blocks_in_training_mode():
 
 
 def test_dropout_depends_on_key_and_block_alone():
-    model = zoo.cnn_dropout(shape=(16, 16, 1), classes=3)
+    model = zoo.cnn1(shape=(16, 16, 1), classes=3)
     weights, x, key = model.init(jax.random.key(0)), normal(1, 4, 16, 16, 1), jax.random.key(2)
     convs, dense = part(model, "conv1", "conv2"), part(model, "fc1")
     z, _ = run(model.body, weights, x, train=True, key=key)
@@ -204,6 +242,31 @@ def test_dropout_depends_on_key_and_block_alone():
         model.apply(*weights, x, train=True)
 
 
+def test_channel_dropout_takes_whole_channels():
+    model = part(zoo.cnn4(shape=(8, 8, 1), classes=3, width=0.3, channel_dropout=0.5), "conv4")
+    block = dataclasses.replace(model, shape=(4, 4, 19))
+    weights, x = block.init(jax.random.key(0)), 1 + jnp.abs(normal(1, 3, 4, 4, 19))
+    weights.params["conv4"]["conv"]["bias"] += 9.0  # nothing is zero by itself
+    kept, _ = run(block, weights, x, train=False)
+    dropped, _ = run(block, weights, x, train=True, key=jax.random.key(2))
+    gone = np.asarray(dropped == 0)
+    np.testing.assert_array_equal(gone, gone[:, :1, :1].repeat(2, 1).repeat(2, 2))
+    assert 0.3 < gone.mean() < 0.7
+    np.testing.assert_allclose(dropped[~gone], 2 * kept[~gone], rtol=1e-5)
+
+
+def test_alexnet_drops_the_inputs_of_its_dense_layers():
+    model = zoo.alexnet(shape=(16, 16, 1), classes=3, width=0.05)
+    weights, x = model.init(jax.random.key(0)), jnp.ones((3, 1, 1, 13))
+    layer = dataclasses.replace(part(model, "fc1"), shape=x.shape[1:])
+    kernel, bias = (weights.params["fc1"]["linear"][name] for name in ("kernel", "bias"))
+    z, _ = run(layer, weights, x, train=True, key=jax.random.key(2))
+    # The layer's 205 outputs tell which of its 13 inputs were kept, and doubled.
+    solved = [np.linalg.lstsq(np.asarray(kernel.T)[row > 0], (row - bias)[row > 0])[0] for row in z]
+    np.testing.assert_allclose(np.abs(np.subtract(solved, 1)), 1, atol=1e-3)
+    assert 0.2 < np.mean(np.asarray(solved) > 1) < 0.8
+
+
 # ---- taps
 
 
@@ -216,8 +279,18 @@ def test_taps_are_taken_before_pooling_in_the_order_asked_for():
     assert second.shape == (4, 4, 4, 4)
 
 
-@pytest.mark.parametrize(("factory", "depth"), [(zoo.resnet18, 17), (zoo.resnet9, 8)])
-def test_depth_counts_the_convolutions_of_the_main_path(factory, depth):
+@pytest.mark.parametrize(
+    ("factory", "depth", "shapes"),
+    [
+        (zoo.resnet18, 17, [(8, 8, 3), (1, 1, 26)]),
+        (zoo.resnet9, 8, [(8, 8, 3), (1, 1, 26)]),
+        (zoo.shufflenet, 50, [(8, 8, 1), (1, 1, 51)]),
+        (zoo.mobilenet_v1, 27, [(8, 8, 2), (1, 1, 51)]),
+        (zoo.mobilenet_v2, 52, [(8, 8, 2), (1, 1, 64)]),
+        (zoo.mobilenet_v3, 34, [(8, 8, 1), (1, 1, 29)]),
+    ],
+)
+def test_depth_counts_the_convolutions_of_the_main_path(factory, depth, shapes):
     model = factory(shape=(8, 8, 1), classes=3, width=0.05)
     weights = jax.eval_shape(model.init, jax.random.key(0))
 
@@ -225,7 +298,7 @@ def test_depth_counts_the_convolutions_of_the_main_path(factory, depth):
         tap = functools.partial(model.taps, depths=depths)
         return jax.eval_shape(tap, *weights, jnp.ones((2, 8, 8, 1)))
 
-    assert [tap.shape for tap in taps(1, depth)] == [(2, 8, 8, 3), (2, 1, 1, 26)]
+    assert [tap.shape[1:] for tap in taps(1, depth)] == shapes
     for missing in (0, depth + 1):
         with pytest.raises(JaxflError, match=f"has {depth} convolutions, none at depth {missing}"):
             taps(missing)
@@ -284,9 +357,21 @@ def test_double_precision(factory):
         (zoo.lenet5, GRAY, 10, {"depth": 4}, 49_710),
         (zoo.lenet5, GRAY, 62, {"depth": 4}, 53_090),
         (zoo.lenet5, COLOUR, 10, {"norm": "none"}, 62_006),
-        (zoo.cnn_dropout, COLOUR, 10, {}, 97_384),
+        (zoo.lenet, GRAY, 10, {}, 44_426),
+        (zoo.lenet, COLOUR, 10, {}, 62_006),
+        (zoo.alexnet, (28, 28, 3), 10, {}, 20_126_538),
+        (zoo.alexnet, COLOUR, 10, {}, 23_272_266),
+        (zoo.cnn1, COLOUR, 10, {}, 97_384),
+        (zoo.cnn2, COLOUR, 10, {}, 228_712),
+        (zoo.cnn3, COLOUR, 10, {}, 2_510_178),
+        (zoo.cnn4, COLOUR, 10, {}, 5_980_938),
         (zoo.resnet9, COLOUR, 10, {}, 6_573_130),
         (zoo.resnet18, COLOUR, 10, {}, 11_173_962),
+        # As public implementations count them for ImageNet's classes; ShuffleNet's first unit is narrower.
+        (zoo.shufflenet, COLOUR, 1000, {}, 2_278_604 - 3_230),
+        (zoo.mobilenet_v1, COLOUR, 1000, {}, 4_231_976),
+        (zoo.mobilenet_v2, COLOUR, 1000, {}, 3_504_872),
+        (zoo.mobilenet_v3, COLOUR, 1000, {}, 2_542_856),
     ],
 )
 def test_parameter_counts_of_the_papers(factory, shape, classes, options, size):
@@ -305,9 +390,27 @@ def test_norm_option(name, norm):
     assert model.normalised == (norm == "batch")
 
 
+@pytest.mark.parametrize(
+    ("factory", "blocks"),
+    [
+        (zoo.cnn1, 4),
+        (zoo.cnn2, 5),
+        (zoo.cnn3, 9),
+        (zoo.cnn4, 10),
+        (zoo.mobilenet_v1, 15),
+        (zoo.mobilenet_v2, 20),
+        (zoo.mobilenet_v3, 15),
+    ],
+)
+@pytest.mark.parametrize("width", [0.003, 0.37, 4.0])
+def test_pfedclub_blocks_at_any_width(factory, blocks, width):
+    model = factory(shape=COLOUR, classes=10, width=width)
+    assert len(model.blocks) == blocks and model.size > 0
+
+
 @pytest.mark.parametrize("name", zoo.__all__)
 def test_stacked_clients_learn_inside_scan(name):
-    model = getattr(zoo, name)(shape=(8, 8, 1), classes=3, width=0.1)
+    model = brief(getattr(zoo, name)(shape=(8, 8, 1), classes=3, width=0.1))
     clients = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
     x, y = normal(1, 6, 8, 8, 1), jnp.arange(6, dtype=jnp.int32) % 3
 
@@ -344,7 +447,9 @@ def test_small_images_are_resized_to_the_minimum():
 @pytest.mark.parametrize(
     ("name", "least"),
     [("cifar_small", 16), ("fmnist_small", 12), ("fmnist_large", 8), ("lenet5", 16),
-     ("cnn_dropout", 16), ("resnet9", 8), ("mcmahan", 4), ("resnet18", 1), ("mlp", 1)],
+     ("lenet", 16), ("alexnet", 15), ("cnn1", 16), ("cnn2", 32), ("cnn3", 8), ("cnn4", 8),
+     ("resnet9", 8), ("mcmahan", 4), ("resnet18", 1), ("shufflenet", 1), ("mobilenet_v1", 1),
+     ("mobilenet_v2", 1), ("mobilenet_v3", 1), ("mlp", 1)],
 )  # fmt: skip
 def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
     factory = getattr(zoo, name)
@@ -370,7 +475,8 @@ def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
         (zoo.lenet5, {"depth": 5}, "2, 3 or 4"),
         (zoo.mlp, {"hidden": 0}, "at least one hidden"),
         (zoo.mlp, {"width": 0.0}, "positive factor"),
-        (zoo.cnn_dropout, {"dropout": 1.0}, "probability"),
+        (zoo.cnn1, {"dropout": 1.0}, "probability"),
+        (zoo.cnn4, {"channel_dropout": -0.1}, "channel_dropout is -0.1; give a probability"),
         (zoo.resnet18, {"shape": (32, 32)}, "height, width, channels"),
         (zoo.resnet18, {"classes": 0}, "at least one"),
     ],

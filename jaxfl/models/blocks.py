@@ -19,7 +19,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl.models.conv import along, axis, conv, max_pool, to_images, to_maps
+from jaxfl.models.conv import (
+    along,
+    axis,
+    conv,
+    depthwise_conv,
+    max_pool,
+    spatial_mean,
+    to_images,
+    to_maps,
+)
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -111,8 +120,41 @@ class Conv(nn.Module):
         return x
 
 
+class DepthwiseConv(nn.Module):
+    """Convolution of every channel of maps by itself [+ norm]; the padding keeps the size at stride 1."""
+
+    kernel: int
+    stride: int = 1
+    norm: bool = False
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Returns the convolution of the maps, normalised if `norm`."""
+        dtype, channels = jnp.result_type(float), x.shape[axis("C")]
+        start = uniform(self.kernel**2)
+        kernel = self.param("kernel", start, (self.kernel, self.kernel, channels), dtype)
+        x = depthwise_conv(x, kernel, self.stride, self.kernel // 2)
+        if self.bias:
+            x = x + along("C", self.param("bias", start, (channels,), dtype))
+        if self.norm:
+            x = Norm(name="norm")(x, train=train, mask=mask)
+        return x
+
+
+def chain(block: nn.Module, x: jax.Array, *steps: tuple[nn.Module, Activation], train, mask) -> jax.Array:
+    """Applies a block's convolutions to maps, each with its activation, and leaves them to `Model.taps`."""
+    for layer, activation in steps:
+        x = activation(layer(x, train=train, mask=mask))
+        block.sow("intermediates", "convs", to_images(x))
+    return x
+
+
 class ConvBlock(nn.Module):
-    """Convolution [+ norm] + activation [+ max pooling by `pool`]."""
+    """Convolution [+ norm] + activation [+ max pooling by `pool`] [+ dropout of whole channels].
+
+    With `mean`, global average pooling stands at the end. Dropout: Tompson et al. 2015, arXiv:1411.4280.
+    """
 
     features: int
     kernel: int
@@ -121,28 +163,36 @@ class ConvBlock(nn.Module):
     norm: bool = False
     bias: bool = True
     activation: Activation = nn.relu
+    stride: int = 1
+    dropout: float = 0.0
+    mean: bool = False
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', features)."""
-        layer = Conv(self.features, self.kernel, 1, self.padding, self.norm, self.bias, name="conv")
-        x = self.activation(layer(to_maps(x), train=train, mask=mask))
-        self.sow("intermediates", "convs", to_images(x))
-        return to_images(max_pool(x, self.pool) if self.pool > 1 else x)
+        """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with `mean`."""
+        layer = Conv(self.features, self.kernel, self.stride, self.padding, self.norm, self.bias, name="conv")
+        x = chain(self, to_maps(x), (layer, self.activation), train=train, mask=mask)
+        if self.pool > 1:
+            x = max_pool(x, self.pool)
+        x = spatial_mean(x) if self.mean else to_images(x)
+        return nn.Dropout(self.dropout, range(1, x.ndim - 1), deterministic=not train)(x)
 
 
 class DenseBlock(nn.Module):
-    """Flattening + linear [+ norm] + activation [+ dropout with probability `dropout`]."""
+    """[Dropout +] flattening + linear [+ norm] + activation [+ dropout], by their probabilities."""
 
     features: int
     norm: bool = False
     dropout: float = 0.0
     activation: Activation = nn.relu
+    input_dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Maps (B, ...) to (B, features)."""
-        x = Linear(self.features, name="linear")(x.reshape(x.shape[0], -1), train=train, mask=mask)
+        x = x.reshape(x.shape[0], -1)
+        x = nn.Dropout(self.input_dropout, deterministic=not train, name="input_dropout")(x)
+        x = Linear(self.features, name="linear")(x, train=train, mask=mask)
         if self.norm:
             x = Norm(name="norm")(x, train=train, mask=mask)
         return nn.Dropout(self.dropout, deterministic=not train)(self.activation(x))

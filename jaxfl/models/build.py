@@ -29,6 +29,17 @@ def has_norm(norm: NormName) -> bool:
     return choice("norm", norm, ("batch", "none")) == "batch"
 
 
+def probability(option: str, value: float) -> float:
+    """Returns `value` if something can be dropped with this probability.
+
+    Raises:
+        JaxflError: If it is negative, 1 or more.
+    """
+    if 0 <= value < 1:
+        return value
+    raise JaxflError(f"{option} is {value}; give a probability from 0 up to, but not, 1.")
+
+
 def scaled(width: float, count: int) -> int:
     """Returns `count` channels or features times `width`, at least one.
 
@@ -97,5 +108,6 @@ def smallest(convs: list[ConvBlock]) -> int:
     """Returns the least height and width, in pixels, of which the convolutions leave one pixel."""
     side = 1
     for block in reversed(convs):
-        side = max(1, side * block.pool + block.kernel - 1 - 2 * block.padding)
+        side = (side * block.pool - 1) * block.stride + block.kernel
+        side = max(1, side - 2 * block.padding)
     return side

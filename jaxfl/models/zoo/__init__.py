@@ -1,20 +1,33 @@
 """The architectures, one factory each."""
 
-from jaxfl.models.zoo.cnn_dropout import cnn_dropout
+from jaxfl.models.zoo.alexnet import alexnet
+from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
 from jaxfl.models.zoo.compfl import cifar_small, fmnist_large, fmnist_small
+from jaxfl.models.zoo.lenet import lenet
 from jaxfl.models.zoo.lenet5 import lenet5
 from jaxfl.models.zoo.mcmahan import mcmahan
 from jaxfl.models.zoo.mlp import mlp
+from jaxfl.models.zoo.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v3
 from jaxfl.models.zoo.resnet import resnet9, resnet18
+from jaxfl.models.zoo.shufflenet import shufflenet
 
 __all__ = [
+    "alexnet",
     "cifar_small",
-    "cnn_dropout",
+    "cnn1",
+    "cnn2",
+    "cnn3",
+    "cnn4",
     "fmnist_large",
     "fmnist_small",
+    "lenet",
     "lenet5",
     "mcmahan",
     "mlp",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "mobilenet_v3",
     "resnet18",
     "resnet9",
+    "shufflenet",
 ]
