@@ -7,8 +7,10 @@ Layers start as in PyTorch: kernels and biases uniform in +-1/sqrt(fan_in) (He e
 arXiv:1502.01852, with a = sqrt 5), the setting that the papers' learning rates assume.
 Parameters have JAX's default float dtype at the time of initialisation.
 
-A convolution on a block's main path leaves its output, after norm and activation but before pooling
-or the sum with a shortcut, in the collection "intermediates" as "convs"; `Model.taps` reads it.
+Every convolution on a block's main path has a *tap*: its output, after the norm if one follows directly,
+before activation, pooling and the sum with a shortcut (Liao et al. 2023, "DraftFed",
+doi:10.1109/TMC.2023.3283557, section IV). A convolution in a shortcut has none. Blocks leave their taps
+with `leave_tap`; `Model.apply_with_taps` returns those asked for.
 """
 
 import functools
@@ -42,6 +44,11 @@ def uniform(fan_in: int) -> nn.initializers.Initializer:
         return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
     return draw
+
+
+def leave_tap(block: nn.Module, maps: jax.Array) -> None:
+    """Leaves maps, as images, in the collection "intermediates": the tap of the block's next convolution."""
+    block.sow("intermediates", "taps", to_images(maps))
 
 
 class Resize(nn.Module):
@@ -143,10 +150,11 @@ class DepthwiseConv(nn.Module):
 
 
 def chain(block: nn.Module, x: jax.Array, *steps: tuple[nn.Module, Activation], train, mask) -> jax.Array:
-    """Applies a block's convolutions to maps, each with its activation, and leaves them to `Model.taps`."""
+    """Applies a block's convolutions to maps, each with its activation, and leaves their taps."""
     for layer, activation in steps:
-        x = activation(layer(x, train=train, mask=mask))
-        block.sow("intermediates", "convs", to_images(x))
+        x = layer(x, train=train, mask=mask)
+        leave_tap(block, x)
+        x = activation(x)
     return x
 
 
@@ -216,12 +224,41 @@ class BasicBlock(nn.Module):
         layer = functools.partial(Conv, self.features, norm=self.norm, bias=not self.norm)
         x = to_maps(x)
         y = layer(3, self.stride, 1, name="conv1")(x, train=train, mask=mask)
-        y = nn.relu(y)
-        self.sow("intermediates", "convs", to_images(y))
-        y = layer(3, 1, 1, name="conv2")(y, train=train, mask=mask)
-        self.sow("intermediates", "convs", to_images(y))
+        leave_tap(self, y)
+        y = layer(3, 1, 1, name="conv2")(nn.relu(y), train=train, mask=mask)
+        leave_tap(self, y)
         if self.stride != 1 or x.shape[axis("C")] != self.features:
             x = layer(1, self.stride, name="shortcut")(x, train=train, mask=mask)
+        y = nn.relu(x + y)
+        return self.pool(y) if self.pool else to_images(y)
+
+
+class Bottleneck(nn.Module):
+    """ResNet's three-convolution block (He et al. 2016, arXiv:1512.03385, figure 5).
+
+    1x1 to `features`, 3x3, and 1x1 to four times as many. The 3x3 convolution has the stride, as in
+    torchvision and most reproductions; in the paper the first one has it. Shortcut and `pool` are as in
+    `BasicBlock`.
+    """
+
+    features: int
+    stride: int = 1
+    norm: bool = True
+    pool: Callable[[jax.Array], jax.Array] | None = None
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Maps (B, H, W, C) to (B, H', W', 4 features), or to (B, 4 features) with a global `pool`."""
+        layer = functools.partial(Conv, norm=self.norm, bias=not self.norm)
+        x, width = to_maps(x), 4 * self.features
+        y = layer(self.features, 1, name="conv1")(x, train=train, mask=mask)
+        leave_tap(self, y)
+        y = layer(self.features, 3, self.stride, 1, name="conv2")(nn.relu(y), train=train, mask=mask)
+        leave_tap(self, y)
+        y = layer(width, 1, name="conv3")(nn.relu(y), train=train, mask=mask)
+        leave_tap(self, y)
+        if self.stride != 1 or x.shape[axis("C")] != width:
+            x = layer(width, 1, self.stride, name="shortcut")(x, train=train, mask=mask)
         y = nn.relu(x + y)
         return self.pool(y) if self.pool else to_images(y)
 
@@ -238,6 +275,7 @@ class ResidualPair(nn.Module):
         x = y = to_maps(x)
         for name in ("conv1", "conv2"):
             layer = Conv(x.shape[axis("C")], 3, 1, 1, self.norm, not self.norm, name=name)
-            y = nn.relu(layer(y, train=train, mask=mask))
-            self.sow("intermediates", "convs", to_images(y))
+            y = layer(y, train=train, mask=mask)
+            leave_tap(self, y)
+            y = nn.relu(y)
         return self.pool(x + y) if self.pool else to_images(x + y)

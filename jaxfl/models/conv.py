@@ -232,8 +232,23 @@ def interleaved(x: jax.Array, y: jax.Array) -> jax.Array:
     return both.reshape(*x.shape[:place], -1, *x.shape[place + 1 :])
 
 
-def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Takes the maximum of each of side-by-side windows; a rest too small for one is dropped.
+def max_pool(x: jax.Array, window: int = 2, stride: int | None = None, padding: int = 0) -> jax.Array:
+    """Takes the maximum of each window; a rest too small for one is dropped.
+
+    Args:
+        x: Maps.
+        window: Side of the square window, in pixels.
+        stride: Step in both directions, in pixels; by default windows lie side by side.
+        padding: Pixels added on each of the four sides, less than any number.
+
+    Returns:
+        Maps of H' = (H + 2 padding - window) // stride + 1 pixels, and W' likewise.
+    """
+    return _pooled(jnp.maximum, _padded(x, padding, -jnp.inf), window, stride or window)
+
+
+def mean_pool(x: jax.Array, window: int = 2) -> jax.Array:
+    """Takes the mean of each of side-by-side windows; a rest too small for one is dropped.
 
     Args:
         x: Maps.
@@ -242,15 +257,7 @@ def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     Returns:
         Maps of H // window times W // window pixels.
     """
-    for name in "HW":
-        place = axis(name)
-        tiles = x.shape[place] // window
-        x = lax.slice_in_dim(x, 0, tiles * window, axis=place)
-        x = x.reshape(*x.shape[:place], tiles, window, *x.shape[place + 1 :])
-        # Pairwise maxima have a cheaper gradient than one reduction over two axes.
-        parts = (lax.index_in_dim(x, i, place + 1, keepdims=False) for i in range(window))
-        x = functools.reduce(jnp.maximum, parts)
-    return x
+    return _pooled(jnp.add, x, window, window) / window**2
 
 
 def spatial_mean(x: jax.Array) -> jax.Array:
@@ -267,11 +274,20 @@ def _flat(x: jax.Array) -> jax.Array:
     return x if axis("B") < axis("C") else x.T
 
 
-def _padded(x: jax.Array, padding: int) -> jax.Array:
-    return jnp.pad(x, [(padding, padding) if name in "HW" else (0, 0) for name in _in_use().axes])
+def _padded(x: jax.Array, padding: int, value: float = 0.0) -> jax.Array:
+    edges = [(padding, padding) if name in "HW" else (0, 0) for name in _in_use().axes]
+    return jnp.pad(x, edges, constant_values=value)
+
+
+def _pooled(combine: Callable, x: jax.Array, window: int, stride: int) -> jax.Array:
+    """Windows of maps, combined along the height and then the width."""
+    # Pairwise maxima have a cheaper gradient than one reduction over two axes.
+    for name in "HW":
+        x = functools.reduce(combine, _shifted(x, window, stride, axis(name)))
+    return x
 
 
 def _shifted(x: jax.Array, size: int, stride: int, place: int) -> list[jax.Array]:
     """The slices that a kernel of some size sees along the axis at a place, one for each of its weights."""
-    reach = (x.shape[place] - size) // stride * stride + 1
+    reach = max(0, (x.shape[place] - size) // stride * stride + 1)
     return [lax.slice_in_dim(x, i, i + reach, stride, place) for i in range(size)]

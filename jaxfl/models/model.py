@@ -6,8 +6,10 @@ statistics are dicts keyed by them; the order of the blocks comes from the model
 sorts the keys of a dict.
 """
 
+import bisect
 import dataclasses
 import functools
+import itertools
 import zlib
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from flax.errors import InvalidRngError
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.conv import suited, using
+from jaxfl.models.fold import Outline, loop, outline, runs
 
 
 class Weights(NamedTuple):
@@ -81,18 +84,14 @@ class Model:
     @functools.cached_property
     def head(self) -> "Model":
         """The classifier: the last block, from z (B, d) to logits (B, classes)."""
-        images = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
-        z, _ = jax.eval_shape(functools.partial(self.body.apply, train=False), *self._like, images)
-        return dataclasses.replace(self, blocks=self.blocks[-1:], shape=z.shape[1:])
+        return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self._shapes[-1])
 
     def init(self, key: jax.Array) -> Weights:
         """Draws initial weights; those of a block depend on `key` and on its own name only."""
         params, stats = {}, {}
-        x = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
-        for name, module in self.blocks:
-            run = functools.partial(module.apply, train=False, mask=None)
+        for (name, module), shape in zip(self.blocks, self._shapes, strict=True):
+            x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
             variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
-            x = jax.eval_shape(run, variables, x)
             params[name] = variables.get("params", {})
             stats[name] = variables.get("batch_stats", {})
         return Weights(params, stats)
@@ -124,8 +123,8 @@ class Model:
         Raises:
             JaxflError: If a block with dropout trains and there is no key.
         """
-        outputs, updated = self.outputs(params, stats, x, train=train, key=key, mask=mask)
-        return outputs[-1], updated
+        y, updated, _ = self.apply_with_taps(params, stats, x, (), train=train, key=key, mask=mask)
+        return y, updated
 
     def outputs(
         self,
@@ -138,68 +137,113 @@ class Model:
         mask: jax.Array | None = None,
     ) -> tuple[tuple[jax.Array, ...], dict]:
         """Runs the blocks in order: as `apply`, but returns what every block puts out."""
-        outputs, updated = [], {}
-        params, x = self._reduced((params, x))
-        for name, module in self.blocks:
-            trains = train if isinstance(train, bool) else name in train
-            try:
-                with self._convolving(x.shape[0]):
-                    x, new = module.apply(
-                        {"params": params[name], "batch_stats": stats.get(name, {})},
-                        x,
-                        train=trains,
-                        mask=mask,
-                        rngs=None if key is None else {"dropout": _block_key(key, name)},
-                        mutable=["batch_stats"],
-                    )
-            except InvalidRngError:
-                raise JaxflError(
-                    f"{self.name} has dropout in its block {name!r}; pass a key to train it."
-                ) from None
-            outputs.append(x.astype(jnp.result_type(float)))
-            updated[name] = new.get("batch_stats", {})
-        return tuple(outputs), updated
+        found, updated = [], {}
+        for block, shape in zip(self.blocks, self._shapes, strict=True):
+            alone = dataclasses.replace(self, blocks=(block,), shape=shape)
+            x, new = alone.apply(params, stats, x, train=train, key=key, mask=mask)
+            found.append(x)
+            updated |= new
+        return tuple(found), updated
 
-    def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
-        """Returns inner outputs by depth, counted in convolutions of the main path.
+    def apply_with_taps(
+        self,
+        params: dict,
+        stats: dict,
+        x: jax.Array,
+        depths: tuple[int, ...],
+        *,
+        train: bool | tuple[str, ...],
+        key: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, dict, tuple[jax.Array, ...]]:
+        """Runs the blocks in order and keeps inner outputs; all but `depths` is as for `apply`.
 
         Args:
-            params: As for `apply`.
-            stats: As for `apply`.
-            x: As for `apply`; the blocks run in evaluation mode.
-            depths: 1 is the first convolution. An output is taken after norm and activation and
-                before pooling; the last one of a `BasicBlock` before the sum with the shortcut.
+            params: Parameters of at least this model's blocks.
+            stats: Statistics of at least this model's blocks.
+            x: Images (B, H, W, C), or what the first block takes.
+            depths: Counted in convolutions of the main path, without those of shortcuts; 1 is the first.
+                The output of a convolution is taken after the norm if one follows directly, before
+                activation, pooling and the sum with a shortcut; the last one of a DenseNet after its
+                last norm.
+            train: Whether the blocks train, or the names of those that do.
+            key: For dropout.
+            mask: (B,) bool, True for real rows.
 
         Returns:
-            One (B, H', W', C') for each depth, in the order of `depths`.
+            What `apply` returns, and one (B, H', W', C') for each depth, in the order of `depths`.
 
         Raises:
-            JaxflError: If the model has no convolution at one of the depths.
+            JaxflError: If the model has no convolution at one of the depths, or as `apply`.
         """
-        outputs = []
-        params, x = self._reduced((params, x))
-        for name, module in self.blocks:
-            variables = {"params": params[name], "batch_stats": stats.get(name, {})}
-            with self._convolving(x.shape[0]):
-                x, new = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])
-            outputs += new.get("intermediates", {}).get("convs", ())
         for depth in depths:
-            if not 1 <= depth <= len(outputs):
+            if not 1 <= depth <= self.convolutions:
                 raise JaxflError(
-                    f"{self.name} has {len(outputs)} convolutions, none at depth {depth}; "
-                    f"choose depths from 1 to {len(outputs)}."
+                    f"{self.name} has {self.convolutions} convolutions, none at depth {depth}; "
+                    f"choose depths from 1 to {self.convolutions}."
                 )
-        return tuple(outputs[depth - 1].astype(jnp.result_type(float)) for depth in depths)
+        ends = list(itertools.accumulate(block.convolutions for block in self._outlines))
+        tapped = {bisect.bisect_left(ends, depth) for depth in depths}
+        trains = [train if isinstance(train, bool) else name in train for name in self.names]
+        apart = [(trains[i], i if i in tapped else None) for i in range(len(self.blocks))]
+        updated, taps = {}, {}
+        params, x = self._reduced((params, x))
+        for run in runs([block.module for block in self.blocks], self._shapes, apart):
+            i, names = run[0], [self.names[i] for i in run]
+            call = functools.partial(
+                self._call, self.blocks[i], train=trains[i], mask=mask, tapped=i in tapped
+            )
+            variables = [{"params": params[name], "batch_stats": stats.get(name, {})} for name in names]
+            keys = [None if key is None else _block_key(key, name) for name in names]
+            if len(run) == 1:
+                x, new, left = call(variables[0], keys[0], x)
+                updated[names[0]] = new
+                taps |= enumerate(left, ends[i] - len(left) + 1)
+            else:
+                x, new = loop(call, variables, keys, [self._shapes[i][-1] for i in run], x)
+                updated |= zip(names, new, strict=True)
+        full = jnp.result_type(float)
+        return x.astype(full), updated, tuple(taps[depth].astype(full) for depth in depths)
+
+    def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
+        """Returns inner outputs in evaluation mode; compiled, nothing behind the deepest is computed.
+
+        Arguments, returned outputs and errors are those of `apply_with_taps`.
+        """
+        return self.apply_with_taps(params, stats, x, depths, train=False)[2]
+
+    @functools.cached_property
+    def convolutions(self) -> int:
+        """Number of convolutions of the main path, the greatest depth of a tap."""
+        return sum(block.convolutions for block in self._outlines)
 
     @functools.cached_property
     def size(self) -> int:
         """Number of parameters; BatchNorm's scale and bias count, its statistics do not."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self._like.params))
+        return sum(leaf.size for leaf in self._leaves("params"))
 
     @functools.cached_property
     def normalised(self) -> bool:
         """Whether the model has BatchNorm statistics."""
-        return bool(jax.tree.leaves(self._like.stats))
+        return bool(self._leaves("batch_stats"))
+
+    def _call(self, block: Block, variables, key, x, *, train: bool, mask, tapped: bool):
+        """Applies one block: its output, its statistics and, if it is tapped, its taps."""
+        try:
+            with self._convolving(x.shape[0]):
+                x, new = block.module.apply(
+                    variables,
+                    x,
+                    train=train,
+                    mask=mask,
+                    rngs=None if key is None else {"dropout": key},
+                    mutable=["batch_stats", "intermediates"] if tapped else ["batch_stats"],
+                )
+        except InvalidRngError:
+            raise JaxflError(
+                f"{self.name} has dropout in its block {block.name!r}; pass a key to train it."
+            ) from None
+        return x, new.get("batch_stats", {}), new.get("intermediates", {}).get("taps", ())
 
     def _reduced(self, tree):
         """The same floats in the precision that blocks compute in."""
@@ -214,13 +258,26 @@ class Model:
     @functools.cached_property
     def _narrowest(self) -> int:
         """The least output channels of the model's convolutions."""
-        kernels = (leaf.shape for leaf in jax.tree.leaves(self._like.params) if leaf.ndim == 4)
+        kernels = (leaf.shape for leaf in self._leaves("params") if leaf.ndim == 4)
         return min((shape[-1] for shape in kernels), default=1)
 
+    @functools.cached_property
+    def _outlines(self) -> tuple[Outline, ...]:
+        """What each block looks like."""
+        shape, found = self.shape, []
+        for _, module in self.blocks:
+            found.append(outline(module, shape, jnp.result_type(float)))
+            shape = found[-1].output
+        return tuple(found)
+
     @property
-    def _like(self) -> Weights:
-        """Shapes and dtypes of the weights."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of one example that each block takes."""
+        return self.shape, *(block.output for block in self._outlines[:-1])
+
+    def _leaves(self, collection: str) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of all parameters, or of all statistics."""
+        return jax.tree.leaves([block.variables.get(collection, {}) for block in self._outlines])
 
 
 def _block_key(key: jax.Array, name: str) -> jax.Array:

@@ -3,12 +3,13 @@
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
 from jaxfl.models.zoo.compfl import cifar_small, fmnist_large, fmnist_small
+from jaxfl.models.zoo.densenet import densenet121, densenet161, densenet169, densenet201
 from jaxfl.models.zoo.lenet import lenet
 from jaxfl.models.zoo.lenet5 import lenet5
 from jaxfl.models.zoo.mcmahan import mcmahan
 from jaxfl.models.zoo.mlp import mlp
 from jaxfl.models.zoo.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v3
-from jaxfl.models.zoo.resnet import resnet9, resnet18
+from jaxfl.models.zoo.resnet import resnet9, resnet18, resnet50, resnet101, resnet152
 from jaxfl.models.zoo.shufflenet import shufflenet
 
 __all__ = [
@@ -18,6 +19,10 @@ __all__ = [
     "cnn2",
     "cnn3",
     "cnn4",
+    "densenet121",
+    "densenet161",
+    "densenet169",
+    "densenet201",
     "fmnist_large",
     "fmnist_small",
     "lenet",
@@ -27,7 +32,10 @@ __all__ = [
     "mobilenet_v1",
     "mobilenet_v2",
     "mobilenet_v3",
+    "resnet101",
+    "resnet152",
     "resnet18",
+    "resnet50",
     "resnet9",
     "shufflenet",
 ]

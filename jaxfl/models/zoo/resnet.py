@@ -1,9 +1,10 @@
-"""Residual networks for small images."""
+"""Residual networks (He et al. 2016, arXiv:1512.03385)."""
 
-from jaxfl.models.blocks import BasicBlock, ConvBlock, ResidualPair
+from jaxfl.models.blocks import BasicBlock, Bottleneck, ConvBlock, ResidualPair
 from jaxfl.models.build import NormName, has_norm, network, scaled
 from jaxfl.models.conv import spatial_max, spatial_mean
 from jaxfl.models.model import Block, Model
+from jaxfl.models.zoo.stem import ImageNetStem, StemName, first_block
 
 
 def resnet9(
@@ -49,26 +50,89 @@ def resnet18(
     classes: int,
     width: float = 1.0,
     norm: NormName = "batch",
+    stem: StemName = "cifar",
 ) -> Model:
-    """A 3x3 stem without pooling, four stages of two basic blocks, global average pooling.
+    """Two basic blocks in each of four stages, global average pooling; 17 convolutions.
 
-    He et al. 2016, arXiv:1512.03385, table 1, with the stem that is usual for 32x32 images.
+    He et al. 2016, arXiv:1512.03385, table 1.
 
     Args:
         shape: (H, W, C) of the images.
         classes: Number of classes.
         width: Factor on the hidden channels.
         norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+        stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
+            convolution and 3x3 max pooling, both with stride 2.
 
     Raises:
         JaxflError: If an argument is out of range.
     """
-    batch = has_norm(norm)
-    body = [Block("stem", ConvBlock(scaled(width, 64), 3, 1, norm=batch, bias=not batch))]
-    for stage, (channels, stride) in enumerate([(64, 1), (128, 2), (256, 2), (512, 2)], 1):
-        features, pool = scaled(width, channels), spatial_mean if stage == 4 else None
-        body += [
-            Block(f"stage{stage}_1", BasicBlock(features, stride, batch)),
-            Block(f"stage{stage}_2", BasicBlock(features, 1, batch, pool)),
-        ]
-    return network("resnet18", body, shape=shape, classes=classes)
+    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), shape, classes, width, norm, stem)
+
+
+def resnet50(
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    width: float = 1.0,
+    norm: NormName = "batch",
+    stem: StemName = "cifar",
+) -> Model:
+    """3, 4, 6 and 3 bottleneck blocks in four stages; 49 convolutions.
+
+    Arguments, source and errors are those of `resnet18`.
+    """
+    return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, width, norm, stem)
+
+
+def resnet101(
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    width: float = 1.0,
+    norm: NormName = "batch",
+    stem: StemName = "cifar",
+) -> Model:
+    """3, 4, 23 and 3 bottleneck blocks in four stages; 100 convolutions.
+
+    Arguments, source and errors are those of `resnet18`.
+    """
+    return _resnet("resnet101", Bottleneck, (3, 4, 23, 3), shape, classes, width, norm, stem)
+
+
+def resnet152(
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    width: float = 1.0,
+    norm: NormName = "batch",
+    stem: StemName = "cifar",
+) -> Model:
+    """3, 8, 36 and 3 bottleneck blocks in four stages; 151 convolutions.
+
+    Arguments, source and errors are those of `resnet18`.
+    """
+    return _resnet("resnet152", Bottleneck, (3, 8, 36, 3), shape, classes, width, norm, stem)
+
+
+def _resnet(
+    name: str,
+    block: type[BasicBlock | Bottleneck],
+    counts: tuple[int, int, int, int],
+    shape: tuple[int, int, int],
+    classes: int,
+    width: float,
+    norm: NormName,
+    stem: StemName,
+) -> Model:
+    """Stem, as many blocks in each stage as `counts` says, and the classifier."""
+    batch, features = has_norm(norm), scaled(width, 64)
+    small = ConvBlock(features, 3, 1, norm=batch, bias=not batch)
+    body = [first_block(stem, cifar=small, imagenet=ImageNetStem(features, batch))]
+    for stage, count in enumerate(counts, 1):
+        features = scaled(width, 32 * 2**stage)
+        for i in range(1, count + 1):
+            stride = 2 if i == 1 and stage > 1 else 1
+            pool = spatial_mean if (stage, i) == (4, count) else None
+            body.append(Block(f"stage{stage}_{i}", block(features, stride, batch, pool)))
+    return network(name, body, shape=shape, classes=classes)
