@@ -11,14 +11,14 @@ from conftest import CLASSES, SHAPE, tiny_models, tiny_partition, tiny_source
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfl import engine
+from jaxfl import engine, evaluate, tree
 from jaxfl.clientmap import scatter
 from jaxfl.cohorts import SPARE, balance, draw_cohorts
 from jaxfl.data.federation import federate
-from jaxfl.evaluate import Score
+from jaxfl.evaluate import Score, score
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
-from jaxfl.types import Algorithm, Info, Predictor
+from jaxfl.types import Algorithm, Cohort, Info, Predictor
 
 CLIENTS = (3, 2)
 ROUNDS = 5
@@ -215,6 +215,38 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
     assert_equal(scored.reports[-1].personal, scored.scores["personal"])
     if choice == "fedper":  # it trains only in rounds, so a client receives what it deployed before
         assert_equal(scored.reports[1].received, scored.reports[0].personal)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
+    """Unequal clients that number classes their own way, with one image that is not finite."""
+    monkeypatch.setattr(evaluate, "BATCH", 4)
+    source = tiny_source()
+    images = source.images.astype(np.float32)
+    partition = tiny_partition(source)
+    partition = partition._replace(
+        test=tuple(rows[: 1 + 4 * i] for i, rows in enumerate(partition.test)),
+        relabel=np.random.default_rng(0).permuted(partition.relabel, axis=1),
+    )
+    federation = federate(source._replace(images=images), partition, tiny_models(), devices=devices)
+    images[partition.test[3][5]] = np.nan  # client 0's only test row is another
+    federation = dataclasses.replace(federation, images=federation.place(jnp.asarray(images)))
+    cohort = Cohort(np.int32(0), jax.tree.map(lambda leaf: leaf[0], draw_cohorts(CLIENTS, 0.8, 1, seed=0)), 1)
+    weights = tuple(model.init(KEY) for model in federation.models)
+
+    def predict(model, shared, own, x):
+        weights = own if shared is None else shared
+        return model.apply(weights.params, weights.stats, x, train=False)[0]
+
+    shared = tuple(Predictor(w, None, predict) for w in weights)
+    copies = tuple(
+        Predictor(None, tree.stack(w, len(slots.mask)), predict)
+        for w, slots in zip(weights, cohort.groups, strict=True)
+    )
+    scores = [jax.jit(lambda p=p: score(p, KEY, federation, cohort))() for p in (shared, copies)]
+    assert_equal(*scores)
+    assert not np.concatenate([of_group.finite for of_group in scores[0]]).all()
+    assert sum(of_group.test.sum() for of_group in scores[0]) > 0
 
 
 # ---- divergence
