@@ -131,6 +131,25 @@ class Algorithm(NamedTuple):
     host: Step | None = None
 
 
+class Phase(NamedTuple):
+    """A part of a client's round: some blocks train while the others stand still.
+
+    Args:
+      blocks: names of those that train.
+      epochs: passes over the client's rows.
+      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
+    """
+
+    blocks: tuple[str, ...]
+    epochs: int
+    personal: bool = False
+
+
+def jointly(config: Any, model: Model) -> tuple[Phase, ...]:
+    """All blocks train together for the configuration's `epochs`."""
+    return (Phase(model.names, config.epochs),)
+
+
 class Method(NamedTuple):
     """A method as users meet it: a name, its options, how to build it, and whom to cite.
 
@@ -142,6 +161,8 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: the same for a bibliography.
+      phases: ``(config, model) -> phases``, the local training that a client's round consists of, for whoever
+        counts work. What a method does beside (adapting, distilling) is time, but no phase.
     """
 
     name: str
@@ -150,3 +171,4 @@ class Method(NamedTuple):
     summary: str
     paper: str = ""
     bibtex: str = ""
+    phases: Callable[[Any, Model], tuple[Phase, ...]] = jointly
