@@ -59,7 +59,9 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
 
     def judge(rows, sizes):
         """Per group ((k_g,) int32 rows that are right, (k_g,) bool whether all are finite)."""
-        deal = _dealt if one_model and rows[0].shape[1] else _its_own
+        if rows[0].shape[1] == 0:  # no client has such rows
+            return sizes, per_group(lambda size: size == 0, sizes)
+        deal = _dealt if one_model else _its_own
         places = per_group(deal, rows, sizes)
         own = tuple((one.stacked, *place[:2]) for one, place in zip(predictors, places, strict=True))
         shared = tuple((one.predict, one.shared) for one in predictors)

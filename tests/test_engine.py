@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxfl import engine, evaluate, tree
 from jaxfl.clientmap import scatter
-from jaxfl.cohorts import SPARE, balance, draw_cohorts
+from jaxfl.cohorts import SPARE, balance, draw_cohorts, join
 from jaxfl.data.federation import federate
 from jaxfl.evaluate import Score, score
 from jaxfl.models import zoo
@@ -180,6 +180,36 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
     for scores, n in zip(whole["personal"], CLIENTS, strict=True):
         assert scores.test.shape == (n,)
         assert (scores.test_rows > 0).all()
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
+    """One after another they are the same to the bit, side by side but for the order of sums."""
+    federation = dataclasses.replace(federation, clients_at_once=at_once)
+    sizes = [np.asarray(group.size) for group in federation.groups]
+    drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
+    assert len({slots[0].mask.shape for slots in drawn}) > 1
+    joined = balance(join(drawn, CLIENTS), sizes, federation)
+    joined = jax.tree.map(lambda leaf: leaf.reshape(3, 2, -1), joined)
+    keys = jax.random.split(KEY, 3)
+    states = [jax.tree.map(jnp.copy, programs.init(key, federation, engine.traced(CONFIG))) for key in keys]
+    numbers = np.arange(2, dtype=np.int32)
+    tolerance = 0 if at_once == 1 else 1e-6
+
+    together, _ = programs.rounds_of_seeds(
+        keys,
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
+        federation,
+        Cohort(np.tile(numbers, (3, 1)), joined, rounds=2),
+    )
+    for i, (key, state, cohorts) in enumerate(zip(keys, states, drawn, strict=True)):
+        cohorts = Cohort(numbers, balance(cohorts, sizes, federation), rounds=2)
+        alone, _ = programs.rounds(key, state, federation, cohorts)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=tolerance, atol=tolerance),
+            together,
+            alone,
+        )
 
 
 def test_a_program_counts_its_compilations():
