@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from jaxfl.bench.measure import TORCH
+from jaxfl.bench.contestants import TORCH
 from jaxfl.errors import writing
 from jaxfl.runs import store
 from jaxfl.runs.run import environment
