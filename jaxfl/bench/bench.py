@@ -9,7 +9,7 @@ from typing import Any
 from jaxfl import registry
 from jaxfl.bench.measure import measure
 from jaxfl.bench.report import machine, versions
-from jaxfl.bench.workloads import VARIANTS, WORKLOADS, setup_of, source_of, strategies
+from jaxfl.bench.workloads import VARIANTS, WORKLOADS, repetitions_of, setup_of, source_of, strategies
 from jaxfl.options import check, within
 
 
@@ -22,8 +22,8 @@ class Bench:
     strategies: tuple[str, ...] = ("auto",)
     """Ways to run them: auto, rows, patches, plain, bfloat16, "one device", "devices 1..all", "ten at once",
     "5 seeds" (in turn, and as one program)."""
-    repetitions: int = within("[1, inf)", 5)
-    """How often each is timed."""
+    repetitions: int | None = within("[1, inf)", None)
+    """How often each is timed; by default 5 times, W5 on a CPU twice."""
     rounds_per_repetition: int = within("[1, inf)", 1)
     """Rounds that are timed together."""
     torch: bool = True
@@ -81,7 +81,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
                 setup,
                 source,
                 ways,
-                repetitions=options.repetitions,
+                repetitions=options.repetitions or repetitions_of(workload),
                 rounds=options.rounds_per_repetition,
                 torch=options.torch,
             )

@@ -11,6 +11,8 @@ from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Setup, load_source
 
+REPETITIONS = 5
+
 
 class Strategy(NamedTuple):
     """A way to run a workload.
@@ -60,6 +62,7 @@ class Workload(NamedTuple):
       methods: choices such as ``"ditto,personal_epochs=1"``.
       training: options that all methods have.
       on_cpu: options of `Setup` for a machine without an accelerator.
+      repetitions_on_cpu: how often it is timed there, unless the user says it.
     """
 
     what: str
@@ -68,6 +71,7 @@ class Workload(NamedTuple):
     methods: tuple[str, ...]
     training: dict[str, Any]
     on_cpu: dict[str, Any] = {}
+    repetitions_on_cpu: int = REPETITIONS
 
 
 def _of_each_class(samples: int) -> dict[str, Any]:
@@ -113,6 +117,7 @@ WORKLOADS = {
         ("compfl",),
         {"epochs": 1, "batch_size": 50},
         on_cpu={"clients": 2} | _of_each_class(100),
+        repetitions_on_cpu=2,
     ),
 }
 
@@ -141,6 +146,11 @@ def setup_of(workload: Workload) -> Setup:
     """
     here = workload.on_cpu if jax.default_backend() == "cpu" else {}
     return Setup(**{"test": "source", "max_test": 10} | workload.setup | here)
+
+
+def repetitions_of(workload: Workload) -> int:
+    """How often the workload is timed on this machine."""
+    return workload.repetitions_on_cpu if jax.default_backend() == "cpu" else REPETITIONS
 
 
 def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> tuple[Source, str]:
