@@ -49,6 +49,28 @@ def _slots(chosen: np.ndarray) -> Slots:
     return Slots(np.where(mask, index, np.int32(chosen.shape[1])), mask)
 
 
+def join(runs: Sequence[tuple[Slots, ...]], group_sizes: Sequence[int]) -> tuple[Slots, ...]:
+    """The cohorts of several runs, one run's rounds after another's, in as many places as the fullest needs.
+
+    Args:
+      runs: cohorts of each, per group `Slots` with leaves (rounds, k_g); k_g may differ between runs.
+      group_sizes: clients of each group.
+    """
+
+    def of_group(clients, *parts):
+        places = max(part.mask.shape[1] for part in parts)
+
+        def padded(leaf, value):
+            return np.pad(leaf, [(0, 0), (0, places - leaf.shape[1])], constant_values=value)
+
+        return Slots(
+            np.concatenate([padded(part.index, clients) for part in parts]),
+            np.concatenate([padded(part.mask, False) for part in parts]),
+        )
+
+    return tuple(map(of_group, group_sizes, *runs))
+
+
 def balance(
     cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], federation: Federation
 ) -> tuple[Slots, ...]:

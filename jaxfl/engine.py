@@ -82,6 +82,8 @@ class Programs(NamedTuple):
         once for all methods.
       rounds: ``(key, state, federation, cohorts, score_key=None) -> (state, reports)``; the state is donated.
         With a `score_key` every round's cohort is scored.
+      rounds_of_seeds: ``(keys, states, federation, cohorts) -> (states, reports)``: `rounds` of several seeds
+        as one program; all leaves but the federation's have a leading axis.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
@@ -90,6 +92,7 @@ class Programs(NamedTuple):
 
     init: Callable
     rounds: Program
+    rounds_of_seeds: Program
     received: Program
     personal: Program
     host: Callable | None
@@ -98,12 +101,16 @@ class Programs(NamedTuple):
     @property
     def compilations(self) -> int:
         """Programs compiled so far."""
-        return sum(program.compilations for program in {self.rounds, self.received, self.personal})
+        return sum(program.compilations for program in self._compiled)
 
     @property
     def seconds(self) -> float:
         """Seconds spent on compiling so far."""
-        return sum(program.seconds for program in {self.rounds, self.received, self.personal})
+        return sum(program.seconds for program in self._compiled)
+
+    @property
+    def _compiled(self) -> set[Program]:
+        return {self.rounds, self.rounds_of_seeds, self.received, self.personal}
 
 
 def programs(algorithm: Algorithm) -> Programs:
@@ -134,11 +141,19 @@ def programs(algorithm: Algorithm) -> Programs:
 
         return jax.lax.scan(one, state, cohorts)
 
+    def rounds_of_seeds(keys, states, federation, cohorts):
+        return jax.lax.map(  # seeds go as clients do: one after another, or side by side
+            lambda of_seed: rounds(*of_seed[:2], federation, of_seed[2]),
+            (keys, states, cohorts),
+            batch_size=len(keys) if federation.clients_at_once > 1 else None,
+        )
+
     score_received = Program(received)
     same = algorithm.personal is algorithm.receive
     return Programs(
         init=algorithm.init,
         rounds=Program(rounds, donate=(1,)),
+        rounds_of_seeds=Program(rounds_of_seeds, donate=(1,)),
         received=score_received,
         personal=score_received if same else Program(personal),
         host=algorithm.host,
@@ -242,6 +257,31 @@ def simulate(
         yield Chunk(first, state, reports, scores, trained, evaluated, diverged)
         if diverged:
             return
+
+
+def compiled(
+    programs: Programs,
+    federation: Federation,
+    hyper: Any,
+    cohorts: tuple[Slots, ...],
+    key: jax.Array,
+    *,
+    eval_every: int,
+    score_cohort: bool = False,
+) -> list[jax.stages.Compiled]:
+    """The executables of a run that `simulate` begins with the same arguments; nothing runs."""
+    state = jax.eval_shape(programs.init, key, federation, traced(hyper))
+    state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=federation.everywhere), state
+    )
+    key, rounds = federation.place(key), cohorts[0].mask.shape[0]
+    chunk = _of_rounds(cohorts, 0, min(rounds, eval_every if programs.host is None else 1))
+    part = _everyone_in_parts(federation, 0, rounds)[0]
+    return [
+        programs.rounds.compile(key, state, federation, chunk, key if score_cohort else None),
+        programs.received.compile(key, state, federation, part),
+        programs.personal.compile(key, state, federation, part),
+    ]
 
 
 def traced(hyper: Any) -> Any:

@@ -138,6 +138,25 @@ class Algorithm(NamedTuple):
     matrices: Callable[[State], dict[str, jax.Array]] | None = None
 
 
+class Phase(NamedTuple):
+    """A part of a client's round: some blocks train while the others stand still.
+
+    Args:
+      blocks: names of those that train.
+      epochs: passes over the client's rows.
+      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
+    """
+
+    blocks: tuple[str, ...]
+    epochs: int
+    personal: bool = False
+
+
+def jointly(config: Any, model: Model) -> tuple[Phase, ...]:
+    """All blocks train together for the configuration's `epochs`."""
+    return (Phase(model.names, config.epochs),)
+
+
 class Method(NamedTuple):
     """A method as users meet it: a name, its options, how to build it, and whom to cite.
 
@@ -150,6 +169,8 @@ class Method(NamedTuple):
       paper: authors, year and where to find it.
       bibtex: the same for a bibliography.
       public: whether it needs public images; where the user names none, a tenth of the data is held out.
+      phases: ``(config, model) -> phases``, the local training that a client's round consists of, for whoever
+        counts work. What a method does beside (adapting, distilling) is time, but no phase.
     """
 
     name: str
@@ -159,3 +180,4 @@ class Method(NamedTuple):
     paper: str = ""
     bibtex: str = ""
     public: bool = False
+    phases: Callable[[Any, Model], tuple[Phase, ...]] = jointly

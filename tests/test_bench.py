@@ -11,8 +11,9 @@ import pytest
 from conftest import tiny_partition, tiny_source
 
 from jaxfl import registry
-from jaxfl.bench import bench, count, measure, workloads
-from jaxfl.bench.workloads import Phase, Workload
+from jaxfl.bench import count, measure, workloads
+from jaxfl.bench.measure import matmul_flops
+from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
 from jaxfl.cohorts import draw_cohorts
 from jaxfl.data.federation import federate
@@ -20,7 +21,7 @@ from jaxfl.engine import traced
 from jaxfl.experiment import divide
 from jaxfl.models import zoo
 from jaxfl.training import initial_weights
-from jaxfl.types import Cohort
+from jaxfl.types import Cohort, Phase
 
 TINY = Workload(
     "six clients of ten digits, three a round",
@@ -31,12 +32,14 @@ TINY = Workload(
     {"epochs": 2, "batch_size": 4},
 )
 
+PRODUCT = {"full": 1e9, "bfloat16": 4e9}  # FLOP/s of a device
+
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """One more workload, and a small product of matrices."""
+    """One more workload, and devices of known speed."""
     monkeypatch.setitem(workloads.WORKLOADS, "tiny", TINY)
-    monkeypatch.setattr(bench, "matmul_flops", lambda: measure.matmul_flops(64, 1))
+    monkeypatch.setattr(measure, "matmul_flops", lambda precision, devices: PRODUCT[precision] * devices)
 
 
 def test_the_command_measures_and_records(tmp_path, capsys):
@@ -55,13 +58,54 @@ def test_the_command_measures_and_records(tmp_path, capsys):
         assert record["ratio_to_torch"] is None
         assert record["compile_s"] > 0 and record["peak_bytes"] > 0 and record["mfu"] > 0
         assert record["command"] == f"jaxfl {command}"
-        assert {"cpu", "cores", "device", "matmul_flops_per_s"} <= record["machine"].keys()
+        assert {"cpu", "cores", "device"} <= record["machine"].keys()
         assert {"jaxfl", "jax", "git"} <= record["versions"].keys()
     plain, turns = (record["flops_per_sample"] for record in records)
     # The products of 64-4-10: two with the first layer, three with the head, of which FedRep's head phase
     # (one epoch of three) leaves out the first layer's gradient, the body phase (two) the head's.
     assert plain == 2 * (2 * 256 + 3 * 40)
     assert turns == pytest.approx(2 * ((256 + 2 * 40) + 2 * (2 * 256 + 2 * 40)) / 3)
+
+
+def test_strategies_are_records_of_their_own(tmp_path):
+    out = tmp_path / "tiny.json"
+    names = ["rows", "devices 1..all", "bfloat16", "5 seeds"]
+    main(
+        ["bench", "tiny", "--methods", "fedavg", "--repetitions", "1", "--no-torch", "--out", str(out)]
+        + ["--strategies", *names]
+    )
+    records = {record["strategy"]: record for record in json.loads(out.read_text())}
+    used = {name: (record["devices"], record["matmul_flops_per_s"]) for name, record in records.items()}
+    assert used == {  # what a share of FLOP/s is of: the devices that were used, in their precision
+        "rows": (2, 2e9),
+        "devices 1": (1, 1e9),
+        "devices 2": (2, 2e9),
+        "bfloat16": (2, 8e9),
+        "5 seeds in turn": (2, 2e9),
+        "5 seeds": (2, 2e9),
+    }
+    first = records["rows"]
+    for record in records.values():
+        flops_per_s = record["samples_per_s"] * record["flops_per_sample"]
+        assert record["mfu"] == pytest.approx(flops_per_s / record["matmul_flops_per_s"])
+        assert record["ratio_to_first"] == pytest.approx(record["samples_per_s"] / first["samples_per_s"])
+
+
+def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(monkeypatch):
+    """One device takes half a second for its product, whatever it is."""
+    seen = []
+
+    def half_a_second(function):
+        function()
+        return 0.5
+
+    monkeypatch.setattr(measure, "timed", half_a_second)
+    monkeypatch.setattr(
+        jax.random, "normal", lambda key, shape, dtype: seen.append((shape, dtype)) or np.ones(shape, dtype)
+    )
+    one, two = (matmul_flops.__wrapped__("bfloat16", devices, attempts=1) for devices in (1, 2))
+    assert two == 2 * one == 2 * 2 * 1024**3 / 0.5
+    assert seen == [((devices, 1024, 1024), np.dtype("bfloat16")) for devices in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +184,7 @@ def test_the_pytorch_loop_trains_the_same(choice, model):
     config = method.config(**({"epochs": 2, "batch_size": 16} | options))
     algorithm, key = method.build(config), jax.random.key(0)
     cohorts = draw_cohorts([3], 0.7, 3, 0)  # two of three clients, three rounds
-    parts = workloads.phases(method.name, config, model)
+    parts = method.phases(config, model)
     one_round = torch_loop.prepare(
         federation, method.name, config, parts, initial_weights(key, federation)[0]
     )

@@ -11,14 +11,14 @@ from conftest import CLASSES, SHAPE, tiny_models, tiny_partition, tiny_source
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfl import engine
+from jaxfl import engine, evaluate, tree
 from jaxfl.clientmap import scatter
-from jaxfl.cohorts import SPARE, balance, draw_cohorts
+from jaxfl.cohorts import SPARE, balance, draw_cohorts, join
 from jaxfl.data.federation import federate
-from jaxfl.evaluate import Score
+from jaxfl.evaluate import Score, score
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
-from jaxfl.types import Algorithm, Info, Predictor
+from jaxfl.types import Algorithm, Cohort, Info, Predictor
 
 CLIENTS = (3, 2)
 ROUNDS = 5
@@ -182,6 +182,36 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
         assert (scores.test_rows > 0).all()
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
+    """One after another they are the same to the bit, side by side but for the order of sums."""
+    federation = dataclasses.replace(federation, clients_at_once=at_once)
+    sizes = [np.asarray(group.size) for group in federation.groups]
+    drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
+    assert len({slots[0].mask.shape for slots in drawn}) > 1
+    joined = balance(join(drawn, CLIENTS), sizes, federation)
+    joined = jax.tree.map(lambda leaf: leaf.reshape(3, 2, -1), joined)
+    keys = jax.random.split(KEY, 3)
+    states = [jax.tree.map(jnp.copy, programs.init(key, federation, engine.traced(CONFIG))) for key in keys]
+    numbers = np.arange(2, dtype=np.int32)
+    tolerance = 0 if at_once == 1 else 1e-6
+
+    together, _ = programs.rounds_of_seeds(
+        keys,
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
+        federation,
+        Cohort(np.tile(numbers, (3, 1)), joined, rounds=2),
+    )
+    for i, (key, state, cohorts) in enumerate(zip(keys, states, drawn, strict=True)):
+        cohorts = Cohort(numbers, balance(cohorts, sizes, federation), rounds=2)
+        alone, _ = programs.rounds(key, state, federation, cohorts)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=tolerance, atol=tolerance),
+            together,
+            alone,
+        )
+
+
 def test_a_program_counts_its_compilations():
     program = engine.Program(lambda x: x + 1)
     assert program.compilations == 0
@@ -215,6 +245,38 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
     assert_equal(scored.reports[-1].personal, scored.scores["personal"])
     if choice == "fedper":  # it trains only in rounds, so a client receives what it deployed before
         assert_equal(scored.reports[1].received, scored.reports[0].personal)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
+    """Unequal clients that number classes their own way, with one image that is not finite."""
+    monkeypatch.setattr(evaluate, "BATCH", 4)
+    source = tiny_source()
+    images = source.images.astype(np.float32)
+    partition = tiny_partition(source)
+    partition = partition._replace(
+        test=tuple(rows[: 1 + 4 * i] for i, rows in enumerate(partition.test)),
+        relabel=np.random.default_rng(0).permuted(partition.relabel, axis=1),
+    )
+    federation = federate(source._replace(images=images), partition, tiny_models(), devices=devices)
+    images[partition.test[3][5]] = np.nan  # client 0's only test row is another
+    federation = dataclasses.replace(federation, images=federation.place(jnp.asarray(images)))
+    cohort = Cohort(np.int32(0), jax.tree.map(lambda leaf: leaf[0], draw_cohorts(CLIENTS, 0.8, 1, seed=0)), 1)
+    weights = tuple(model.init(KEY) for model in federation.models)
+
+    def predict(model, shared, own, x):
+        weights = own if shared is None else shared
+        return model.apply(weights.params, weights.stats, x, train=False)[0]
+
+    shared = tuple(Predictor(w, None, predict) for w in weights)
+    copies = tuple(
+        Predictor(None, tree.stack(w, len(slots.mask)), predict)
+        for w, slots in zip(weights, cohort.groups, strict=True)
+    )
+    scores = [jax.jit(lambda p=p: score(p, KEY, federation, cohort))() for p in (shared, copies)]
+    assert_equal(*scores)
+    assert not np.concatenate([of_group.finite for of_group in scores[0]]).all()
+    assert sum(of_group.test.sum() for of_group in scores[0]) > 0
 
 
 # ---- divergence

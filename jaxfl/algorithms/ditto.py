@@ -18,9 +18,10 @@ import optax
 from jaxfl import tree
 from jaxfl.algorithms.partial_sharing import partial_sharing, predict
 from jaxfl.clientmap import gather, map_clients, per_group, scatter
+from jaxfl.models.model import Model
 from jaxfl.options import options, within
 from jaxfl.training import Training, cross_entropy, descend, initial_weights
-from jaxfl.types import Algorithm, Method, PerGroup, Predictor
+from jaxfl.types import Algorithm, Method, PerGroup, Phase, Predictor, jointly
 
 
 @options
@@ -38,6 +39,11 @@ class State(NamedTuple):
 
     fedavg: Any
     personal: PerGroup
+
+
+def phases(config: Ditto, model: Model) -> tuple[Phase, ...]:
+    """The personal model, then FedAvg's."""
+    return Phase(model.names, config.personal_epochs, personal=True), *jointly(config, model)
 
 
 def build(config: Ditto) -> Algorithm:
@@ -96,4 +102,5 @@ ditto = Method(
   title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICML}, year={2021}}""",
+    phases,
 )

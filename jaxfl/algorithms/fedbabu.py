@@ -9,9 +9,12 @@ Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the sam
 What is received before the fine-tuning has a random head: a low `received` accuracy is no error.
 """
 
+import functools
+
 from jaxfl.algorithms.partial_sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.models.model import Model
 from jaxfl.options import options, within
-from jaxfl.types import Algorithm, Method
+from jaxfl.types import Algorithm, Method, Phase
 
 
 @options
@@ -22,12 +25,17 @@ class FedBABU(FineTuning):
     """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
 
 
+def phases(config: FedBABU, model: Model) -> tuple[Phase, ...]:
+    """The body alone."""
+    return (Phase(model.body.names, config.epochs),)
+
+
 def build(config: FedBABU) -> Algorithm:
     """Keep the head, and train the body only."""
     return partial_sharing(
         config,
         keep=lambda model: model.head.names,
-        phases=lambda model: ((model.body.names, config.epochs),),
+        phases=functools.partial(phases, config),
         tune=fine_tuning(config),
     )
 
@@ -42,4 +50,5 @@ fedbabu = Method(
   title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
   author={Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
   booktitle={ICLR}, year={2022}}""",
+    phases,
 )

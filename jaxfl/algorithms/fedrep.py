@@ -9,9 +9,12 @@ Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_
 The head comes first, for one epoch; the body then trains for as many epochs as other methods do.
 """
 
+import functools
+
 from jaxfl.algorithms.partial_sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.models.model import Model
 from jaxfl.options import options, within
-from jaxfl.types import Algorithm, Method
+from jaxfl.types import Algorithm, Method, Phase
 
 
 @options
@@ -22,15 +25,17 @@ class FedRep(FineTuning):
     """E_h, epochs of the head before the body's `epochs`."""
 
 
+def phases(config: FedRep, model: Model) -> tuple[Phase, ...]:
+    """The head, then the body."""
+    return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
+
+
 def build(config: FedRep) -> Algorithm:
     """Keep the head; train it, then the body."""
     return partial_sharing(
         config,
         keep=lambda model: model.head.names,
-        phases=lambda model: (
-            (model.head.names, config.head_epochs),
-            (model.body.names, config.epochs),
-        ),
+        phases=functools.partial(phases, config),
         tune=fine_tuning(config),
     )
 
@@ -45,4 +50,5 @@ fedrep = Method(
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle={ICML}, year={2021}}""",
+    phases,
 )

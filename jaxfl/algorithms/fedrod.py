@@ -19,7 +19,7 @@ from jaxfl import tree
 from jaxfl.algorithms.partial_sharing import partial_sharing
 from jaxfl.options import options, within
 from jaxfl.training import Training, mean
-from jaxfl.types import Algorithm, Method
+from jaxfl.types import Algorithm, Method, Phase
 
 
 @options
@@ -35,7 +35,7 @@ def build(config: FedRoD) -> Algorithm:
     return partial_sharing(
         config,
         keep=lambda model: ("personal",),
-        phases=lambda model: (((*model.names, "personal"), config.epochs),),
+        phases=lambda model: (Phase((*model.names, "personal"), config.epochs),),
         extend=with_personal_head,
         objective=two_heads,
         predict=predict,

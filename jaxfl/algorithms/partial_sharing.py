@@ -8,6 +8,7 @@ Round t, every client i of the cohort S_t with n_i training rows, s the shared a
 The methods differ in which blocks are kept, in the phases, and in what is fine-tuned before use.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
@@ -18,10 +19,10 @@ from jaxfl.clientmap import gather, map_clients, per_group, scatter, sent, sizes
 from jaxfl.models.model import Model, Weights
 from jaxfl.options import options, within
 from jaxfl.training import Training, cross_entropy, descend, initial_weights
-from jaxfl.types import Algorithm, Info, PerGroup, Predictor
+from jaxfl.types import Algorithm, Info, PerGroup, Phase, Predictor, jointly
 
-# model -> ((names of the blocks that train, epochs), ...), in order
-Phases = Callable[[Model], tuple[tuple[tuple[str, ...], int], ...]]
+# model -> the phases of local training, in order
+Phases = Callable[[Model], tuple[Phase, ...]]
 
 
 @options
@@ -39,8 +40,8 @@ def fine_tuning(config: FineTuning) -> Phases | None:
     if config.ft_epochs == 0:
         return None
     if config.ft_part == "head":
-        return lambda model: ((model.head.names, config.ft_epochs),)
-    return lambda model: ((model.names, config.ft_epochs),)
+        return lambda model: (Phase(model.head.names, config.ft_epochs),)
+    return lambda model: (Phase(model.names, config.ft_epochs),)
 
 
 def separate(weights: Weights, stays: Collection[str], bn_stats: str) -> tuple:
@@ -87,14 +88,14 @@ def partial_sharing(
       objective: ``(client, names of the blocks that train, hyper) -> loss``, see `descend`.
       predict: see `Predictor`.
     """
-    phases = phases or (lambda model: ((model.names, config.epochs),))
+    phases = phases or functools.partial(jointly, config)
 
     def divide(model, weights):
         """(kept, shared)."""
         return separate(weights, keep(model), config.bn_stats)
 
     def train(key, client, federation, weights, hyper, phases):
-        for number, (blocks, epochs) in enumerate(phases):
+        for number, (blocks, epochs, _) in enumerate(phases):
             phase_key = jax.random.fold_in(key, number)
             loss = objective(client, blocks, hyper)
             weights, value = descend(

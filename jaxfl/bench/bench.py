@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl import registry
-from jaxfl.bench.measure import matmul_flops, measure
+from jaxfl.bench.measure import measure
 from jaxfl.bench.report import machine, versions
-from jaxfl.bench.workloads import STRATEGIES, VARIANTS, WORKLOADS, setup_of, source_of
+from jaxfl.bench.workloads import VARIANTS, WORKLOADS, repetitions_of, setup_of, source_of, strategies
 from jaxfl.options import check, within
 
 
@@ -20,9 +20,10 @@ class Bench:
     methods: tuple[str, ...] = ()
     """Methods, each perhaps with options; by default the workload's own."""
     strategies: tuple[str, ...] = ("auto",)
-    """Ways to run them, by name."""
-    repetitions: int = within("[1, inf)", 5)
-    """How often each is timed."""
+    """Ways to run them: auto, rows, patches, plain, bfloat16, "one device", "devices 1..all", "ten at once",
+    "5 seeds" (in turn, and as one program)."""
+    repetitions: int | None = within("[1, inf)", None)
+    """How often each is timed; by default 5 times, W5 on a CPU twice."""
     rounds_per_repetition: int = within("[1, inf)", 1)
     """Rounds that are timed together."""
     torch: bool = True
@@ -52,8 +53,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     check("bench", options)
     known = WORKLOADS | VARIANTS
     workloads = {name: registry.lookup("workload", known, name) for name in names or WORKLOADS}
-    for name in options.strategies:
-        registry.lookup("strategy", STRATEGIES, name)
+    ways = strategies(options.strategies)
     for choice in options.methods:
         registry.method(choice)
     if options.torch:
@@ -64,9 +64,8 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
             f"This machine is busy (load {computer['load']:.1f} on {computer['cores']} cores): the PyTorch "
             "loop suffers more from that than jaxfl; repeat this when it is idle."
         )
-    peak = matmul_flops()
     facts = {
-        "machine": computer | {"matmul_flops_per_s": peak},
+        "machine": computer,
         "versions": versions(options.torch),
         "command": command,
     }
@@ -81,11 +80,10 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
                 choice,
                 setup,
                 source,
-                options.strategies,
-                repetitions=options.repetitions,
+                ways,
+                repetitions=options.repetitions or repetitions_of(workload),
                 rounds=options.rounds_per_repetition,
                 torch=options.torch,
-                peak_flops=peak,
             )
             records += [{"workload": name, **record, "data": data, **facts} for record in measured]
     return records

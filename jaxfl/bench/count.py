@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import flops
-from jaxfl.bench.workloads import Phase
 from jaxfl.data.federation import Batch, Federation
 from jaxfl.models.model import Model, Weights
 from jaxfl.training import batches, cross_entropy
-from jaxfl.types import PerGroup, Slots
+from jaxfl.types import PerGroup, Phase, Slots
 
 
 class Work(NamedTuple):

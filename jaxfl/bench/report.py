@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from jaxfl.bench.measure import TORCH
+from jaxfl.bench.contestants import TORCH
 from jaxfl.errors import writing
 from jaxfl.runs import store
 from jaxfl.runs.run import environment
@@ -22,8 +22,9 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "": lambda record: record["workload"],
     "method": lambda record: record["method"],
     "strategy": lambda record: record["strategy"],
-    "samples/s": lambda record: f"{record['samples_per_s']:,.0f}",
-    "steps/s": lambda record: f"{record['steps_per_s']:,.0f}",
+    "samples/s": lambda record: _rate(record["samples_per_s"]),
+    "steps/s": lambda record: _rate(record["steps_per_s"]),
+    "x first": lambda record: _or_dash(_beside_first(record), "{:.2f}"),
     "x torch": lambda record: _or_dash(record["ratio_to_torch"], "{:.2f}"),
     "compile s": lambda record: _or_dash(record["compile_s"], "{:.1f}"),
     "peak MB": lambda record: _or_dash(record["peak_bytes"] and record["peak_bytes"] / 1e6, "{:,.0f}"),
@@ -32,15 +33,27 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def table(records: list[dict[str, Any]]) -> Table:
-    """The medians, one row a record."""
+    """The medians, one row a record; strategies are compared with the first where there are several."""
     drawn = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for i, name in enumerate(COLUMNS):
+    several = any(_beside_first(record) for record in records)
+    columns = {name: cell for name, cell in COLUMNS.items() if several or name != "x first"}
+    for i, name in enumerate(columns):
         drawn.add_column(
             name, justify="left" if i < 3 else "right", no_wrap=name != "method", overflow="fold"
         )
     for record in records:
-        drawn.add_row(*(cell(record) for cell in COLUMNS.values()))
+        drawn.add_row(*(cell(record) for cell in columns.values()))
     return drawn
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _beside_first(record: dict[str, Any]) -> float | None:
+    """None for the first strategy itself, and for the PyTorch loop, which has a column of its own."""
+    itself = record["ratio_to_first"] == 1 or record["strategy"] == TORCH
+    return None if itself else record["ratio_to_first"]
 
 
 def _or_dash(value: float | None, form: str) -> str:

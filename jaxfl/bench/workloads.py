@@ -1,25 +1,55 @@
 """What is measured: five federations, as data, and the ways in which jaxfl can run them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxfl import registry
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Setup, load_source
-from jaxfl.models.model import Model
 
-STRATEGIES: dict[str, dict[str, Any]] = {  # options of `Setup`
-    "auto": {},
-    "one device": {"devices": 1},
-    "ten at once": {"clients_at_once": 10},
-    "rows": {"convolution": "rows"},
-    "patches": {"convolution": "patches"},
-    "plain": {"convolution": "plain"},
-    "bfloat16": {"precision": "bfloat16"},
-}
+REPETITIONS = 5
+
+
+class Strategy(NamedTuple):
+    """A way to run a workload.
+
+    Args:
+      setup: options of `Setup`.
+      seeds: how many runs there are, each with its own weights, cohorts and batches.
+      together: whether they are one program, or take turns.
+    """
+
+    setup: dict[str, Any] = {}
+    seeds: int = 1
+    together: bool = False
+
+
+def strategies(names: Sequence[str]) -> dict[str, Strategy]:
+    """Strategies by name, in order; "5 seeds" and "devices 1..all" are names of several.
+
+    Raises:
+      JaxflError: if one is unknown.
+    """
+    every = jax.local_device_count()
+    known = {
+        "auto": {"auto": Strategy()},
+        "one device": {"one device": Strategy({"devices": 1})},
+        "devices 1..all": {f"devices {n}": Strategy({"devices": n}) for n in range(1, every + 1)},
+        "ten at once": {"ten at once": Strategy({"clients_at_once": 10})},
+        "rows": {"rows": Strategy({"convolution": "rows"})},
+        "patches": {"patches": Strategy({"convolution": "patches"})},
+        "plain": {"plain": Strategy({"convolution": "plain"})},
+        "bfloat16": {"bfloat16": Strategy({"precision": "bfloat16"})},
+        "5 seeds": {"5 seeds in turn": Strategy(seeds=5), "5 seeds": Strategy(seeds=5, together=True)},
+    }
+    chosen = {}
+    for name in names:
+        chosen |= registry.lookup("strategy", known, name)
+    return chosen
 
 
 class Workload(NamedTuple):
@@ -32,6 +62,7 @@ class Workload(NamedTuple):
       methods: choices such as ``"ditto,personal_epochs=1"``.
       training: options that all methods have.
       on_cpu: options of `Setup` for a machine without an accelerator.
+      repetitions_on_cpu: how often it is timed there, unless the user says it.
     """
 
     what: str
@@ -40,6 +71,7 @@ class Workload(NamedTuple):
     methods: tuple[str, ...]
     training: dict[str, Any]
     on_cpu: dict[str, Any] = {}
+    repetitions_on_cpu: int = REPETITIONS
 
 
 def _of_each_class(samples: int) -> dict[str, Any]:
@@ -79,12 +111,13 @@ WORKLOADS = {
         {"epochs": 1, "batch_size": 10},
     ),
     "W5": Workload(
-        "CIFAR-10, ResNet-18 and a small CNN mixed, 20 clients of 500 images (2 of 100 on a CPU)",
+        "CIFAR-10, ResNet-18 and McMahan CNN mixed, 20 clients of 500 images (2 of 100 on a CPU)",
         10_000,
-        {"dataset": "cifar10", "models": ("cifar_small", "resnet18"), "clients": 20} | _of_each_class(500),
+        {"dataset": "cifar10", "models": ("mcmahan", "resnet18"), "clients": 20} | _of_each_class(500),
         ("compfl",),
         {"epochs": 1, "batch_size": 50},
         on_cpu={"clients": 2} | _of_each_class(100),
+        repetitions_on_cpu=2,
     ),
 }
 
@@ -113,6 +146,11 @@ def setup_of(workload: Workload) -> Setup:
     """
     here = workload.on_cpu if jax.default_backend() == "cpu" else {}
     return Setup(**{"test": "source", "max_test": 10} | workload.setup | here)
+
+
+def repetitions_of(workload: Workload) -> int:
+    """How often the workload is timed on this machine."""
+    return workload.repetitions_on_cpu if jax.default_backend() == "cpu" else REPETITIONS
 
 
 def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> tuple[Source, str]:
@@ -146,37 +184,3 @@ def _random(name: str, shape: tuple[int, ...], count: int) -> Source:
     return from_arrays(
         name, images, np.r_[labels, np.arange(test) % 10], np.arange(count + test) < count, classes=10
     )
-
-
-class Phase(NamedTuple):
-    """A part of a client's round: some blocks train while the others stand still.
-
-    Args:
-      blocks: names of those that train.
-      epochs: passes over the client's rows.
-      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
-    """
-
-    blocks: tuple[str, ...]
-    epochs: int
-    personal: bool = False
-
-
-def phases(method: str, config: Any, model: Model) -> tuple[Phase, ...]:
-    """What a method trains in a round, for counting; for those of the PyTorch loop also for training.
-
-    Methods that are not named here count as plain training of all blocks: CompFL's and FedRoD's further
-    work is time, but not rows.
-    """
-    plain = Phase(model.names, config.epochs)
-    match method:
-        case "fedrep":
-            return (
-                Phase(model.head.names, config.head_epochs),
-                Phase(model.body.names, config.epochs),
-            )
-        case "ditto":
-            return Phase(model.names, config.personal_epochs, personal=True), plain
-        case "fedbabu":
-            return (Phase(model.body.names, config.epochs),)
-    return (plain,)

@@ -6,6 +6,7 @@ import functools
 import platform
 import subprocess
 import typing
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfl import registry
+from jaxfl import memory, registry
 from jaxfl.cohorts import balance, draw_cohorts
 from jaxfl.data import partition as partitions
-from jaxfl.engine import Programs, programs, simulate, traced
+from jaxfl.data.federation import Federation
+from jaxfl.engine import Programs, compiled, programs, simulate, traced
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
@@ -26,7 +28,7 @@ from jaxfl.runs.plot import draw_assemblies, draw_curves, draw_findings, draw_ma
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.training import Training
-from jaxfl.types import Method
+from jaxfl.types import Method, PerGroup
 
 
 class Chosen(NamedTuple):
@@ -101,6 +103,8 @@ def start(
         stays in the folder.
     """
     store.create(folder)
+    spent = _spent(chosen)
+    data = _as_many_as_fit(chosen, setup, data)
     setup = dataclasses.replace(  # what was chosen for this machine, for a resume to use again
         setup,
         clients_at_once=data.federation.clients_at_once,
@@ -116,7 +120,7 @@ def start(
     }
     partitions.save(data.partition, data.source, folder / store.PARTITION)
     store.write_json(folder / store.CONFIG, config)
-    return _continue(folder, config, chosen, setup, data, watch, done=0, profile=profile)
+    return _continue(folder, config, chosen, setup, data, watch, spent, done=0, profile=profile)
 
 
 def described(chosen: Chosen, setup: Setup) -> dict:
@@ -145,7 +149,7 @@ def resume(folder: Path, watch: Callable) -> dict:
     data = prepare(setup, folder / store.PARTITION)
     written = len(store.read_metrics(folder))
     done = max((rounds for rounds in checkpoint.saved(folder) if rounds <= written), default=0)
-    return _continue(folder, config, chosen, setup, data, watch, done)
+    return _continue(folder, config, chosen, setup, data, watch, _spent(chosen), done)
 
 
 def restore(folder: Path, config: dict) -> tuple[Setup, Chosen]:
@@ -168,20 +172,51 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Chosen]:
     return setup, chosen._replace(label=config["label"])
 
 
-def _continue(folder, config, chosen, setup, data, watch, done, profile=None) -> dict:
+def _as_many_as_fit(chosen: Chosen, setup: Setup, data: Data) -> Data:
+    """The same data with fewer clients side by side, where the device's memory asks for it."""
+    federation, limit = data.federation, memory.available(data.federation)
+    if limit is None or setup.clients_at_once is not None:
+        return data
+
+    def needed(federation):
+        programs, cohorts = chosen.programs, _cohorts(setup, federation)
+        settings = {"eval_every": setup.eval_every, "score_cohort": setup.score_cohort}
+        key = jax.random.key(setup.seed)
+        runs = compiled(programs, federation, chosen.config, cohorts, key, **settings)
+        return max(map(memory.peak_bytes, runs))
+
+    fitting = memory.as_many_as_fit(federation, needed, limit)
+    if fitting.clients_at_once < federation.clients_at_once:
+        warnings.warn(
+            f"{chosen.label}: {federation.clients_at_once} clients side by side do not fit in a device's "
+            f"memory; --clients-at-once is {fitting.clients_at_once}.",
+            stacklevel=3,
+        )
+    return data._replace(federation=fitting)
+
+
+def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
+    counts = [len(group.id) for group in federation.groups]
+    drawn = draw_cohorts(counts, setup.participation, setup.rounds, setup.seed)
+    return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
+
+
+def _spent(chosen: Chosen) -> tuple[int, float]:
+    """Programs and seconds of compilation so far: earlier runs may have shared them."""
+    return chosen.programs.compilations, chosen.programs.seconds
+
+
+def _continue(folder, config, chosen, setup, data, watch, spent, done, profile=None) -> dict:
     mark = store.fingerprint(config)
     key = jax.random.key(setup.seed)
-    counts = [count for _, count in data.models]
-    drawn = draw_cohorts(counts, setup.participation, setup.rounds, setup.seed)
-    work = [np.asarray(group.size) for group in data.federation.groups]
-    cohorts = balance(drawn, work, data.federation)
+    cohorts = _cohorts(setup, data.federation)
     metrics = store.keep_metrics(folder, done)
     checkpoint.keep(folder, done)
     state = None
     if done:
         like = jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
         state = checkpoint.load(folder, done, like, mark)
-    compiled, compilations = chosen.programs.seconds, chosen.programs.compilations
+    compilations, seconds = spent
     chunks = simulate(
         chosen.programs,
         data.federation,
@@ -193,11 +228,13 @@ def _continue(folder, config, chosen, setup, data, watch, done, profile=None) ->
         state=state,
         score_cohort=setup.score_cohort,
     )
+    chunks = memory.enough(chunks, data.federation)
     if profile:
         chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
     for chunk in chunks:
-        new = records(chunk, data.federation, cohorts, chosen.programs.seconds - compiled, data.devices)
-        compiled = chosen.programs.seconds
+        now = chosen.programs.seconds
+        new = records(chunk, data.federation, cohorts, now - seconds, data.devices)
+        seconds = now
         store.append_metrics(folder, new)
         metrics += new
         watch(new)

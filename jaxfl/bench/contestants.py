@@ -1,0 +1,137 @@
+"""Contestants: jaxfl with a strategy, and the PyTorch loop, ready to train chunks of rounds."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import memory
+from jaxfl.bench.workloads import Strategy
+from jaxfl.cohorts import balance, join
+from jaxfl.data.federation import Federation
+from jaxfl.engine import traced
+from jaxfl.experiment import Setup
+from jaxfl.runs.run import Chosen
+from jaxfl.training import initial_weights
+from jaxfl.types import Cohort, PerGroup, Phase
+
+TORCH = "torch"  # stands in place of a strategy
+TORCH_METHODS = ("fedavg", "fedper", "fedrep", "ditto")
+
+
+class Contestant(NamedTuple):
+    """One way to train.
+
+    Args:
+      strategy: its name.
+      train: of the number of a repetition; ends when its rounds are trained.
+      devices: how many of them it uses.
+      precision: what it computes in, as in `Setup`.
+      seeds: how many runs it trains.
+      clients_at_once: how many clients train side by side on a device.
+      compile_s: seconds of tracing and compiling; fewer where the persistent cache had the program, 0
+        where an earlier contestant compiled the same one.
+      peak_bytes: what the compiled rounds hold at once, see `jaxfl.memory.peak_bytes`.
+    """
+
+    strategy: str
+    train: Callable[[int], None]
+    devices: int
+    precision: str = "full"
+    seeds: int = 1
+    clients_at_once: int = 1
+    compile_s: float | None = None
+    peak_bytes: int | None = None
+
+
+def chunks(cohorts: PerGroup, rounds: int) -> list[PerGroup]:
+    """Cohorts with leaves (..., all rounds, k_g), in chunks of so many rounds."""
+    firsts = range(0, cohorts[0].mask.shape[-2], rounds)
+    return [jax.tree.map(lambda leaf, t=first: leaf[..., t : t + rounds, :], cohorts) for first in firsts]
+
+
+def in_jaxfl(
+    name: str,
+    strategy: Strategy,
+    chosen: Chosen,
+    setup: Setup,
+    federation: Federation,
+    runs: list[PerGroup],
+    rounds: int,
+) -> Contestant:
+    """The engine's rounds, compiled for chunks of so many.
+
+    Args:
+      name: of the strategy.
+      strategy: what it is.
+      chosen: the method.
+      setup: the strategy's options.
+      federation: prepared with them.
+      runs: the cohorts of each seed.
+      rounds: of a repetition.
+    """
+    program = chosen.programs.rounds_of_seeds if strategy.together else chosen.programs.rounds
+    before = program.seconds
+    keys = [jax.random.key(setup.seed + i) for i in range(strategy.seeds)]
+    hyper = traced(chosen.config)
+    states = [jax.tree.map(jnp.copy, chosen.programs.init(key, federation, hyper)) for key in keys]
+    if strategy.together:
+        keys, states = [jnp.stack(keys)], [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)]
+    keys, states = federation.place((keys, states))
+
+    def cohorts(federation):
+        """For every repetition those of each program."""
+        sizes = [np.asarray(group.size) for group in federation.groups]
+        slots = balance(join(runs, [len(of_group) for of_group in sizes]), sizes, federation)
+        slots = jax.tree.map(lambda leaf: leaf.reshape(strategy.seeds, -1, leaf.shape[-1]), slots)
+        numbers = np.tile(np.arange(rounds, dtype=np.int32), (strategy.seeds, 1))
+        of_turns = [Cohort(numbers, of_turn, rounds) for of_turn in chunks(slots, rounds)]
+        if strategy.together:
+            return [[of_turn] for of_turn in of_turns]
+        seeds = range(strategy.seeds)
+        return [[jax.tree.map(lambda leaf, i=i: leaf[i], of_turn) for i in seeds] for of_turn in of_turns]
+
+    def needed(federation):
+        executable = program.compile(keys[0], states[0], federation, cohorts(federation)[0][0])
+        return memory.peak_bytes(executable)
+
+    limit = memory.available(federation)
+    if limit is not None and setup.clients_at_once is None:
+        federation = memory.as_many_as_fit(federation, needed, limit)
+    of_turns = cohorts(federation)
+
+    def train(turn):
+        for i, cohort in enumerate(of_turns[turn]):
+            states[i], _ = jax.block_until_ready(program(keys[i], states[i], federation, cohort))
+
+    return Contestant(
+        name,
+        train,
+        federation.devices,
+        setup.precision,
+        strategy.seeds,
+        federation.clients_at_once,
+        peak_bytes=needed(federation),
+        compile_s=program.seconds - before,
+    )
+
+
+def in_torch(
+    federation: Federation, method: str, config: Any, parts: tuple[Phase, ...], run: PerGroup, rounds: int
+) -> Contestant:
+    """The PyTorch loop; on a CPU it may use all cores."""
+    from jaxfl.bench import torch_loop  # PyTorch is an extra
+
+    weights = initial_weights(jax.random.key(0), federation)[0]
+    one_round = torch_loop.prepare(federation, method, config, parts, weights)
+    of_turns = chunks(run, rounds)
+
+    def train(turn):
+        (slots,) = of_turns[turn]
+        for index, mask in zip(slots.index, slots.mask, strict=True):
+            one_round(index[mask].tolist())
+
+    torch_loop.choose_threads(lambda: train(0))
+    return Contestant(TORCH, train, 1)

@@ -1,0 +1,100 @@
+"""Device memory: the choice of clients side by side, and the sentence where it ran out."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from jaxfl import engine, memory, registry
+from jaxfl.cohorts import draw_cohorts
+from jaxfl.errors import JaxflError
+from jaxfl.experiment import Setup, prepare
+from jaxfl.runs import run
+
+OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
+SETUP = Setup(
+    models=("mlp,hidden=40",),
+    partition="classes,classes_per_client=2,samples_per_client=10",
+    clients=6,
+    rounds=2,
+    eval_every=1,
+    devices=1,
+)
+
+
+@pytest.fixture
+def chosen():
+    """FedAvg, whose programs only these tests compile."""
+    method = registry.METHODS["fedavg"]
+    return run.choose("fedavg", method, method.config(epochs=1, batch_size=7))
+
+
+@pytest.fixture
+def data():
+    """Six clients, all side by side, as on an accelerator."""
+    data = prepare(SETUP)
+    return data._replace(federation=dataclasses.replace(data.federation, clients_at_once=6))
+
+
+def start(folder, chosen, data):
+    return run.start(folder, chosen, SETUP, data, lambda new: None)
+
+
+def test_a_run_takes_as_many_clients_side_by_side_as_fit(chosen, data, tmp_path, monkeypatch):
+    cohorts = draw_cohorts([SETUP.clients], 1.0, SETUP.rounds, SETUP.seed)
+    needed = {}
+    for at_once in (6, 3, 2):
+        federation = dataclasses.replace(data.federation, clients_at_once=at_once)
+        key, config = jax.random.key(SETUP.seed), chosen.config
+        of_run = engine.compiled(chosen.programs, federation, config, cohorts, key, eval_every=1)
+        needed[at_once] = max(map(memory.peak_bytes, of_run))
+    assert needed[6] > needed[3] > needed[2]
+
+    monkeypatch.setattr(memory, "available", lambda federation: needed[2])
+    with pytest.warns(UserWarning, match="6 clients side by side do not fit .* --clients-at-once is 2"):
+        start(tmp_path / "run", chosen, data)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["clients_at_once"] == 2
+    # What is tried are the run's own programs, two for each number of clients: none is compiled twice.
+    assert chosen.programs.compilations == 6
+
+
+def test_nothing_is_tried_where_devices_tell_nothing_or_the_user_chose(chosen, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "as_many_as_fit", None)
+    start(tmp_path / "run", chosen, data)
+    monkeypatch.setattr(memory, "available", lambda federation: 1)
+    given = dataclasses.replace(SETUP, clients_at_once=6)
+    run.start(tmp_path / "given", chosen, given, data, lambda new: None)
+
+
+def test_what_is_available(data, monkeypatch):
+    def devices(*stats):
+        named = [{"bytes_limit": limit, "bytes_in_use": used} for limit, used in stats]
+        return lambda: [SimpleNamespace(memory_stats=lambda one=one: one) for one in named]
+
+    assert memory.available(data.federation) is None  # a CPU
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(data.federation))
+    monkeypatch.setattr(jax, "local_devices", devices((10_000_000, held), (5_000_000, held)))
+    assert memory.available(data.federation) == int(memory.USABLE * 10_000_000)  # the second is not used
+
+
+def test_one_client_is_tried_where_nothing_fits(data):
+    def too_large(federation):
+        raise OUT_OF_MEMORY  # as the compiler for TPUs does
+
+    assert memory.as_many_as_fit(data.federation, too_large, 1).clients_at_once == 1
+
+
+@pytest.mark.parametrize(
+    ("at_once", "words"),
+    [(6, "start again with --clients-at-once 3."), (1, "lower --batch-size, --eval-every or --devices")],
+)
+def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_once, words):
+    def fail(self, *args):
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(engine.Program, "__call__", fail)
+    federation = dataclasses.replace(data.federation, clients_at_once=at_once)
+    with pytest.raises(JaxflError, match=f"memory ran out with --clients-at-once {at_once}; {words}"):
+        start(tmp_path / "run", chosen, data._replace(federation=federation))
