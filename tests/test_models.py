@@ -375,15 +375,15 @@ def test_bottleneck_and_dense_layer_by_hand():
 def short(*modules):
     """A network of some modules and a classifier, for images of 6x6 pixels and 4 channels."""
     blocks = [Block(f"block{i}", module) for i, module in enumerate(modules)]
-    shape, convolution = (6, 6, 4), "plain"  # the only one without loops
+    shape, convolution = (6, 6, 4), "patches"  # without loops of its own
     return Model("short", (*blocks, Block("classifier", Linear(3))), shape, 3, convolution=convolution)
 
 
 @pytest.mark.parametrize(
     ("model", "depths"),
     [
-        (short(*[Bottleneck(2)] * 5, Bottleneck(2, pool=spatial_mean)), (5,)),
-        (short(*[DenseLayer(2)] * 2, Transition(), *[DenseLayer(2)] * 9, DenseLayer(2, spatial_mean)), (3,)),
+        (short(*[Bottleneck(2)] * 4, Bottleneck(2, pool=spatial_mean)), (2,)),
+        (short(DenseLayer(2), Transition(), *[DenseLayer(2)] * 4, DenseLayer(2, spatial_mean)), (3,)),
         (short(*[DenseBlock(5, norm=True, dropout=0.5)] * 5), ()),
         (short(*[ConvBlock(4, 3, 1, pool=2)] * 2, *[ConvBlock(4, 1)] * 3, DenseBlock(5)), (1,)),
     ],
@@ -401,8 +401,9 @@ def test_a_loop_over_blocks_equals_the_blocks(model, depths, monkeypatch):
         traced = jax.jit(jax.vmap(jax.value_and_grad(loss, has_aux=True))).trace(*clients)
         return traced.lower().compile()(*clients), str(traced.jaxpr).count(" scan[")
 
+    monkeypatch.setattr(fold, "LONGEST", 3)
     with jax.enable_x64(True):
-        clients = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
+        clients = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
         x, mask = normal(1, 4, 6, 6, 4), jnp.arange(4) < 3
         looped, loops = outcome()
         monkeypatch.setattr(fold, "SHORTEST", len(model.blocks))

@@ -9,7 +9,7 @@ Parameters have JAX's default float dtype at the time of initialisation.
 
 Every convolution on a block's main path has a *tap*: its output, after the norm if one follows directly,
 before activation, pooling and the sum with a shortcut (Liao et al. 2023, "DraftFed",
-doi:10.1109/TMC.2023.3283557, section IV). A convolution in a shortcut has none. Blocks leave their taps
+doi:10.1109/TMC.2023.3283557, section III.B). A convolution in a shortcut has none. Blocks leave their taps
 with `leave_tap`; `Model.apply_with_taps` returns those asked for.
 """
 

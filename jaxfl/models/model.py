@@ -200,7 +200,8 @@ class Model:
                 updated[names[0]] = new
                 taps |= enumerate(left, ends[i] - len(left) + 1)
             else:
-                x, new = loop(call, variables, keys, [self._shapes[i][-1] for i in run], x)
+                growth = self._outlines[i].output[-1] - self._shapes[i][-1]
+                x, new = loop(call, variables, keys, growth, x)
                 updated |= zip(names, new, strict=True)
         full = jnp.result_type(float)
         return x.astype(full), updated, tuple(taps[depth].astype(full) for depth in depths)
