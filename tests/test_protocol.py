@@ -23,7 +23,7 @@ from jaxfl.training import Training
 from jaxfl.types import Algorithm, Cohort, Info, Slots
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
-OWN_OPTIONS = {"fedcmd": {"selection_rounds": 2}, "mnfl": {"public_batch": 4}}
+OWN_OPTIONS = {"fedcmd": {"selection_rounds": 2}, "mnfl": {"public_batch": 4}, "draftfed": {"draft_batch": 4}}
 ROUNDS = 3
 CLIENTS = (3, 2)  # of each group; every cohort has as many places, so a method compiles once
 EVERYONE = ((0, 1, 2), (0, 1))
@@ -54,12 +54,33 @@ TRAFFIC = {
     "fedcmd": lambda model: (model.size + 1, model.size),
     "mnfl": lambda model: (2 * PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
     "mnfl-homogeneous": lambda model: model.size,
+    "draftfed": lambda model: drafts(model),
+    "pfedclub": lambda model: (model.size, 0),  # nobody has a teacher before the server's first step
+    "pfedclub-plus": lambda model: (model.size, 0),
 }
+
+
+def drafts(model):
+    """Of the tests' two networks one has convolutions: (8, 8) and (4, 4) pixels."""
+    first, last = (model.blocks[i].module for i in (0, 1))
+    logits = PUBLIC * CLASSES
+    if not model.convolutions:
+        return logits
+    return logits + PUBLIC * (64 * first.features + 16 * last.features)
+
+
 TRAFFIC_RATES = {"compfl": {"eps": 0.0}}  # every client then trains its own expert
 
 # Of two architectures one is the only teacher: its weight is 1 at any temperature.
 # The step towards a teacher belongs to another transfer than the default.
-WITHOUT_EFFECT = {"compfl": {"tau"}, "mnfl-homogeneous": {"transfer_lr"}}
+# pFedClub's server computes outside of the step.
+OF_SERVER = {"server_lr", "tau", "lam"}
+WITHOUT_EFFECT = {
+    "compfl": {"tau"},
+    "mnfl-homogeneous": {"transfer_lr"},
+    "pfedclub": OF_SERVER,
+    "pfedclub-plus": OF_SERVER | {"eta"},
+}
 
 
 class Round(NamedTuple):
