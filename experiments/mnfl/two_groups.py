@@ -1,4 +1,4 @@
-"""A partition with two planted groups: even clients have the first half of the classes, odd ones the other."""
+"""A partition with two planted groups: even clients have the first half of the classes, odd ones the rest."""
 
 import numpy as np
 
