@@ -72,7 +72,7 @@ def three_experts():
 
 
 def two_cnns():
-    """Two architectures with a layer before, between and behind."""
+    """Two architectures with layers before and between two that are personal."""
     (_, (cnn, _)), wider = (
         tiny_models(),
         zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.09, padding="same"),
@@ -279,7 +279,7 @@ CASES = {
     "fedcmd": FEDCMD,
     "fedcmd of two layers": FEDCMD._replace(
         models=two_cnns(),
-        options=dict(selection_rounds=1, personal="conv2+fc1", base="stored", score="absolute"),
+        options=dict(selection_rounds=1, personal="conv2+classifier", base="stored", score="absolute"),
     ),
     "fedcmd of stored models": FEDCMD._replace(
         options=dict(
