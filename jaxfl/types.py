@@ -168,9 +168,9 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: the same for a bibliography.
-      public: whether it needs public images; where the user names none, a tenth of the data is held out.
       phases: ``(config, model) -> phases``, the local training that a client's round consists of, for whoever
         counts work. What a method does beside (adapting, distilling) is time, but no phase.
+      public: whether it needs public images; where the user names none, a tenth of the data is held out.
     """
 
     name: str
@@ -179,5 +179,5 @@ class Method(NamedTuple):
     summary: str
     paper: str = ""
     bibtex: str = ""
-    public: bool = False
     phases: Callable[[Any, Model], tuple[Phase, ...]] = jointly
+    public: bool = False
