@@ -240,7 +240,7 @@ REFUSED = [
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
     (
         "run fedavg @own.args --lam 1",
-        "--lam is an option of ditto, compfl, mnfl, mnfl-homogeneous, pfedclub, pfedclub-plus, not of jaxfl run",
+        "--lam is an option of ditto, compfl, mnfl, mnfl-homogeneous, pfedclub, pfedclub-plus, not",
     ),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),
