@@ -277,6 +277,12 @@ REFUSED = [
     ("run fedavg @own.args --dataset flat.npz", "flat.npz: images have shape (8, 1), not (N, H, W)"),
     ("run fedavg @own.args --dataset nan.npz", "nan.npz: images hold NaN"),
     ("run fedavg @own.args --dataset unlabelled.npz", "unlabelled.npz lacks labels; it holds images"),
+    ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
+    ("run mnfl @own.args --public none", "needs public images and the federation has none; add --public"),
+    (
+        "run mnfl @own.args --public held-out --partition divided/partition.npz",
+        "divided/partition.npz holds out no public images",
+    ),
     # partitions
     ("run fedavg @own.args --partition clases", "no partition 'clases'; did you mean 'classes'?"),
     ("run fedavg @own.args --partition iid,alpha=1", "iid has no option 'alpha'; there are none"),
@@ -306,6 +312,11 @@ REFUSED = [
     ("run fedavg @own.args --models mlp,clients=0 lenet5", "clients= takes a whole number from 1 up"),
     ("run fedavg @own.args --models own.py:linear,bits=8", "own.py:linear: bits must be 16 or 32, not '8'"),
     ("run fedavg @own.args --models own.py:linear,sizes=8", "sizes is annotated as tuple[int, ...]"),
+    ("run fedcmd @own.args --personal classifier", "fedcmd votes in 20 rounds and the run has 4"),
+    ("run fedcmd @own.args --selection-rounds 4", "votes in 4 rounds and the run has 4; lower --selection"),
+    ("run fedcmd @own.args --selection-rounds 0", "cannot vote in 0 rounds; raise --selection-rounds"),
+    ("run fedcmd @own.args --personal boddy", "linear has no layer 'boddy'; did you mean 'body'?"),
+    ("run fedcmd @own.args --personal classifier+body", "mlp has no layer 'body'; known are fc1, classifier"),
     # code of one's own
     ("run nowhere.py:fedprox", "no file nowhere.py to take 'fedprox' from"),
     ("run broken.py:fedprox", "broken.py does not load: NameError: name 'Method' is not defined"),

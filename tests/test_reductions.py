@@ -25,12 +25,13 @@ TRAINING = {"epochs": 2, "batch_size": max(SIZES), "weight_decay": 0.1}
 PERSONAL = {"personal_epochs": TRAINING["epochs"]}  # of Ditto
 EVERYONE = range(len(SIZES))
 COHORTS = (EVERYONE, (0, 3, 4), (1, 2))
+ALWAYS = (EVERYONE,) * 3
 HIDDEN = 5
 
 
-def federated(*models):
+def federated(*models, sizes=SIZES):
     source = tiny_source()
-    return federate(source, tiny_partition(source), models)
+    return federate(source, tiny_partition(source, sizes), models)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,13 @@ def normalised():
     """The same with BatchNorm in the extractor; the client with a single row cannot train."""
     model = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=HIDDEN, norm="batch")
     return federated((model, len(SIZES)))
+
+
+@pytest.fixture(scope="module")
+def equal():
+    """One architecture, and as many rows for each of the clients."""
+    model = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=HIDDEN)
+    return federated((model, len(SIZES)), sizes=(max(SIZES),) * len(SIZES))
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +234,7 @@ def test_compfl_without_cooperation_is_fedper(mixed):
 
 def test_local_training_of_all_needs_no_cohort(federation):
     everybody, _ = run("local", federation, local_schedule="all", **TRAINING)[-1]
-    always_present, _ = run("local", federation, cohorts=[EVERYONE] * 3, **TRAINING)[-1]
+    always_present, _ = run("local", federation, cohorts=ALWAYS, **TRAINING)[-1]
     assert_same(everybody.kept, always_present.kept)
 
 
@@ -241,6 +249,68 @@ def test_local_training_of_all_reports_the_cohort(federation):
         Cohort(np.int32(0), (two,), rounds=1),
     )
     assert [leaf.shape for leaf in jax.tree.leaves(info)] == [(2,)] * 3
+
+
+def test_fedcmd_with_a_personal_classifier_is_fedper(mixed):
+    fixed = {"personal": "classifier", "selection_rounds": 0}
+    for (fedcmd, report), (fedper, expected) in zip(
+        run("fedcmd", mixed, **fixed, **TRAINING),
+        run("fedper", mixed, **TRAINING),
+        strict=True,
+    ):
+        assert_same([w.params["fc1"] for w in fedcmd.shared], fedper.shared, tolerance=1e-6)
+        assert_same([w.params["classifier"] for w in fedcmd.own], fedper.kept, tolerance=1e-6)
+        assert_same((report.loss, report.down), (expected.loss, expected.down), tolerance=1e-6)
+
+
+def test_fedcmd_votes_in_rounds_of_fedavg(federation):
+    *voting, _ = run("fedcmd", federation, selection_rounds=2, **TRAINING)
+    for (fedcmd, report), (fedavg, expected) in zip(
+        voting, run("fedavg", federation, **TRAINING), strict=False
+    ):
+        assert_same(fedcmd.shared, fedavg.shared, tolerance=1e-6)
+        assert_same(report.loss, expected.loss, tolerance=1e-6)
+    (of_clients,), (globally,) = fedcmd.own, fedcmd.shared
+    assert_same(of_clients, tree.stack(globally, len(SIZES)))
+
+
+def test_fedcmd_with_a_personal_first_layer_and_equal_weights_is_lg_fedavg(equal):
+    """It mixes what is sent in the next round, LG-FedAvg at once: the same where all take part."""
+    fixed = {"personal": "fc1", "selection_rounds": 0, "tail": "uniform"}
+    for (fedcmd, report), (lg_fedavg, expected) in zip(
+        run("fedcmd", equal, cohorts=ALWAYS, **fixed, **TRAINING),
+        run("lg-fedavg", equal, cohorts=ALWAYS, **TRAINING),
+        strict=True,
+    ):
+        assert_same([w.params["fc1"] for w in fedcmd.own], lg_fedavg.kept, tolerance=1e-5)
+        assert_same(report.loss, expected.loss, tolerance=1e-5)
+
+
+def test_mnfl_without_distillation_is_local(mixed):
+    for (mnfl, report), (local, expected) in zip(
+        run("mnfl", mixed, distill_lr=0.0, **TRAINING),
+        run("local", mixed, **TRAINING),
+        strict=True,
+    ):
+        assert_same(mnfl.weights, local.kept)
+        assert_same(report.loss, expected.loss)
+
+
+def test_mnfl_of_equal_weights_is_fedavg_of_equal_clients(equal):
+    for (mnfl, report), (fedavg, expected) in zip(
+        run("mnfl-homogeneous", equal, cohorts=ALWAYS, matrix_lr=0.0, **TRAINING),
+        run("fedavg", equal, cohorts=ALWAYS, **TRAINING),
+        strict=True,
+    ):
+        (weights,) = mnfl.weights
+        assert_same(jax.tree.map(lambda leaf: leaf.mean(0), weights), fedavg.shared[0], tolerance=1e-5)
+        assert_same(report, expected._replace(findings=report.findings), tolerance=1e-5)
+
+
+def test_mnfl_without_steps_towards_the_teacher_is_local(mixed):
+    mnfl, _ = run("mnfl-homogeneous", mixed, transfer="prox", transfer_lr=0.0, **TRAINING)[-1]
+    local, _ = run("local", mixed, **TRAINING)[-1]
+    assert_same(mnfl.weights, local.kept, tolerance=1e-6)
 
 
 # ---- what does not train, and what is not sent

@@ -14,27 +14,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, tiny_models, tiny_partition, tiny_source
+from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_source
 from reference import (
     compfl,
     ditto,
     fedavg,
     fedavg_ft,
     fedbabu,
+    fedcmd,
     fedper,
     fedrep,
     fedrod,
     lg_fedavg,
     local,
+    mnfl,
+    mnfl_homogeneous,
     nets,
     training,
 )
 
 from jaxfl.algorithms.compfl import runnable, select
+from jaxfl.algorithms.fedcmd_score import candidates
 from jaxfl.clientmap import everyone
 from jaxfl.cohorts import draw_cohorts
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
+from jaxfl.public import subset
 from jaxfl.registry import METHODS
 from jaxfl.training import batch_order, initial_weights
 from jaxfl.types import Cohort
@@ -43,6 +48,14 @@ NETS = {"mlp": nets.mlp, "mcmahan": nets.cnn}
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
 COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs compile for seconds and run for milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +69,15 @@ def three_experts():
     """Three architectures, not in the order of their sizes: the largest has two teachers."""
     (middle, _), (large, _) = tiny_models()
     return (middle, 2), (large, 2), (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=3), 1)
+
+
+def two_cnns():
+    """Two architectures with layers before and between two that are personal."""
+    (_, (cnn, _)), wider = (
+        tiny_models(),
+        zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.09, padding="same"),
+    )
+    return (cnn, 3), (dataclasses.replace(wider, name="mcmahan"), 2)
 
 
 # ---- what a client draws from its key in a round
@@ -96,6 +118,16 @@ def compfl_head(key, client, models, options):
     return {"adapt": orders(key, client.size, 1)[0]}
 
 
+def mnfl_round(key, client, models, options):
+    """Orders for the local epochs, and of the round's public images for those of distillation."""
+    alone, taught = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+    images = min(options.public_size, PUBLIC)
+    return {
+        "train": orders(alone, client.size, options.epochs),
+        "distill": orders(taught, images, options.distill_epochs),
+    }
+
+
 # ---- jaxfl's state after round t, in the form of the references' states
 
 
@@ -124,6 +156,31 @@ def experts(state, federation, t):
         "heads": by_client(heads, federation),
         "trained": {i: weights for i, weights in trained.items() if last[i] == t},
     }
+
+
+def layers(state, federation, t):
+    """FedCMD's models, its votes and scores by dense layer, the personal blocks, Phi of who has met."""
+    dense = [candidates(model) for model in federation.models]
+    won, found = (by_name(dense, of_groups) for of_groups in (state.won, state.scores))
+    view = {
+        "shared": by_group(state.shared),
+        "own": by_client(state.own, federation),
+        "won": won,
+        "scores": found,
+        "personal": by_name([model.names for model in federation.models], state.personal),
+    }
+    return view if state.phi is None else view | {"phi": state.phi}
+
+
+def by_name(names, arrays):
+    """Names and an array of as many entries, per group -> {group: {name: entry}}."""
+    pairs = zip(names, arrays, strict=True)
+    return {group: dict(zip(of_group, array, strict=True)) for group, (of_group, array) in enumerate(pairs)}
+
+
+def teaching(state, federation, t):
+    """MNFL's models and its matrix."""
+    return {"own": by_client(state.weights, federation), "matrix": state.matrix}
 
 
 def by_group(trees):
@@ -170,6 +227,27 @@ class Case(NamedTuple):
     options: dict = {}
 
 
+FEDCMD = Case("fedcmd", fedcmd, view=layers, options=dict(selection_rounds=2))
+MNFL = Case(
+    "mnfl",
+    mnfl,
+    mnfl_round,
+    view=teaching,
+    options=dict(
+        public_size=7,
+        public_batch=3,
+        distill_epochs=2,
+        distill_lr=0.03,
+        temperature=2.0,
+        kl_weight=0.9,
+        matrix_lr=0.4,
+        lam=60.0,
+        rho=0.2,
+    ),
+)
+HOMOGENEOUS = Case(
+    "mnfl-homogeneous", mnfl_homogeneous, view=teaching, options=dict(matrix_lr=0.4, lam=6000.0, rho=0.2)
+)
 COMPFL = Case("compfl", compfl, compfl_round, compfl_head, experts, three_experts())
 CASES = {
     "local": Case("local", local),
@@ -198,6 +276,31 @@ CASES = {
             accuracy_on="validation",
         )
     ),
+    "fedcmd": FEDCMD,
+    "fedcmd of two layers": FEDCMD._replace(
+        models=two_cnns(),
+        options=dict(selection_rounds=1, personal="conv2+classifier", base="stored", score="absolute"),
+    ),
+    "fedcmd of stored models": FEDCMD._replace(
+        options=dict(
+            selection_rounds=2,
+            distance="mean",
+            count="batches",
+            selection="personal",
+            base="stored",
+            tail="softmax",
+            similarity="updates",
+        )
+    ),
+    "mnfl": MNFL,
+    "mnfl as its code": MNFL._replace(
+        options=MNFL.options | dict(matrix_loss="mse", matrix_predictions="before", row_norm="softmax")
+    ),
+    "mnfl-homogeneous": HOMOGENEOUS,
+    "mnfl-homogeneous by steps": HOMOGENEOUS._replace(
+        options=HOMOGENEOUS.options
+        | dict(transfer="prox", transfer_steps=3, transfer_lr=0.08, row_norm="clip")
+    ),
 }
 
 
@@ -225,6 +328,22 @@ def test_method_agrees_with_its_reference(name):
         ("compfl", "head_init", "proto"),
         ("compfl as printed", "kd_direction", "forward"),
         ("compfl as printed", "accuracy_on", "train"),
+        ("fedcmd", "distance", "mean"),
+        ("fedcmd", "selection_rounds", 1),
+        ("fedcmd", "selection", "personal"),
+        ("fedcmd", "tail", "uniform"),
+        ("fedcmd", "similarity", "updates"),
+        ("fedcmd of two layers", "base", "participants"),
+        ("fedcmd of two layers", "score", "signed"),
+        ("fedcmd of two layers", "personal", "conv2"),
+        ("fedcmd of stored models", "count", "clients"),
+        ("fedcmd of stored models", "tail", "cosine"),
+        ("mnfl", "matrix_predictions", "before"),
+        ("mnfl", "row_norm", "clip"),
+        ("mnfl as its code", "matrix_loss", "kl"),
+        ("mnfl-homogeneous", "row_norm", "clip"),
+        ("mnfl-homogeneous by steps", "transfer_steps", 2),
+        ("mnfl-homogeneous by steps", "rho", 0.21),
     ],
 )
 def test_reference_with_another_option_disagrees(name, option, value):
@@ -285,15 +404,19 @@ def jaxfl_run(name):
 
     places = [present(federation, slots, t) for t in range(ROUNDS)]
     round_keys = [jax.random.fold_in(round_key, t) for t in range(ROUNDS)]
+    images = normalised(source)
+
+    def of_round(t):
+        seen = images[subset(round_keys[t], federation, options.public_size)] if method.public else None
+        return training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t]), seen)
+
     setting = Setting(
         clients=clients,
         initial=[leaves(weights) for weights in jax.jit(initial_weights)(init_key, federation)],
-        cohorts=[
-            training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t])) for t in range(ROUNDS)
-        ],
+        cohorts=[of_round(t) for t in range(ROUNDS)],
         draws_before_use=recorded(case.draws_before_use, use_key, range(len(clients))),
         options=options,
-        x=normalised(source)[~source.train],
+        x=images[~source.train],
     )
 
     program = jax.jit(functools.partial(whole_run, method.build(options)))

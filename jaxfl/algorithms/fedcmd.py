@@ -60,7 +60,8 @@ class FedCMD(Training):
     selection: Literal["fedavg", "personal"] = "fedavg"
     """Voting rounds: plain FedAvg, or with the layer that leads so far personal already."""
     base: Literal["participants", "stored"] = "participants"
-    """Layers before l*: mean over the last round's participants, or over all stored models alike."""
+    """Layers before l*: mean over the last round's participants, or over all stored models alike (these are
+    no part of voting by plain FedAvg)."""
     tail: Literal["cosine", "softmax", "uniform"] = "cosine"
     """Weights behind l*: Phi over the cohort, softmax of Phi over all clients, or equal ones."""
     similarity: Literal["parameters", "updates"] = "parameters"
@@ -194,10 +195,11 @@ def build(config: FedCMD) -> Algorithm:
         trained, tallies, loss = zip(*outputs, strict=True)
 
         own = scatter(state.own, cohort, trained)
-        if config.base == "participants":
-            shared = per_group(tree.weighted_mean, trained, sizes(federation, cohort), state.shared)
-        else:
-            shared = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)
+        shared = per_group(tree.weighted_mean, trained, sizes(federation, cohort), state.shared)
+        if config.base == "stored":
+            fedavg = selecting & (config.selection == "fedavg")
+            stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)
+            shared = jax.tree.map(lambda mean, other: jnp.where(fedavg, mean, other), shared, stored)
         won = per_group(
             lambda slots, won, tally: won + winner(slots, tally.votes) * selecting.astype(jnp.int32),
             cohort.groups,
@@ -248,9 +250,9 @@ def build(config: FedCMD) -> Algorithm:
         of_blocks = per_group(scalars, federation.models, state.shared)
         present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
         voted = (cohort.round < K_p).astype(jnp.int32)
-        up = per_group(lambda mask, sizes: mask * (sizes.sum() + voted), present, of_blocks)
+        up = per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
         down = per_group(
-            lambda mask, sizes, personal: mask * jnp.where(personal, 0, sizes).sum(),
+            lambda mask, sizes, personal: mask * jnp.where(personal, 0, sizes).sum(dtype=jnp.int32),
             present,
             of_blocks,
             state.personal,

@@ -99,10 +99,10 @@ def start(
       The result, see `jaxfl.runs.result.result`.
 
     Raises:
-      JaxflError: if the folder is not free, or the loss is no longer finite. What was computed before
-        stays in the folder.
+      JaxflError: if the folder is not free, the method refuses the data or its options, or the loss is no
+        longer finite. What was computed before stays in the folder; if nothing was, the folder goes.
     """
-    store.create(folder)
+    made = store.create(folder)
     spent = _spent(chosen)
     data = _as_many_as_fit(chosen, setup, data)
     setup = dataclasses.replace(  # what was chosen for this machine, for a resume to use again
@@ -120,7 +120,12 @@ def start(
     }
     partitions.save(data.partition, data.source, folder / store.PARTITION)
     store.write_json(folder / store.CONFIG, config)
-    return _continue(folder, config, chosen, setup, data, watch, spent, done=0, profile=profile)
+    try:
+        return _continue(folder, config, chosen, setup, data, watch, spent, done=0, profile=profile)
+    except JaxflError:
+        if not store.read_metrics(folder):
+            store.discard(folder, made)
+        raise
 
 
 def described(chosen: Chosen, setup: Setup) -> dict:

@@ -11,10 +11,12 @@ Its files are
     curves.png, findings.png, matrices.png
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +47,34 @@ def check_free(folder: Path) -> None:
             raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
 
 
-def create(folder: Path) -> None:
+def create(folder: Path) -> Path:
     """Make a folder for a new run.
+
+    Returns:
+      The outermost folder that had to be made, for `discard`; the folder itself if it was there.
 
     Raises:
       JaxflError: if it is in use, or cannot be written.
     """
     check_free(folder)
     with writing(folder):
+        made = folder
+        while not made.parent.exists():
+            made = made.parent
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / CONFIG
         probe.write_text("")
         probe.unlink()
+    return made
+
+
+def discard(folder: Path, made: Path) -> None:
+    """Undo `create`: remove a run and the folders made around it, unless these hold something else by now."""
+    shutil.rmtree(folder)
+    with contextlib.suppress(OSError):
+        while folder != made:
+            folder = folder.parent
+            folder.rmdir()
 
 
 def free_folder(name: str, dataset: str = "") -> Path:

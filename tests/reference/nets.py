@@ -11,13 +11,12 @@ HEAD = "classifier"
 
 def mlp(weights, x):
     """Features of a multilayer perceptron: images (B, H, W, C) -> (B, d)."""
-    return chain(weights, x, flatten, dense("fc1/linear"), relu)
+    return chain(weights, x, *FC)
 
 
 def cnn(weights, x):
     """Features of the CNN with two padded 5x5 convolutions: images (B, H, W, C) -> (B, d)."""
-    convolutions = conv("conv1/conv"), relu, max_pool, conv("conv2/conv"), relu, max_pool
-    return chain(weights, x, *convolutions, flatten, dense("fc1/linear"), relu)
+    return chain(weights, x, *CONV1, *CONV2, *FC)
 
 
 def classify(weights, z):
@@ -28,6 +27,14 @@ def classify(weights, z):
 def logits(net, weights, x):
     """Prediction of a whole model: images (B, H, W, C) -> (B, classes)."""
     return classify(weights, net(weights, x)[0])[0]
+
+
+def outputs(net, weights, x):
+    """What every block puts out, in order: images (B, H, W, C) -> {block: (B, ...)}."""
+    found = {}
+    for name, layers in BLOCKS[net].items():
+        found[name] = x = chain(weights, x, *layers)[0]
+    return found
 
 
 def head(weights):
@@ -131,3 +138,14 @@ def relu(weights, x):
 def flatten(weights, x):
     """(B, ...) -> (B, d)."""
     return x.reshape(len(x), -1), lambda dy: (dy.reshape(x.shape), {})
+
+
+# ---- blocks, in order
+
+CONV1 = conv("conv1/conv"), relu, max_pool
+CONV2 = conv("conv2/conv"), relu, max_pool
+FC = flatten, dense("fc1/linear"), relu
+BLOCKS = {
+    mlp: {"fc1": FC, HEAD: (dense(HEAD),)},
+    cnn: {"conv1": CONV1, "conv2": CONV2, "fc1": FC, HEAD: (dense(HEAD),)},
+}

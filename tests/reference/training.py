@@ -38,14 +38,16 @@ class Cohort(NamedTuple):
       t: its number, from 0.
       rounds: how many the run has.
       draws: {client: what it draws}, for the clients that take part.
+      public: public images (R, H, W, C), normalised, of a method that takes some.
     """
 
     t: int
     rounds: int
     draws: dict
+    public: np.ndarray | None = None
 
 
-def sgd(weights, loss, orders, options, lr=None, trains=lambda name: True):
+def sgd(weights, loss, orders, options, lr=None, batch_size=None, trains=lambda name: True):
     """Mini-batch SGD with momentum and weight decay, the velocity starting at 0.
 
         v <- momentum v + (gradient + weight_decay w);  w <- w - lr v
@@ -56,18 +58,20 @@ def sgd(weights, loss, orders, options, lr=None, trains=lambda name: True):
       orders: per epoch, a permutation of the rows, cut into batches; the last may be smaller.
       options: lr, momentum, weight_decay and batch_size.
       lr: in place of ``options.lr``.
+      batch_size: in place of ``options.batch_size``.
       trains: which leaves move, by name.
 
     Returns:
       The trained weights, and the mean loss over all batches.
     """
     lr = options.lr if lr is None else lr
+    batch_size = options.batch_size if batch_size is None else batch_size
     weights = dict(weights)
     velocity = {name: np.zeros_like(w) for name, w in weights.items() if trains(name)}
     values = []
     for order in orders:
-        for first in range(0, len(order), options.batch_size):
-            value, gradients = loss(weights, order[first : first + options.batch_size])
+        for first in range(0, len(order), batch_size):
+            value, gradients = loss(weights, order[first : first + batch_size])
             values.append(value)
             for name, v in velocity.items():
                 decayed = gradients[name] + options.weight_decay * weights[name]

@@ -1,0 +1,232 @@
+"""FedCMD (Chen et al. 2024, IEEE Transactions on Computers, Algorithms 1-3, eqs. 5-8).
+
+In the first `selection_rounds` rounds clients vote for the dense layer l* with the least feature transfer
+(eq. 6); then l* is personal. Every architecture votes for itself. The options of the authors' code are here
+as well.
+"""
+
+import numpy as np
+
+from reference import nets
+from reference.training import average, plain_loss, sgd, softmax
+
+EPS = 1e-8
+
+
+def start(clients, initial):
+    """Everybody has the initial model; nobody has voted."""
+    blocks = {client.group: list(nets.BLOCKS[client.net]) for client in clients}
+    dense = {g: [block for block in of_net if not is_conv(block)] for g, of_net in blocks.items()}
+    return {
+        "shared": dict(enumerate(initial)),
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "won": {g: dict.fromkeys(names, 0) for g, names in dense.items()},
+        "scores": {g: dict.fromkeys(names, 0.0) for g, names in dense.items()},
+        "personal": {g: dict.fromkeys(of_net, False) for g, of_net in blocks.items()},
+    }
+
+
+def step(state, clients, cohort, options):
+    """Assemble, train and vote, average; elect in the first phase."""
+    own = dict(state["own"])
+    begun = assembled(state, clients, list(cohort.draws), options)
+    trained, sent, losses, seen = {}, [], {}, {}
+    for i, draw in cohort.draws.items():
+        client, seen[i] = clients[i], []
+        trained[i], losses[i] = sgd(begun[i], voting(client, seen[i], options), draw["train"], options)
+        sent.append((client.group, client.size, trained[i]))
+    own |= trained
+
+    phase_one = cohort.t < options.selection_rounds
+    fedavg = options.selection == "fedavg"
+    if options.base == "participants" or (phase_one and fedavg):
+        shared = average(state["shared"], sent)
+    else:
+        shared = average(state["shared"], [(client.group, 1, own[i]) for i, client in enumerate(clients)])
+
+    won, scores, personal = {}, {}, {}
+    for g in state["shared"]:
+        present = [i for i in cohort.draws if clients[i].group == g]
+        won[g] = dict(state["won"][g])
+        scores[g] = state["scores"][g]
+        if present:
+            means = [np.mean(seen[i], axis=0) for i in present]
+            scores[g] = dict(zip(scores[g], np.mean(means, axis=0), strict=True))
+        if present and phase_one:
+            won[g][majority([seen[i] for i in present], list(won[g]), options)] += 1
+        ends = cohort.t + 1 >= options.selection_rounds
+        layers = elected(won[g], options) if ends or not fedavg else []
+        personal[g] = {block: block in layers for block in state["personal"][g]}
+    if fedavg and cohort.t + 1 == options.selection_rounds:
+        own = {i: shared[client.group] for i, client in enumerate(clients)}
+    new = {"shared": shared, "own": own, "won": won, "scores": scores, "personal": personal}
+    if remembers(options):
+        new["phi"] = met(state, clients, begun, trained, options)
+    return new, losses
+
+
+# ---- the first phase
+
+
+def voting(client, seen, options):
+    """The client's loss; what each mini-batch says of the dense layers is added to a list."""
+    plain = plain_loss(client)
+
+    def loss(weights, rows):
+        seen.append(transfers(client.net, weights, client.x[rows], client.y[rows], options))
+        return plain(weights, rows)
+
+    return loss
+
+
+def transfers(net, weights, x, y, options):
+    """Eq. 6 for every dense layer, in their order."""
+    outputs = nets.outputs(net, weights, x)
+    names, tensors = list(outputs), [x, *outputs.values()]  # o_0 is the input
+
+    def distance(a, b):
+        (mu_a, sd_a), (mu_b, sd_b) = fitted(a), fitted(b)
+        return abs(mu_a - mu_b) if options.distance == "mean" else np.hypot(mu_a - mu_b, sd_a - sd_b)
+
+    found = []
+    for before, now, name in zip(tensors[:-1], tensors[1:], names, strict=True):
+        if is_conv(name):
+            continue
+        if options.score == "signed":
+            part_a = distance(now, y) - distance(now, x)
+            part_b = distance(before, y) - distance(before, x)
+            found.append(abs(part_a - part_b))
+        else:
+            towards_label = abs(distance(now, y) - distance(before, y))
+            found.append(abs(towards_label - abs(distance(now, x) - distance(before, x))))
+    return found
+
+
+def fitted(tensor):
+    """Mean and standard deviation after scaling to [0, 1]; 0 and 0 where all values are the same."""
+    if np.ptp(tensor) == 0:
+        return 0.0, 0.0
+    scaled = (tensor - tensor.min()) / np.ptp(tensor)
+    return scaled.mean(), scaled.std()
+
+
+def majority(seen, names, options):
+    """The layer of a round: of the clients' majorities, or of all mini-batches together."""
+    votes = [[names[np.argmin(scores)] for scores in of_client] for of_client in seen]
+    if options.count == "batches":
+        return most_frequent(sum(votes, []), names)
+    return most_frequent([most_frequent(of_client, names) for of_client in votes], names)
+
+
+def most_frequent(votes, names):
+    """The first of those named most often."""
+    return max(names, key=votes.count)
+
+
+def elected(won, options):
+    """The personal layers: fixed ones, or the one with most rounds."""
+    return [max(won, key=won.get)] if options.personal == "vote" else options.personal.split("+")
+
+
+# ---- the second phase
+
+
+def assembled(state, clients, present, options):
+    """Eq. 7: what the clients that are present start from, {client: weights}."""
+    begun = {}
+    for i in present:
+        g = clients[i].group
+        layers, order = personal_layers(state, g), list(state["personal"][g])
+        pool = range(len(clients)) if options.tail == "softmax" else present
+        peers = [j for j in pool if clients[j].group == g]
+        weights = tail_weights(state, i, peers, layers, options)
+        begun[i] = {}
+        for name, newest in state["shared"][g].items():
+            if block_of(name) in layers:
+                begun[i][name] = state["own"][i][name]
+            elif layers and order.index(block_of(name)) > min(map(order.index, layers)):
+                begun[i][name] = sum(c * state["own"][j][name] for c, j in zip(weights, peers, strict=True))
+            else:
+                begun[i][name] = newest
+    return begun
+
+
+def tail_weights(state, i, peers, layers, options):
+    """Phi of eq. 8, normalised; or as the authors weigh, from what is known of pairs that have met."""
+    if options.tail == "uniform":
+        return np.full(len(peers), 1 / len(peers))
+    if remembers(options):
+        known = state.get("phi", np.zeros((len(state["own"]), len(state["own"]))))
+        phi = known[i, peers]
+    else:
+        phi = np.array([similarity(state["own"][i], state["own"][j], layers, options) for j in peers])
+    phi[list(peers).index(i)] = 1
+    return softmax(phi) if options.tail == "softmax" else phi / phi.sum()
+
+
+def remembers(options):
+    """Whether Phi is kept from round to round."""
+    return options.tail == "softmax" or options.similarity == "updates"
+
+
+def met(state, clients, begun, trained, options):
+    """Phi (N, N), with new entries for those of an architecture who took part."""
+    phi = state.get("phi", np.zeros((len(clients), len(clients)))).copy()
+    vectors = trained
+    if options.similarity == "updates":
+        vectors = {i: {name: w[name] - begun[i][name] for name in w} for i, w in trained.items()}
+    for i in vectors:
+        for j in vectors:
+            if clients[i].group == clients[j].group:
+                layers = personal_layers(state, clients[i].group)
+                phi[i, j] = similarity(vectors[i], vectors[j], layers, options)
+    return phi
+
+
+def similarity(one, other, layers, options):
+    """Eq. 8, not below 0: cosine of the personal layers, or mean cosine of their output units."""
+    names = [name for name in one if block_of(name) in layers]
+    if not names:
+        return 0.0
+    if options.similarity == "updates":
+        kernels = [name for name in names if name.endswith("kernel")]
+        return max(0.0, np.mean([mean_cosine(one[name], other[name]) for name in kernels]))
+    flat = [np.concatenate([w[name].ravel() for name in names]) for w in (one, other)]
+    return max(0.0, cosine(*flat))
+
+
+def mean_cosine(kernel, other):
+    """Mean over units of kernels (..., units)."""
+    of_units = zip(*(k.reshape(-1, k.shape[-1]).T for k in (kernel, other)), strict=True)
+    return np.mean([cosine(a, b) for a, b in of_units])
+
+
+def cosine(a, b):
+    return a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), EPS)
+
+
+def scores(state, clients, draws, options, x):
+    """Received: assembled among all clients. Deployed: the own model after its training."""
+    newest = assembled(state, clients, list(range(len(clients))), options)
+    return {
+        "received": [nets.logits(c.net, newest[i], x) for i, c in enumerate(clients)],
+        "deployed": [nets.logits(c.net, state["own"][i], x) for i, c in enumerate(clients)],
+    }
+
+
+# ---- names
+
+
+def personal_layers(state, g):
+    """The personal blocks of an architecture."""
+    return [block for block, is_personal in state["personal"][g].items() if is_personal]
+
+
+def block_of(name):
+    """The block of a leaf."""
+    return name.split("/")[0]
+
+
+def is_conv(block):
+    """Whether a block is no dense layer."""
+    return block.startswith("conv")

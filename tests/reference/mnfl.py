@@ -1,0 +1,117 @@
+"""MNFL (Beikmohammadi et al., Algorithm 1, eqs. 5-7), the algorithm of KT-pFL (arXiv:2111.02862).
+
+C[n, m] is the weight of client m in the teacher of client n; the round's cohort brings the public images.
+"""
+
+import numpy as np
+
+from reference import nets
+from reference.training import log_softmax, plain_loss, sgd, softmax
+
+
+def start(clients, initial):
+    """Own models; all teach each other alike."""
+    return {
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "matrix": np.full((len(clients), len(clients)), 1 / len(clients)),
+    }
+
+
+def step(state, clients, cohort, options):
+    """Learn alone, speak, learn from the teacher; then the server learns who should teach whom."""
+    models, matrix, present = dict(state["own"]), state["matrix"], list(cohort.draws)
+    losses = {}
+
+    def spoken():
+        return {i: softmax(said(clients[i], models[i], cohort.public) / options.temperature) for i in present}
+
+    for i, draw in cohort.draws.items():
+        models[i], losses[i] = sgd(models[i], plain_loss(clients[i]), draw["train"], options)
+    s = spoken()
+    teachers = {n: mixture(matrix, n, s) for n in present}
+    for i, draw in cohort.draws.items():
+        loss = distillation(clients[i], cohort.public, teachers[i], options)
+        models[i], _ = sgd(
+            models[i], loss, draw["distill"], options, lr=options.distill_lr, batch_size=options.public_batch
+        )
+    if options.matrix_predictions == "after":
+        s = spoken()
+
+    slopes = {(n, m): slope(mixture(matrix, n, s), s[n], s[m], options) for n in present for m in present}
+    return {"own": models, "matrix": learnt(matrix, clients, present, slopes, options)}, losses
+
+
+def said(client, weights, x):
+    """Logits of public images."""
+    return nets.logits(client.net, weights, x)
+
+
+def mixture(matrix, n, known):
+    """The teacher of client n: what those who are present know, {client: array}, weighted by its row of C.
+
+    Where that row has become 0, a client is its own teacher.
+    """
+    total = sum(matrix[n, m] for m in known)
+    if total == 0:
+        return known[n]
+    return sum(matrix[n, m] / total * of_client for m, of_client in known.items())
+
+
+def distillation(client, x, teacher, options):
+    """Eq. 6: mean over images of KL(teacher || softmax(logits / T))."""
+
+    def loss(weights, rows):
+        z, through_body = client.net(weights, x[rows])
+        scores, through_head = nets.classify(weights, z)
+        t, log_p = teacher[rows], log_softmax(scores / options.temperature)
+        value = (t * (np.log(t) - log_p)).sum(1).mean()
+        dscores = (np.exp(log_p) - t) / options.temperature / len(t)
+        dz, of_head = through_head(options.kl_weight * dscores)
+        return options.kl_weight * value, through_body(dz)[1] | of_head
+
+    return loss
+
+
+def slope(teacher, own, of_m, options):
+    """Derivative of the distance of t_n from s_n by C[n, m]: KL(t_n || s_n), or the mean square."""
+    if options.matrix_loss == "mse":
+        return (2 * (teacher - own) * of_m).mean()
+    return (of_m * (np.log(teacher / own) + 1)).sum(1).mean()
+
+
+# ---- the server's step, eq. 7
+
+
+def learnt(matrix, clients, present, slopes, options, uniform=None):
+    """C after a step for the pairs of clients that are present; every row keeps what it sums to."""
+    uniform = 1 / len(clients) if uniform is None else uniform
+    rows = sum(clients[n].size for n in present)
+    new = matrix.copy()
+    for n in present:
+        old = matrix[n, present]
+        share = clients[n].size / rows
+        gradient = options.lam * share * np.array([slopes[n, m] for m in present])
+        moved = old - options.matrix_lr * (gradient + 2 * options.rho * (old - uniform))
+        if options.row_norm == "simplex":
+            moved = nearest(moved, old.sum())
+        elif options.row_norm == "softmax":
+            moved = old.sum() * softmax(5 * moved)
+        else:
+            moved = np.clip(moved, 0, None)
+        new[n, present] = moved
+    return new
+
+
+def nearest(row, mass):
+    """The nearest point with c >= 0 and sum c = mass: cut off at a level that bisection finds."""
+    low, high = row.min() - mass, row.max()
+    for _ in range(100):
+        level = (low + high) / 2
+        low, high = (level, high) if np.clip(row - level, 0, None).sum() > mass else (low, level)
+    return np.clip(row - level, 0, None)
+
+
+def scores(state, clients, draws, options, x):
+    """A client deploys its own model and receives no other."""
+    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
+    return {"received": own, "deployed": own}

@@ -1,0 +1,174 @@
+"""Row mixing: matrices over pairs of clients, how MNFL learns one, and what FedCMD compares."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.mnfl import nearest
+from scipy import integrate, stats
+
+from jaxfl import mixing
+from jaxfl.algorithms import teaching
+from jaxfl.algorithms.fedcmd_score import Gaussian, gaussian, vote, wasserstein
+from jaxfl.types import Cohort, Slots
+
+NOBODY = 5  # of five clients; the id in an empty place
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def floats(values):
+    return jnp.asarray(values, jnp.result_type(float))
+
+
+# ---- places and pairs
+
+
+@pytest.fixture
+def cohort():
+    """Client 2 and nobody, client 4 and client 3."""
+    first = Slots(np.array([2, 3], np.int32), np.array([True, False]))
+    second = Slots(np.array([1, 0], np.int32), np.array([True, True]))
+    return Cohort(np.int32(0), (first, second), rounds=1)
+
+
+def test_ids_are_those_of_the_places(federation, cohort):
+    assert [i.tolist() for i in mixing.ids(federation, cohort)] == [[2, NOBODY], [4, 3]]
+
+
+def test_models_are_mixed_within_the_round_or_among_all_who_are_scored(federation, cohort):
+    in_parts = Cohort(cohort.round, cohort.groups, rounds=1, part=True)
+    assert mixing.among(federation, cohort) is cohort
+    everyone = mixing.ids(federation, mixing.among(federation, in_parts))
+    assert [i.tolist() for i in everyone] == [[0, 1, 2], [3, 4]]
+
+
+def test_part_undoes_join(cohort):
+    groups = floats([[1, 2], [3, 4]]), floats([[5, 6], [7, 8]])
+    joined = mixing.join(groups)
+    assert joined.shape == (4, 2)
+    assert all((a == b).all() for a, b in zip(mixing.part(joined, cohort), groups, strict=True))
+
+
+def test_pairs_of_empty_places_are_zero_and_never_written():
+    matrix = np.arange(1.0, 26).reshape(5, 5)
+    i, j = np.array([3, NOBODY, 0], np.int32), np.array([1, 4, NOBODY], np.int32)
+    assert mixing.pairs(floats(matrix), i, j).tolist() == [[17, 20, 0], [0, 0, 0], [2, 5, 0]]
+
+    put = mixing.put_pairs(floats(matrix), i, j, floats(-np.ones((3, 3))))
+    matrix[np.ix_([3, 0], [1, 4])] = -1
+    assert put.tolist() == matrix.tolist()
+
+
+# ---- mixtures
+
+
+def test_rows_of_one(rng):
+    weights = rng.random((4, 4)) * [1, 1, 0, 1]  # the third place is empty
+    weights[1] = 0
+    rows = np.asarray(mixing.rows_of_one(floats(weights)))
+    np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(rows[0], weights[0] / weights[0].sum(), rtol=1e-6)
+    assert rows[1].tolist() == [0, 1, 0, 0]
+    assert not rows[[0, 1, 3], 2].any()
+
+
+def test_mixtures_and_products_are_those_of_flattened_trees(rng):
+    weights, own = rng.random((3, 4)), rng.normal(size=(3, 7))
+    others = rng.normal(size=(4, 7))
+
+    def tree(flat):
+        return {"kernel": floats(flat[:, :6]).reshape(-1, 3, 2), "bias": floats(flat[:, 6:])}
+
+    def assert_same(actual, expected):
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+    assert_same(mixing.mix(floats(weights), tree(others)), tree(weights @ others))
+    assert_same(mixing.products(tree(own), tree(others)), own @ others.T)
+
+
+def test_projection_on_the_simplex(rng):
+    present = np.array([True, False, True, True, False, True])
+    rows, mass = rng.normal(size=(6, 6)), np.array([1, 0.3, 2, 0, 1e-3, 1])
+    rows[5] = [0.25, 9, 0.25, 0.25, 9, 0.25]  # is there already
+    projected = mixing.on_simplex(floats(rows), floats(mass), present)
+    expected = np.zeros((6, 6))
+    for n in np.flatnonzero(mass):
+        expected[n, present] = nearest(rows[n, present], mass[n])
+    np.testing.assert_allclose(projected, expected, atol=1e-6)
+    assert (expected[:, present] == 0).any(1).sum() > 2  # where it does more than to shift
+
+    np.testing.assert_allclose(projected.sum(1), mass, rtol=1e-6)
+    assert np.all(projected >= 0) and not projected[:, ~present].any()
+    again = mixing.on_simplex(projected, floats(mass), present)
+    np.testing.assert_allclose(again, projected, atol=1e-6)
+
+
+# ---- the matrix of MNFL
+
+
+@pytest.mark.parametrize("row_norm", ["simplex", "softmax"])
+def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rng, row_norm):
+    hyper = teaching.Teaching(matrix_lr=0.3, row_norm=row_norm)
+    step = jax.jit(lambda matrix, i, sizes, slopes: teaching.learn(matrix, i, sizes, slopes, hyper, 0.2))
+    matrix = np.asarray(teaching.initial([np.arange(5, dtype=np.int32)]))
+    assert np.all(matrix == np.float32(0.2))
+    for _ in range(20):
+        i = rng.permutation(5)[:4].astype(np.int32)
+        i[rng.integers(4)] = NOBODY
+        slopes = floats(5 * rng.normal(size=(4, 4)))
+        new = np.asarray(step(matrix, i, floats(np.where(i < NOBODY, i + 1, 0)), slopes))
+        absent = np.setdiff1d(np.arange(5), i)
+        assert (new[absent] == matrix[absent]).all() and (new[:, absent] == matrix[:, absent]).all()
+        np.testing.assert_allclose(new.sum(1), 1, rtol=1e-5)
+        assert new.min() >= 0
+        matrix = new
+    assert np.ptp(matrix) > 0.2
+
+
+def test_the_first_matrix_has_equal_weights_within_groups():
+    matrix = teaching.initial([np.array([0, 3], np.int32), np.array([1, 2, 4], np.int32)])
+    group = np.array([0, 1, 1, 0, 1])
+    np.testing.assert_allclose(matrix, (group[:, None] == group) / np.array([2, 3, 3, 2, 3])[:, None])
+
+
+# ---- what FedCMD compares
+
+
+def test_wasserstein_distance_of_gaussians_is_the_integral_over_quantiles():
+    (mu, sd), (nu, se) = (0.3, 0.2), (0.7, 0.05)
+
+    def squared(q):
+        return (stats.norm.ppf(q, mu, sd) - stats.norm.ppf(q, nu, se)) ** 2
+
+    integral, _ = integrate.quad(squared, 0, 1)
+    one, other = (Gaussian(*map(floats, pair)) for pair in ((mu, sd), (nu, se)))
+    assert abs(float(wasserstein(one, other, "wasserstein")) - integral**0.5) < 1e-5
+    assert abs(float(wasserstein(one, other, "mean")) - 0.4) < 1e-6
+
+
+def test_a_tensor_is_known_by_its_normalised_values(rng):
+    real = rng.normal(5, 3, (3, 2, 2))
+    padded = np.concatenate([real, 1e6 * rng.normal(size=(2, 2, 2))])
+    found = gaussian(floats(padded), np.arange(5) < 3)
+    scaled = (real - real.min()) / np.ptp(real)
+    np.testing.assert_allclose(found, (scaled.mean(), scaled.std()), rtol=1e-5)
+    assert gaussian(floats(np.full((5, 4), 7)), np.arange(5) < 3) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "names", "ties", "winner"),
+    [
+        ([0.3, 0.2, 0.1], ("fc1", "fc2", "classifier"), "fc2", 2),
+        ([0.1, 0.1, 0.1], ("fc1", "fc2", "classifier"), "earlier", 0),
+        ([0.1, 0.1, 0.3], ("fc1", "fc2", "classifier"), "fc2", 1),
+        ([0.1, 0.3, 0.1], ("fc1", "fc2", "classifier"), "fc2", 0),
+        ([0.3, 0.1, 0.1], ("fc1", "fc3", "classifier"), "fc2", 1),
+    ],
+)
+def test_a_vote_that_several_layers_deserve(scores, names, ties, winner):
+    assert vote(floats(scores), names, ties).tolist() == np.eye(3)[winner].tolist()

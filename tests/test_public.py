@@ -1,0 +1,169 @@
+"""Public images: held out or of another set, drawn for a round, spoken of and learnt from."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_source
+
+from jaxfl import public
+from jaxfl.data import partition
+from jaxfl.data.federation import federate
+from jaxfl.data.partitioners import PARTITIONS, TEST
+from jaxfl.data.public_images import Public, adapt
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+from jaxfl.experiment import Setup, for_methods
+from jaxfl.registry import METHODS
+
+SOURCE = tiny_source()
+KEY = jax.random.key(0)
+
+
+# ---- images of a round
+
+
+def test_a_round_draws_distinct_images_anew(federation):
+    drawn = [
+        public.subset(jax.random.fold_in(KEY, t), federation, size).tolist()
+        for t, size in ((0, 6), (0, 6), (1, 6), (1, 2 * PUBLIC))
+    ]
+    available = set(federation.public.tolist())
+    assert [len(rows) for rows in drawn] == [6, 6, 6, PUBLIC]
+    assert all(len(set(rows)) == len(rows) and set(rows) <= available for rows in drawn)
+    assert drawn[0] == drawn[1] and set(drawn[0]) != set(drawn[2]) < set(drawn[3])
+
+
+def test_a_federation_without_public_images_is_refused(federation):
+    without = dataclasses.replace(federation, public=federation.public[:0])
+    with pytest.raises(JaxflError, match="needs public images and the federation has none; add --public"):
+        public.subset(KEY, without, 6)
+
+
+def test_clients_see_public_images_unless_they_are_absent(federation):
+    (group, _), rows = federation.groups, federation.public
+    client = jax.tree.map(lambda leaf: leaf[1], group)
+    absent = dataclasses.replace(client, size=jnp.zeros_like(client.size))
+    assert public.visiting(client, rows).rows is rows
+    assert [int(public.visiting(c, rows).size) for c in (client, absent)] == [PUBLIC, 0]
+
+    weights = group.model.init(KEY)
+    expected, _ = group.model.apply(weights.params, weights.stats, federation.inputs(rows), train=False)
+    np.testing.assert_allclose(public.logits(weights, client, federation, rows), expected, rtol=1e-5)
+    assert not public.logits(weights, absent, federation, rows).any()
+
+
+# ---- images of another set
+
+
+def other(shape=(6, 4, 3), *, top=255, classes=CLASSES, dtype=np.uint8):
+    """Ten images of one value each, in all channels alike, the last two for testing."""
+    values = np.linspace(0, top, 10).astype(dtype)
+    images = np.broadcast_to(values[:, None, None, None], (10, *shape)).copy()
+    return Source("other", images, np.arange(10, dtype=np.int32) % classes, np.arange(10) < 8, classes)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("wanted", [(8, 8, 1), (3, 5, 3)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_images_take_the_form_of_the_clients_own(channels, wanted, dtype):
+    given = other((6, 4, channels), dtype=dtype)
+    like = SOURCE._replace(images=np.full((60, *wanted), 200, dtype))
+    images, labels, labelled = adapt(given, like, seed=0, labels=True)
+    assert images.shape == (8, *wanted) and images.dtype == dtype and labelled
+    flat = given.images[:8, 0, 0, 0].astype(float)  # one value stays that value, whatever size and colours
+    places = np.argsort(images[:, 0, 0, 0])
+    np.testing.assert_allclose(
+        images[places], np.broadcast_to(flat[:, None, None, None], images.shape), rtol=1e-5
+    )
+    assert labels[places].tolist() == given.labels[:8].tolist()
+
+
+def test_resizing_interpolates_and_grey_is_what_the_eye_sees():
+    ramp = np.broadcast_to(np.arange(8, dtype=np.uint8)[None, None, :, None] * 30, (4, 8, 8, 1))
+    given = Source("ramp", ramp, np.zeros(4, np.int32), np.ones(4, bool), CLASSES)
+    small = adapt(given, SOURCE._replace(images=np.full((60, 4, 4, 1), 200, np.uint8)), seed=0).images
+    assert np.all(np.diff(small[0, 0, :, 0].astype(int)) > 30)
+
+    red = np.zeros((4, *SHAPE[:2], 3), np.uint8)
+    red[..., 0] = 250
+    given = given._replace(images=red)
+    assert set(adapt(given, SOURCE, seed=0).images.ravel()) == {75}  # round(0.299 * 250)
+
+
+def test_some_images_are_drawn_by_the_seed():
+    drawn = [adapt(other(), SOURCE, seed=seed, size=5).images[:, 0, 0, 0].tolist() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "sentence"),
+    [
+        (other(), {"size": 9}, "other has 8 training images, not 9 for the public; lower size="),
+        (other(classes=5), {"labels": True}, "have 5 classes and the clients' 3, .*leave out labels=true"),
+        (
+            other(top=1, dtype=np.float32),
+            {},
+            "Values reach 1.0 in the public images of other and 2.. in tiny",
+        ),
+        (other((6, 4, 2)), {}, "of other have 2 channels, the clients' 1; convert them"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(given, options, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        adapt(given, SOURCE, seed=0, **options)
+
+
+def test_images_of_another_set_stand_behind_the_clients_own():
+    images = Public(np.full((3, *SHAPE), 9, np.uint8), np.array([2, 0, 1], np.int32), labelled=False)
+    federation = federate(SOURCE, tiny_partition(SOURCE), tiny_models(), public=images)
+    assert federation.public.tolist() == [60, 61, 62] and not federation.labelled
+    assert (federation.images[federation.public] == 9).all()
+    assert federation.labels[federation.public].tolist() == [2, 0, 1]
+    np.testing.assert_allclose(federation.mean.ravel(), SOURCE.images[:40].mean(), rtol=1e-6)
+
+
+# ---- images that are held out
+
+
+@pytest.mark.parametrize("name", ["classes", "iid"])
+def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
+    def divided(share):
+        options = {"classes_per_client": 2, "samples_per_client": 6} if name == "classes" else {}
+        return partition.divide(
+            SOURCE,
+            lambda *arguments: PARTITIONS[name](*arguments, **options),
+            4,
+            0,
+            test=TEST[name],
+            validation_fraction=0.2,
+            public=share,
+        )
+
+    held_out = divided(0.25)
+    pool = SOURCE.train if TEST[name] == "source" else np.ones(60, bool)
+    expected = np.bincount(SOURCE.labels[pool]) // 4
+    assert np.bincount(SOURCE.labels[held_out.public]).tolist() == expected.tolist()
+    assert pool[held_out.public].all()
+    rows = np.concatenate([*held_out.train, *held_out.validation, *held_out.test])
+    assert not set(held_out.public) & set(rows) and len(set(held_out.public)) == expected.sum()
+
+    partition.save(held_out, SOURCE, tmp_path / "mine.npz")
+    loaded = partition.load(tmp_path / "mine.npz", SOURCE)
+    assert loaded.public.dtype == np.int32 and loaded.public.tolist() == held_out.public.tolist()
+    assert not len(divided(0.0).public)
+    with pytest.raises(JaxflError, match="A share of 0.01 of every class holds out no row; raise --public"):
+        divided(0.01)
+
+
+def test_images_are_held_out_where_a_method_needs_some():
+    def chosen(*methods, **options):
+        return for_methods(Setup(**options), [METHODS[name] for name in methods]).public
+
+    assert chosen("fedavg") == "none"
+    assert chosen("fedavg", "mnfl") == "held-out"
+    assert chosen("mnfl", public="mnist,size=9") == "mnist,size=9"
+    assert chosen("mnfl", partition="saved.npz") == "auto"  # whatever the file holds
