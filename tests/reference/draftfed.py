@@ -105,11 +105,11 @@ def distance(net, x, target, options):
         value = -options.lam3 * (truth * log_softmax(found.logits)).sum(1).mean()
         dlogits = options.lam3 * (softmax(found.logits) - truth) / len(rows)
         dtaps = {}
-        for depth, lam in (1, options.lam1), (found.depth, options.lam2):
-            if depth:
-                away = found.taps[depth] - target.taps[depth][rows]
-                value += lam * (away**2).mean()
-                dtaps[depth] = dtaps.get(depth, 0) + 2 * lam * away / away.size
+        ends = ((1, options.lam1), (found.depth, options.lam2)) if found.depth else ()
+        for depth, lam in ends:
+            away = found.taps[depth] - target.taps[depth][rows]
+            value += lam * (away**2).mean()
+            dtaps[depth] = dtaps.get(depth, 0) + 2 * lam * away / away.size
         return value, back(dtaps, dlogits)
 
     return loss
