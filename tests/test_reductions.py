@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, SIZES, tiny_models, tiny_partition, tiny_source
 
 from jaxfl import tree
 from jaxfl.data.federation import federate
@@ -59,6 +59,12 @@ def mixed():
     """Two architectures, the larger one first."""
     models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in (HIDDEN, 4)]
     return federated((models[0], 2), (models[1], 3))
+
+
+@pytest.fixture(scope="module")
+def convolving():
+    """Two architectures, one of which has convolutions."""
+    return federated(*tiny_models())
 
 
 @functools.cache
@@ -124,6 +130,45 @@ def test_ditto_without_pull_is_local(federation):
     ditto, _ = run("ditto", federation, lam=0.0, **PERSONAL, **TRAINING)[-1]
     local, _ = run("local", federation, **TRAINING)[-1]
     assert_same(ditto.personal, local.kept, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("nothing", "weight_decay"),
+    [
+        ({"draft_epochs": 0}, 0.1),
+        ({"lam1": 0.0, "lam2": 0.0, "lam3": 0.0}, 0.0),  # decay would go on
+    ],
+)
+def test_draftfed_without_draft_learning_is_local(convolving, nothing, weight_decay):
+    training = TRAINING | {"weight_decay": weight_decay}
+    for (draftfed, report), (local, expected) in zip(
+        run("draftfed", convolving, **training | nothing), run("local", convolving, **training), strict=True
+    ):
+        assert_same(draftfed.weights, local.kept, tolerance=1e-6)
+        assert_same(report.loss, expected.loss, tolerance=1e-6)
+
+
+def test_pfedclub_without_a_teacher_is_local(mixed):
+    for (pfedclub, report), (local, expected) in zip(
+        run("pfedclub", mixed, **TRAINING), run("local", mixed, **TRAINING), strict=True
+    ):
+        assert_same(pfedclub.weights, local.kept, tolerance=1e-6)
+        assert_same(report.loss, expected.loss, tolerance=1e-6)
+
+
+def test_pfedclub_whose_teachers_weigh_nothing_is_local(mixed):
+    def after_a_round(lam):
+        state = initial("pfedclub", mixed, lam=lam, **TRAINING)
+        taught = tuple(jnp.ones_like(has) for has in state.taught)
+        lessons = tuple(leaf.at[:, :, 0].add(3) for leaf in state.lessons)
+        step = program("pfedclub", jax.tree.structure(state.hyper))
+        state = state._replace(taught=taught, lessons=lessons)
+        key = jax.random.fold_in(jax.random.key(1), 0)
+        return step(key, state, mixed, cohort(mixed, 0, EVERYONE))[0].weights
+
+    without, _ = run("pfedclub", mixed, **TRAINING)[0]
+    assert_same(after_a_round(0.0), without.weights, tolerance=1e-6)
+    assert differ(after_a_round(0.2), without.weights)
 
 
 def test_fine_tuning_never_reaches_the_server(federation):

@@ -18,6 +18,7 @@ from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_s
 from reference import (
     compfl,
     ditto,
+    draftfed,
     fedavg,
     fedavg_ft,
     fedbabu,
@@ -39,12 +40,14 @@ from jaxfl.clientmap import everyone
 from jaxfl.cohorts import draw_cohorts
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
+from jaxfl.models.blocks import ConvBlock, DenseBlock
+from jaxfl.models.build import plain_cnn
 from jaxfl.public import subset
 from jaxfl.registry import METHODS
 from jaxfl.training import batch_order, initial_weights
 from jaxfl.types import Cohort
 
-NETS = {"mlp": nets.mlp, "mcmahan": nets.cnn}
+NETS = {"mlp": nets.mlp, "mcmahan": nets.cnn, "late": nets.late, "deep": nets.deep}
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
 COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
@@ -78,6 +81,18 @@ def two_cnns():
         zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.09, padding="same"),
     )
     return (cnn, 3), (dataclasses.replace(wider, name="mcmahan"), 2)
+
+
+def three_depths():
+    """No, two and three convolutions; maps of one depth have several sizes, two clients' the same."""
+
+    def convolving(name, *channels_and_pools):
+        convs = [ConvBlock(channels, 5, 2, pool) for channels, pool in channels_and_pools]
+        return plain_cnn(name, convs, [DenseBlock(6)], shape=SHAPE, classes=CLASSES)
+
+    (mlp, _), (cnn, _) = tiny_models()
+    late, deep = convolving("late", (3, 1), (3, 2)), convolving("deep", (4, 2), (5, 2), (3, 2))
+    return (mlp, 1), (cnn, 2), (late, 1), (deep, 1)
 
 
 # ---- what a client draws from its key in a round
@@ -116,6 +131,16 @@ def compfl_round(key, client, models, options):
 def compfl_head(key, client, models, options):
     """An order for one head, adapted before use."""
     return {"adapt": orders(key, client.size, 1)[0]}
+
+
+def draftfed_round(key, client, models, options):
+    """Orders for the local epochs, and of the global set's images for those of draft learning."""
+    alone, drafting = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+    images = min(options.global_size, PUBLIC)
+    return {
+        "train": orders(alone, client.size, options.epochs),
+        "draft": orders(drafting, images, options.draft_epochs),
+    }
 
 
 def mnfl_round(key, client, models, options):
@@ -178,9 +203,14 @@ def by_name(names, arrays):
     return {group: dict(zip(of_group, array, strict=True)) for group, (of_group, array) in enumerate(pairs)}
 
 
+def own_models(state, federation, t):
+    """DraftFed's models."""
+    return {"own": by_client(state.weights, federation)}
+
+
 def teaching(state, federation, t):
     """MNFL's models and its matrix."""
-    return {"own": by_client(state.weights, federation), "matrix": state.matrix}
+    return own_models(state, federation, t) | {"matrix": state.matrix}
 
 
 def by_group(trees):
@@ -214,6 +244,7 @@ class Case(NamedTuple):
       draws: ``(key, client, models, options) -> what a client draws in a round``.
       draws_before_use: the same for predicting.
       view: ``(state, federation, t) -> state`` in the form of the reference's.
+      images: ``(key of the run, key of the round, federation, options) -> rows``, a round's public images.
       models: of the federation.
       options: of the method, beside `TRAINING`.
     """
@@ -223,8 +254,19 @@ class Case(NamedTuple):
     draws: Callable = phases(train="epochs")
     draws_before_use: Callable = phases()
     view: Callable = sharing
+    images: Callable = lambda init_key, round_key, federation, options: federation.public[:0]
     models: tuple = tiny_models()
     options: dict = {}
+
+
+def drawn_once(init_key, round_key, federation, options):
+    """DraftFed's global set."""
+    return subset(init_key, federation, options.global_size)
+
+
+def drawn_anew(init_key, round_key, federation, options):
+    """MNFL's public images of a round."""
+    return subset(round_key, federation, options.public_size)
 
 
 FEDCMD = Case("fedcmd", fedcmd, view=layers, options=dict(selection_rounds=2))
@@ -233,6 +275,7 @@ MNFL = Case(
     mnfl,
     mnfl_round,
     view=teaching,
+    images=drawn_anew,
     options=dict(
         public_size=7,
         public_batch=3,
@@ -292,6 +335,15 @@ CASES = {
             similarity="updates",
         )
     ),
+    "draftfed": Case(
+        "draftfed",
+        draftfed,
+        draftfed_round,
+        view=own_models,
+        images=drawn_once,
+        models=three_depths(),
+        options=dict(global_size=7, draft_epochs=2, draft_batch=3, lam1=0.6, lam2=0.9, lam3=0.4),
+    ),
     "mnfl": MNFL,
     "mnfl as its code": MNFL._replace(
         options=MNFL.options | dict(matrix_loss="mse", matrix_predictions="before", row_norm="softmax")
@@ -338,6 +390,10 @@ def test_method_agrees_with_its_reference(name):
         ("fedcmd of two layers", "personal", "conv2"),
         ("fedcmd of stored models", "count", "clients"),
         ("fedcmd of stored models", "tail", "cosine"),
+        ("draftfed", "lam1", 0.61),
+        ("draftfed", "lam2", 0.91),
+        ("draftfed", "lam3", 0.41),
+        ("draftfed", "draft_batch", 4),
         ("mnfl", "matrix_predictions", "before"),
         ("mnfl", "row_norm", "clip"),
         ("mnfl as its code", "matrix_loss", "kl"),
@@ -407,7 +463,7 @@ def jaxfl_run(name):
     images = normalised(source)
 
     def of_round(t):
-        seen = images[subset(round_keys[t], federation, options.public_size)] if method.public else None
+        seen = images[case.images(init_key, round_keys[t], federation, options)]
         return training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t]), seen)
 
     setting = Setting(

@@ -152,9 +152,7 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
         taps = {}
         for depth in ends(model):
             shape = own.taps[depth].shape[1:]
-            havers = [
-                g for g in range(len(models)) if depth in drafts[g].taps and models[g].convolutions >= depth
-            ]
+            havers = [g for g in range(len(models)) if depth in drafts[g].taps]
             taps[depth] = mean_over(havers, lambda s: match(s.taps[depth], shape))  # noqa: B023
         return Drafts(taps, mean_over(range(len(models)), lambda s: s.logits))
 
@@ -163,7 +161,7 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
 
 def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
     """The distance of a model's drafts from their targets (eq. 4), as `descend` takes it."""
-    weights = dict(zip(ends(model), (hyper.lam1, hyper.lam2), strict=False))
+    terms = ((1, hyper.lam1), (model.convolutions, hyper.lam2)) if model.convolutions else ()
 
     def loss(w, batch, key):
         logits, stats, taps = model.apply_with_taps(
@@ -171,9 +169,10 @@ def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
         )
         towards = jax.nn.softmax(targets.logits[batch.position])
         value = hyper.lam3 * mean(optax.softmax_cross_entropy(logits, towards), batch)
-        for depth, tap in zip(ends(model), taps, strict=True):
-            away = jnp.square(tap - targets.taps[depth][batch.position]).mean((1, 2, 3))
-            value += weights[depth] * mean(away, batch)
+        drafts = dict(zip(ends(model), taps, strict=True))
+        for depth, lam in terms:  # of a single convolution twice the same
+            away = jnp.square(drafts[depth] - targets.taps[depth][batch.position]).mean((1, 2, 3))
+            value += lam * mean(away, batch)
         return value, stats
 
     return loss

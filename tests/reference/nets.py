@@ -19,6 +19,16 @@ def cnn(weights, x):
     return chain(weights, x, *CONV1, *CONV2, *FC)
 
 
+def late(weights, x):
+    """Features of such a CNN whose first convolution is not pooled: images (B, H, W, C) -> (B, d)."""
+    return chain(weights, x, *CONV1[:2], *CONV2, *FC)
+
+
+def deep(weights, x):
+    """Features of such a CNN with a third convolution: images (B, H, W, C) -> (B, d)."""
+    return chain(weights, x, *CONV1, *CONV2, *CONV3, *FC)
+
+
 def classify(weights, z):
     """Logits of the linear head: features (B, d) -> (B, classes)."""
     return dense(HEAD)(weights, z)
@@ -144,8 +154,11 @@ def flatten(weights, x):
 
 CONV1 = conv("conv1/conv"), relu, max_pool
 CONV2 = conv("conv2/conv"), relu, max_pool
+CONV3 = conv("conv3/conv"), relu, max_pool
 FC = flatten, dense("fc1/linear"), relu
 BLOCKS = {
     mlp: {"fc1": FC, HEAD: (dense(HEAD),)},
     cnn: {"conv1": CONV1, "conv2": CONV2, "fc1": FC, HEAD: (dense(HEAD),)},
+    late: {"conv1": CONV1[:2], "conv2": CONV2, "fc1": FC, HEAD: (dense(HEAD),)},
+    deep: {"conv1": CONV1, "conv2": CONV2, "conv3": CONV3, "fc1": FC, HEAD: (dense(HEAD),)},
 }

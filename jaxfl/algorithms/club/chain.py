@@ -106,19 +106,17 @@ def train(workshop: Workshop, chain: Chain, batches: Iterable, loss_gradient: Ca
     learnt = {place: part.weights for place, part in enumerate(chain) if isinstance(part, Learnt)}
     if not learnt:
         return chain
-    moments, update = _moments(learnt), workshop.program("update", _update)
+    moments = {place: optax.scale_by_adam().init(weights) for place, weights in learnt.items()}
+    update = workshop.program("update", _update)  # layer by layer: compiled once per shape
     for x, other in batches:
         found = gradients(workshop, chain, x, functools.partial(loss_gradient, other=other))
-        learnt, moments = update(lr, learnt, moments, {place: found[place] for place in learnt})
+        for place, weights in learnt.items():
+            learnt[place], moments[place] = update(lr, weights, moments[place], found[place])
         chain = tuple(
             part._replace(weights=learnt[place]) if place in learnt else part
             for place, part in enumerate(chain)
         )
     return chain
-
-
-def _moments(weights):
-    return optax.scale_by_adam().init(weights)
 
 
 def _update(lr, weights, moments, gradient):

@@ -73,14 +73,14 @@ def dismantled(model: Model) -> tuple[Part, ...]:
 
 
 def networks(weights: tuple, federation, cohort) -> list[Network]:
-    """The networks of a cohort, group by group; weights (n_g, ...) per group."""
+    """The networks of a cohort by the clients' ids, whatever their places; weights (n_g, ...) per group."""
     found = []
     for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
         for position in np.asarray(slots.index)[np.asarray(slots.mask)].tolist():
             own = jax.tree.map(lambda leaf: on_one_device(leaf[position]), weights[g])  # noqa: B023
             client = int(group.id[position])
             found.append(Network(client, g, position, dismantled(group.model), own))
-    return found
+    return sorted(found, key=lambda network: network.client)
 
 
 def weights_of(network: Network, index: int) -> Weights:

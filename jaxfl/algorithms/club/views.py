@@ -46,9 +46,9 @@ def _cropped(key, image):
 
 
 def _grey(image):
-    """(H, W, C) -> (H, W, 1)."""
-    if image.shape[-1] == 1:
-        return image
+    """(H, W, C) -> (H, W, 1); the mean of channels that are not red, green and blue."""
+    if image.shape[-1] != len(LUMA):
+        return image.mean(-1, keepdims=True)
     return jnp.tensordot(image, jnp.asarray(LUMA, image.dtype), 1)[..., None]
 
 

@@ -1,0 +1,162 @@
+"""DraftFed's plain parts: how drafts match, whose means are targets, what is lost and what is sent."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, SHAPE
+from reference import draftfed as reference
+
+from jaxfl import tree
+from jaxfl.algorithms.draftfed import DraftFed, Drafts, aggregate, draft_loss, ends, supplied
+from jaxfl.data.federation import Batch
+from jaxfl.engine import traced
+from jaxfl.models import zoo
+from jaxfl.models.blocks import ConvBlock, DenseBlock
+from jaxfl.models.build import plain_cnn
+from jaxfl.models.maps import match, resize
+from jaxfl.types import Cohort, Slots
+
+IMAGES = 4
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    """Agreement to twelve digits leaves no room for another formula."""
+    with jax.enable_x64(True):
+        yield
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# ---- matching
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((8, 8, 3), (4, 4, 5)),
+        ((6, 7, 4), (4, 3, 2)),  # areas of unequal size that overlap
+        ((4, 4, 2), (8, 9, 2)),
+        ((2, 9, 3), (5, 4, 1)),  # one axis grows, the other shrinks
+        ((1, 1, 2), (3, 3, 4)),
+    ],
+)
+def test_maps_match_as_in_pytorch_and_linearly(given, wanted):
+    x, y = normal(0, IMAGES, *given), normal(1, IMAGES, *given)
+    of_x, of_y, of_both = (match(jnp.asarray(maps), wanted) for maps in (x, y, 3 * x - 2 * y))
+    np.testing.assert_allclose(of_x, reference.match(x, wanted), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(of_both, 3 * of_x - 2 * of_y, rtol=1e-12, atol=1e-12)
+
+
+def test_maps_of_one_shape_match_to_the_bit():
+    x = normal(0, IMAGES, 5, 4, 3)
+    np.testing.assert_array_equal(match(jnp.asarray(x), (5, 4, 3)), x)
+
+
+def test_maps_grow_by_their_nearest_pixels_too():
+    x = normal(0, IMAGES, 2, 3, 1)
+    rows, columns = (((np.arange(new) + 0.5) * old / new).astype(int) for new, old in ((5, 2), (7, 3)))
+    grown = resize(jnp.asarray(x), 5, 7, up="nearest")
+    np.testing.assert_allclose(grown, x[:, rows][:, :, columns], rtol=1e-12)
+
+
+# ---- targets
+
+# Convolutions of four architectures and the shapes of their taps; one has none.
+DEPTHS = (2, 5, 0, 3)
+SHAPES = (
+    {1: (8, 8, 3), 2: (4, 4, 6)},
+    {1: (4, 4, 5), 2: (4, 4, 2), 3: (3, 3, 7), 5: (2, 2, 9)},
+    {},
+    {1: (8, 6, 2), 2: (8, 8, 8), 3: (4, 5, 4)},
+)
+MODELS = tuple(SimpleNamespace(convolutions=depth) for depth in DEPTHS)
+
+
+def drafts_of(places):
+    """Drafts of so many clients of each architecture."""
+    return tuple(
+        Drafts(
+            {depth: jnp.asarray(normal([g, depth], k, IMAGES, *shape)) for depth, shape in taps.items()},
+            jnp.asarray(normal([g, 9], k, IMAGES, CLASSES)),
+        )
+        for g, (k, taps) in enumerate(zip(places, SHAPES, strict=True))
+    )
+
+
+def test_clients_send_what_shallower_ones_need():
+    assert [supplied(model, MODELS) for model in MODELS] == [tuple(taps) for taps in SHAPES]
+    assert [ends(model) for model in MODELS] == [(1, 2), (1, 5), (), (1, 3)]
+    assert ends(SimpleNamespace(convolutions=1)) == (1,)
+
+
+@pytest.mark.parametrize(
+    "present",
+    [
+        ((True, False, True), (True,), (False, True), (True, True)),
+        ((False, True, False), (False,), (True, True), (True, False)),  # nobody of the deepest
+        ((False, True, True), (True,), (False, False), (False, False)),
+    ],
+)
+def test_targets_are_means_over_those_who_have_such_a_draft(present):
+    drafts = drafts_of(map(len, present))
+    slots = tuple(Slots(np.arange(len(mask), dtype=np.int32), np.array(mask)) for mask in present)
+    targets = aggregate(drafts, MODELS, Cohort(np.int32(0), slots, rounds=1))
+
+    def of_client(g, place):
+        one = jax.tree.map(lambda leaf: np.asarray(leaf[place]), drafts[g])
+        return reference.Draft(DEPTHS[g], one.taps, one.logits)
+
+    there = {(g, i): of_client(g, i) for g, mask in enumerate(present) for i in np.flatnonzero(mask)}
+    for client in there:
+        expected, found = reference.target(client, there), targets[client[0]]
+        assert found.taps.keys() == expected.taps.keys()
+        for depth, tap in expected.taps.items():
+            np.testing.assert_allclose(found.taps[depth], tap, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-12)
+    if present[1] == (True,):  # the deepest has nobody to learn the last draft from
+        np.testing.assert_array_equal(targets[1].taps[5], drafts[1].taps[5][0])
+
+
+# ---- the loss
+
+
+def loss_of(model, targets, position, **options):
+    """The draft loss of images at some positions of the global set, which are all but the last real."""
+    weights, x = model.init(jax.random.key(0)), normal(0, IMAGES, *SHAPE)[position]
+    batch = Batch(jnp.asarray(x), None, jnp.arange(len(position)) < len(position) - 1, jnp.asarray(position))
+    loss = draft_loss(model, targets, traced(DraftFed(**options)))
+    return loss(weights, batch, jax.random.key(1))[0]
+
+
+def test_a_single_convolution_has_both_weights_and_no_loss_where_it_should_be():
+    model = plain_cnn("one", [ConvBlock(2, 3, 1, 2)], [DenseBlock(4)], shape=SHAPE, classes=CLASSES)
+    weights, images = model.init(jax.random.key(0)), jnp.asarray(normal(0, IMAGES, *SHAPE))
+    logits, _, (tap,) = model.apply_with_taps(*weights, images, (1,), train=False)
+    away = Drafts({1: tap + 2.0 * jnp.arange(IMAGES, dtype=float).reshape(-1, 1, 1, 1)}, logits)
+    position = [2, 1, 3]  # the last is padding: (4**2 + 2**2) / 2 is the mean square
+    for lam1, lam2 in ((1.0, 0.0), (0.0, 1.0), (0.3, 0.2)):
+        value = loss_of(model, away, position, lam1=lam1, lam2=lam2, lam3=0.0)
+        np.testing.assert_allclose(value, 10 * (lam1 + lam2), rtol=1e-12)
+    assert loss_of(model, Drafts({1: tap}, logits), position, lam3=0.0) < 1e-30
+    towards = jax.nn.softmax(logits[jnp.array([2, 1])])
+    entropy = -(towards * jnp.log(towards)).sum(1).mean()
+    np.testing.assert_allclose(loss_of(model, Drafts({1: tap}, logits), position), entropy, rtol=1e-12)
+
+
+# ---- the ledger
+
+
+def test_drafts_of_a_densenet_have_the_size_that_the_paper_counts():
+    """Table I of the paper is for 128 images; it counts one logit of ten."""
+    model = zoo.densenet121(shape=(32, 32, 3), classes=10, stem="imagenet")
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+    draft = functools.partial(model.apply_with_taps, depths=supplied(model, (model,)), train=False)
+    logits, _, taps = jax.eval_shape(draft, *weights, jax.ShapeDtypeStruct((128, 32, 32, 3), float))
+    assert 4 * tree.scalars((taps, logits)) == 4 * 128 * (16384 + 1024 + 10)
