@@ -291,7 +291,7 @@ MNFL = Case(
 HOMOGENEOUS = Case(
     "mnfl-homogeneous", mnfl_homogeneous, view=teaching, options=dict(matrix_lr=0.4, lam=6000.0, rho=0.2)
 )
-COMPFL = Case("compfl", compfl, compfl_round, compfl_head, experts, three_experts())
+COMPFL = Case("compfl", compfl, compfl_round, compfl_head, experts, models=three_experts())
 CASES = {
     "local": Case("local", local),
     "fedavg": Case("fedavg", fedavg),
