@@ -422,6 +422,23 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
+def test_a_matrix_is_there_wherever_a_checkpoint_is(dataset, tmp_path, monkeypatch):
+    """A run may stop right behind its last checkpoint."""
+    save, folder = checkpoint.save, tmp_path / "mnfl"
+
+    def save_and_stop(path, rounds, *rest):
+        save(path, rounds, *rest)
+        if rounds == ROUNDS:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", save_and_stop)
+    with pytest.raises(SystemExit):
+        cli.main(["run", "mnfl-homogeneous", *dataset, *FEDERATION, "--run-dir", str(folder)])
+    cli.main(["resume", str(folder)])
+    assert [path.name for path in sorted((folder / "matrices").iterdir())] == ["2.npz", "4.npz", "6.npz"]
+    assert (folder / "matrices.png").read_bytes().startswith(b"\x89PNG")
+
+
 KILLED_WHILE_WRITING_ROUND_3 = """
 import os, signal, sys
 from jaxfl.cli import main
