@@ -136,11 +136,18 @@ def for_methods(setup: Setup, methods: Iterable[Method]) -> Setup:
 
 
 def held_out(setup: Setup) -> float:
-    """The share of every class that is held out as public images."""
+    """The share of every class that is held out as public images.
+
+    Raises:
+      JaxflError: if the user gave one that is no share.
+    """
     name, options = registry.split(setup.public)
     if name != "held-out":
         return 0.0
-    return registry.convert(name, {"share": float}, options).get("share", 0.1)
+    share = registry.convert(name, {"share": float}, options).get("share", 0.1)
+    if not 0 < share < 1:
+        raise JaxflError(f"--public held-out: share must lie in (0, 1), but is {share}.")
+    return share
 
 
 def other_images(setup: Setup, source: Source) -> Public | None:
@@ -238,7 +245,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 f"The partition {saved} holds out no public images; divide the data again with "
                 "--public held-out."
             )
-        return partition
+        return partition._replace(public=partition.public[:0]) if setup.public == "none" else partition
     name, partitioner, options = registry.function("partition", registry.PARTITIONS, setup.partition)
     test = TEST.get(name, "own") if setup.test == "auto" else setup.test
     return partitions.divide(

@@ -40,10 +40,16 @@ def put_pairs(matrix, rows, columns, new):
     return matrix.at[rows[:, None], columns[None]].set(new, mode="drop")
 
 
-def rows_of_one(weights):
-    """Weights (k, k) with rows that sum to 1; where there is no weight at all, a client has its own."""
+def rows_of_one(weights, rows, columns):
+    """Rows that sum to 1; where there is no weight at all, a client has its own.
+
+    Args:
+      weights: (k, m).
+      rows: (k,) ids; N in an empty place, whose row has no meaning.
+      columns: (m,) ids, in any order.
+    """
     total = weights.sum(1, keepdims=True)
-    oneself = jnp.eye(len(weights), dtype=weights.dtype)
+    oneself = (rows[:, None] == columns[None]).astype(weights.dtype)
     return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), oneself)
 
 

@@ -17,6 +17,18 @@ from jaxfl.training import sweep
 from jaxfl.types import Client
 
 
+def require(federation: Federation) -> None:
+    """Refuse a federation without public images.
+
+    Raises:
+      JaxflError: if there are none.
+    """
+    if len(federation.public) == 0:
+        raise JaxflError(
+            "The method needs public images and the federation has none; add --public held-out or a data set."
+        )
+
+
 def subset(key, federation: Federation, size: int):
     """Some public images of a round, drawn without replacement.
 
@@ -31,11 +43,7 @@ def subset(key, federation: Federation, size: int):
     Raises:
       JaxflError: if there are no public images.
     """
-    available = len(federation.public)
-    if available == 0:
-        raise JaxflError(
-            "The method needs public images and the federation has none; add --public held-out or a data set."
-        )
+    require(federation)
     stream = jax.random.fold_in(key, 2**31 - 1)  # no client has this id
     return jax.random.permutation(stream, federation.public)[:size]
 

@@ -10,6 +10,8 @@ from scipy import integrate, stats
 from jaxfl import mixing
 from jaxfl.algorithms import teaching
 from jaxfl.algorithms.fedcmd_score import Gaussian, gaussian, vote, wasserstein
+from jaxfl.engine import traced
+from jaxfl.registry import METHODS
 from jaxfl.types import Cohort, Slots
 
 NOBODY = 5  # of five clients; the id in an empty place
@@ -69,11 +71,46 @@ def test_pairs_of_empty_places_are_zero_and_never_written():
 def test_rows_of_one(rng):
     weights = rng.random((4, 4)) * [1, 1, 0, 1]  # the third place is empty
     weights[1] = 0
-    rows = np.asarray(mixing.rows_of_one(floats(weights)))
+    i = np.array([4, 1, NOBODY, 0], np.int32)
+    rows = np.asarray(mixing.rows_of_one(floats(weights), i, i))
     np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-6)
     np.testing.assert_allclose(rows[0], weights[0] / weights[0].sum(), rtol=1e-6)
     assert rows[1].tolist() == [0, 1, 0, 0]
     assert not rows[[0, 1, 3], 2].any()
+
+    among_all = mixing.rows_of_one(floats(np.zeros((4, 5))), i, np.arange(5, dtype=np.int32))
+    assert among_all[jnp.array([0, 1, 3])].tolist() == np.eye(5)[[4, 1, 0]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "of_clients"),
+    [("fedcmd", {"personal": "fc1", "selection_rounds": 0}, "own"), ("mnfl-homogeneous", {}, "weights")],
+)
+def test_what_a_client_receives_does_not_depend_on_its_place(federation, rng, name, options, of_clients):
+    """Devices get equal numbers of places: where all are scored there may be more of them than clients."""
+    config = METHODS[name].config(**options)
+    algorithm = METHODS[name].build(config)
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    apart = jax.tree.map(lambda leaf: leaf + floats(rng.normal(size=leaf.shape)), getattr(state, of_clients))
+    state = state._replace(**{of_clients: apart})
+    if name == "mnfl-homogeneous":
+        state = state._replace(matrix=state.matrix.at[2].set(0))  # taught by nobody
+
+    def received(*places):
+        slots = [
+            Slots(np.array(index, np.int32), np.array(index) < len(group.id))
+            for index, group in zip(places, federation.groups, strict=True)
+        ]
+        cohort = Cohort(np.int32(0), tuple(slots), rounds=1, part=True)
+        return [predictor.stacked for predictor in algorithm.receive(None, state, federation, cohort)]
+
+    places = [2, 3, 0, 1], [1, 0, 2]
+    in_order, elsewhere = received([0, 1, 2], [0, 1]), received(*places)
+    for index, expected, actual in zip(places, in_order, elsewhere, strict=True):
+        clients = np.array(index)
+        taken = clients < len(jax.tree.leaves(expected)[0])
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a[taken], b[clients[taken]], rtol=1e-5, atol=1e-6)
 
 
 def test_mixtures_and_products_are_those_of_flattened_trees(rng):

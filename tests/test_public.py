@@ -15,7 +15,7 @@ from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, for_methods
+from jaxfl.experiment import Setup, divide, for_methods
 from jaxfl.registry import METHODS
 
 SOURCE = tiny_source()
@@ -102,7 +102,9 @@ def test_some_images_are_drawn_by_the_seed():
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
-        (other(), {"size": 9}, "other has 8 training images, not 9 for the public; lower size="),
+        (other(), {"size": 9}, r"other has 8 training images .*size= must lie in \[1, 8\], but is 9"),
+        (other(), {"size": 0}, "but is 0"),
+        (other(), {"size": -1}, "but is -1"),
         (other(classes=5), {"labels": True}, "have 5 classes and the clients' 3, .*leave out labels=true"),
         (
             other(top=1, dtype=np.float32),
@@ -154,6 +156,9 @@ def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
     partition.save(held_out, SOURCE, tmp_path / "mine.npz")
     loaded = partition.load(tmp_path / "mine.npz", SOURCE)
     assert loaded.public.dtype == np.int32 and loaded.public.tolist() == held_out.public.tolist()
+    saved = {"partition": str(tmp_path / "mine.npz"), "clients": 4}
+    assert len(divide(Setup(**saved), SOURCE).public) == expected.sum()
+    assert not len(divide(Setup(public="none", **saved), SOURCE).public)
     assert not len(divided(0.0).public)
     with pytest.raises(JaxflError, match="A share of 0.01 of every class holds out no row; raise --public"):
         divided(0.01)

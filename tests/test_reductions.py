@@ -274,6 +274,28 @@ def test_fedcmd_votes_in_rounds_of_fedavg(federation):
     assert_same(of_clients, tree.stack(globally, len(SIZES)))
 
 
+def test_clients_without_a_mini_batch_do_not_vote(normalised):
+    """BatchNorm leaves a batch of one row out, and client 3 has no more."""
+    alone, with_another, without = (
+        run("fedcmd", normalised, cohorts=[present], selection_rounds=2, **TRAINING)[0][0]
+        for present in ([3], [3, 4], [4])
+    )
+    assert alone.won[0].tolist() == [0, 0] and with_another.won[0].sum() == 1
+    assert_same((with_another.won, with_another.scores), (without.won, without.scores))
+
+
+def test_fedcmd_compares_networks_that_resize_images():
+    """Resizing is a block without parameters."""
+    resizing = federated((zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.1), len(SIZES)))
+    assert resizing.models[0].names[0] == "input"
+    options = {"personal": "fc2", "selection_rounds": 0}
+    for similarity in ("parameters", "updates"):
+        state = initial("fedcmd", resizing, similarity=similarity, **options)
+        build = METHODS["fedcmd"].build(METHODS["fedcmd"].config(similarity=similarity, **options))
+        everyone = cohort(resizing, 0, EVERYONE)
+        jax.eval_shape(build.step, jax.random.key(1), state, resizing, everyone)
+
+
 def test_fedcmd_with_a_personal_first_layer_and_equal_weights_is_lg_fedavg(equal):
     """It mixes what is sent in the next round, LG-FedAvg at once: the same where all take part."""
     fixed = {"personal": "fc1", "selection_rounds": 0, "tail": "uniform"}

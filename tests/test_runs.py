@@ -21,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxfl import cli, registry
 from jaxfl.errors import JaxflError
-from jaxfl.runs import checkpoint, run
+from jaxfl.runs import checkpoint, plot, run
 
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
@@ -420,6 +420,35 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
         for line in metrics(original):
             assert [of_client["client"] for of_client in line["findings"]["assembled"]] == line["clients"]
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
+
+
+def test_a_matrix_is_there_wherever_a_checkpoint_is(dataset, tmp_path, monkeypatch):
+    """A run may stop right behind its last checkpoint."""
+    save, folder = checkpoint.save, tmp_path / "mnfl"
+
+    def save_and_stop(path, rounds, *rest):
+        save(path, rounds, *rest)
+        if rounds == ROUNDS:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", save_and_stop)
+    with pytest.raises(SystemExit):
+        cli.main(["run", "mnfl-homogeneous", *dataset, *FEDERATION, "--run-dir", str(folder)])
+    cli.main(["resume", str(folder)])
+    assert [path.name for path in sorted((folder / "matrices").iterdir())] == ["2.npz", "4.npz", "6.npz"]
+    assert (folder / "matrices.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("clients", [2, 41])
+def test_pictures_of_few_and_of_many_clients(tmp_path, clients):
+    def network(client):
+        blocks = [{"client": client, "index": 0, "group": 0, "kind": "fc"}]
+        return {"client": client, "model": 9, "teacher": 9, "own": blocks, "blocks": blocks}
+
+    counts = np.random.default_rng(0).integers(1, 9, (clients, 3))
+    plot.draw_matrices({"teachers": np.eye(clients)}, counts, tmp_path / "matrices.png")
+    plot.draw_assemblies([network(client) for client in range(clients)], tmp_path / "assembled.png")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
 KILLED_WHILE_WRITING_ROUND_3 = """

@@ -141,7 +141,7 @@ def build(config: FedCMD) -> Algorithm:
             if config.tail == "softmax":
                 weights = jax.nn.softmax(phi, axis=1, where=real)
             else:
-                weights = rows_of_one(phi)
+                weights = rows_of_one(phi, i, j)
             w = assemble(model, shared, own, others, personal, weights)
             return w._replace(stats=own.stats) if config.bn_stats == "local" else w
 
@@ -172,11 +172,16 @@ def build(config: FedCMD) -> Algorithm:
         )
         return *end(w), value
 
-    def winner(slots, votes):
-        """The layer that wins a round: votes of the cohort (k, candidates) -> (candidates,) int32."""
+    def voters(slots, tally):
+        """Who has voted, (k,) bool: the clients present, but for those whose rows make no mini-batch."""
+        return slots.mask & (tally.votes.sum(1) > 0)
+
+    def winner(slots, tally):
+        """The layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
+        votes = tally.votes
         if config.count == "clients":
             votes = jax.nn.one_hot(votes.argmax(1), votes.shape[1], dtype=jnp.int32)
-        total = jnp.where(slots.mask[:, None], votes, 0).sum(0, dtype=jnp.int32)
+        total = jnp.where(voters(slots, tally)[:, None], votes, 0).sum(0, dtype=jnp.int32)
         anybody = (total.sum() > 0).astype(jnp.int32)
         return anybody * jax.nn.one_hot(total.argmax(), len(total), dtype=jnp.int32)
 
@@ -201,7 +206,7 @@ def build(config: FedCMD) -> Algorithm:
             stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)
             shared = jax.tree.map(lambda mean, other: jnp.where(fedavg, mean, other), shared, stored)
         won = per_group(
-            lambda slots, won, tally: won + winner(slots, tally.votes) * selecting.astype(jnp.int32),
+            lambda slots, won, tally: won + winner(slots, tally) * selecting.astype(jnp.int32),
             cohort.groups,
             state.won,
             tallies,
@@ -223,7 +228,7 @@ def build(config: FedCMD) -> Algorithm:
         return begun._replace(stats=own.stats) if config.bn_stats == "local" else begun
 
     def mean_scores(slots, tally, before):
-        return tree.weighted_mean(tally.scores, slots.mask.astype(before.dtype), before)
+        return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
 
     def met(state, federation, cohort, start, trained):
         """Phi (N, N) with new entries for the pairs of the cohort."""

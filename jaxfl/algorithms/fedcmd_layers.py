@@ -56,11 +56,12 @@ def cosine(model: Model, one: Weights, other: Weights, personal):
     def squares(w):
         return _over_personal(
             model,
+            one,
             personal,
             lambda name: sum(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
         )
 
-    dots = _over_personal(model, personal, lambda name: products(one.params[name], other.params[name]))
+    dots = _over_personal(model, one, personal, lambda name: products(one.params[name], other.params[name]))
     return dots / jnp.maximum(jnp.sqrt(squares(one)[:, None] * squares(other)[None]), EPS)
 
 
@@ -73,7 +74,7 @@ def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
         return sum(cosines) / len(cosines)
 
     layers = jnp.maximum(personal.sum(), 1)
-    total = _over_personal(model, personal, of_block)
+    total = _over_personal(model, one, personal, of_block)
     return total / layers.astype(total.dtype)
 
 
@@ -85,15 +86,18 @@ def _mean_over_units(a, b):
     return (dots / jnp.maximum(norms, EPS)).mean(-1)
 
 
-def _over_personal(model: Model, personal, of_block: Callable):
-    """The sum of a function of the blocks' names over the personal ones; nothing is computed of others."""
+def _over_personal(model: Model, weights: Weights, personal, of_block: Callable):
+    """The sum of a function of the blocks' names over the personal ones; nothing is computed of others.
+
+    Blocks without parameters, such as resizing, have nothing to compare.
+    """
 
     def counted(b, name):
         result = functools.partial(of_block, name)
         nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(result))
         return jax.lax.cond(personal[b], result, lambda: nothing)
 
-    return sum(counted(b, name) for b, name in enumerate(model.names))
+    return sum(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
 
 
 def _flat(leaf):

@@ -65,7 +65,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         pool = among(federation, cohort)
 
         def of_group(own, others, i, j):
-            teacher = mix(rows_of_one(pairs(state.matrix, i, j)), others)
+            teacher = mix(rows_of_one(pairs(state.matrix, i, j), i, j), others)
             if config.transfer == "prox":
                 left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
                 teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import tree
+from jaxfl import public, tree
 from jaxfl.algorithms.club import assembly
 from jaxfl.algorithms.club.chain import Workshop
 from jaxfl.algorithms.partial_sharing import predict
@@ -98,6 +98,7 @@ def build(config: PFedClub) -> Algorithm:
     workshop = Workshop()
 
     def init(key, federation, hyper):
+        public.require(federation)
         if config.labelled and not federation.labelled:
             raise JaxflError(
                 "pfedclub uses the labels of public images, and here they do not mean what the clients' do; "

@@ -49,7 +49,7 @@ def initial(groups) -> jax.Array:
 
 def teachers(matrix, i):
     """The weights with which clients i (k,) teach each other, rows that sum to 1: (k, k)."""
-    return rows_of_one(pairs(matrix, i, i))
+    return rows_of_one(pairs(matrix, i, i), i, i)
 
 
 def learn(matrix, i, sizes, slopes, hyper: Teaching, uniform: float):

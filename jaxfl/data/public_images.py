@@ -42,12 +42,13 @@ def adapt(
       labels: whether the labels mean the same in both sets.
 
     Raises:
-      JaxflError: if there are fewer, or channels, range of values or number of classes do not fit.
+      JaxflError: if there are not so many, or channels, range of values or number of classes do not fit.
     """
     rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
-    if size is not None and size > len(rows):
+    if size is not None and not 1 <= size <= len(rows):
         raise JaxflError(
-            f"{other.name} has {len(rows)} training images, not {size} for the public; lower size=."
+            f"{other.name} has {len(rows)} training images for the public; size= must lie in "
+            f"[1, {len(rows)}], but is {size}."
         )
     if labels and other.classes != source.classes:
         raise JaxflError(

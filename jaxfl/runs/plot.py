@@ -9,6 +9,8 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 
 from jaxfl.errors import writing
 
+MOST_NAMED = 40  # clients for whose numbers and networks a picture has room
+
 
 def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
     """Write a PNG: accuracy against rounds, and against the bytes moved.
@@ -91,13 +93,14 @@ def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray, path: Pat
       path: of the PNG.
     """
     order = _by_labels(counts)
+    named = order if len(order) <= MOST_NAMED else []
     figure = Figure((5.2 * len(matrices), 4.6), layout="constrained", dpi=150)
     for place, (name, matrix) in enumerate(matrices.items(), 1):
         axes = figure.add_subplot(1, len(matrices), place, title=name)
         field = axes.imshow(matrix[np.ix_(order, order)], cmap="viridis", interpolation="nearest")
         axes.set(xlabel="client m", ylabel="client n")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(len(order)) if len(order) <= 40 else [], order[:40], fontsize=6)
+            axis.set_ticks(range(len(named)), named, fontsize=6)
         figure.colorbar(field, label="weight of client m for client n")
     with writing(path):
         figure.savefig(path, format="png")
@@ -112,13 +115,14 @@ def _by_labels(counts: np.ndarray) -> np.ndarray:
 
 
 def draw_assemblies(assembled: list[dict], path: Path) -> None:
-    """Write a PNG: for each client its own network as a row of blocks, and above it its teacher.
+    """Write a PNG: for each of up to 40 clients its own network as a row of blocks, and above it its teacher.
 
     Args:
       assembled: per client {"client", "model", "teacher", "own": blocks, "blocks": blocks}; of a block its
         client, index, group and kind. Colours are groups, a frame is a block of another client.
       path: of the PNG.
     """
+    assembled = assembled[:MOST_NAMED]
     longest = max(len(of_client[row]) for of_client in assembled for row in ("own", "blocks"))
     size = (1.5 + 0.75 * longest, 0.6 + 0.95 * len(assembled))
     figure = Figure(size, layout="constrained", dpi=150)

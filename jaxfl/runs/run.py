@@ -252,9 +252,9 @@ def _continue(folder, config, chosen, setup, data, watch, spent, done, profile=N
             )
         rounds = new[-1]["round"]
         if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
-            checkpoint.save(folder, rounds, chunk.state, mark)
-            if chosen.programs.matrices:
+            if chosen.programs.matrices:  # first: a resume writes nothing of the rounds before its checkpoint
                 store.write_matrices(folder, rounds, jax.device_get(chosen.programs.matrices(chunk.state)))
+            checkpoint.save(folder, rounds, chunk.state, mark)
     summary = result(config, metrics, chosen.programs.compilations - compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
     draw_findings(metrics, folder / "findings.png")

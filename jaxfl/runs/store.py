@@ -8,7 +8,7 @@ Its files are
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
-    curves.png, findings.png, matrices.png
+    curves.png, findings.png, assembled.png, matrices.png
 """
 
 import contextlib

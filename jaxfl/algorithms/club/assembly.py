@@ -75,11 +75,11 @@ def teach(key, state, federation, cohort, config, workshop: Workshop):
     )
     members = networks(state.weights, federation, cohort)
 
-    with timed(seconds, "signatures"):
+    with timed(seconds, "signatures", workshop):
         chosen = rows[np.sort(rng.permutation(len(rows))[: config.signature_images])]
         acts, logits = looked_at(workshop, state, federation, cohort, jnp.asarray(chosen))
         marks = signatures([acts[network.client] for network in members])
-    with timed(seconds, "grouping"):
+    with timed(seconds, "grouping", workshop):
         alike = similarity(marks)
         labels = (
             grouping.kmeans(marks, config.groups, rng)
@@ -92,7 +92,7 @@ def teach(key, state, federation, cohort, config, workshop: Workshop):
 
     found, taught = [], {}
     for network in members:
-        with timed(seconds, "search"):
+        with timed(seconds, "search", workshop):
             candidates = cmsr.bounded(
                 lambda: cmsr.cmsr(
                     network.client,  # noqa: B023
@@ -104,15 +104,16 @@ def teach(key, state, federation, cohort, config, workshop: Workshop):
                     most=config.candidates,
                 ),
                 lambda candidate: size(candidate, shape, classes),
-                (1 + getattr(hyper, "eta", np.inf)) * network.size,
+                (1 + float(getattr(hyper, "eta", np.inf))) * network.size,
                 identity(network.client, pool),
             )
-        with timed(seconds, "stitching"):
+        with timed(seconds, "stitching", workshop):
             chains = [
                 stitched(candidate, by_client, shape, classes, images, hyper, config, workshop, rng)
                 for candidate in candidates
             ]
-        with timed(seconds, "matching"):
+            jax.block_until_ready([part.weights for of_candidate in chains for part in of_candidate])
+        with timed(seconds, "matching", workshop):
             theirs = [predictions(workshop, of_candidate, images.x, config) for of_candidate in chains]
             best, alpha = match(logits[network.client], theirs)
             taught[network.client] = chains[best]
@@ -130,7 +131,7 @@ def teach(key, state, federation, cohort, config, workshop: Workshop):
             }
         )
 
-    with timed(seconds, "lessons"):
+    with timed(seconds, "lessons", workshop):
         state = with_teachers(state, federation, members, taught, config, workshop)
     nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
     phis = [of_client["phi"] for of_client in found]
@@ -270,8 +271,10 @@ def with_teachers(state, federation, members: list[Network], taught: dict, confi
 
 
 @contextlib.contextmanager
-def timed(seconds: dict[str, float], name: str):
-    """Adds the time of a block to those of its name."""
-    begun = time.perf_counter()
+def timed(seconds: dict[str, float], name: str, workshop: Workshop):
+    """Adds the time of a block to those of its name, and of its compilations to "compilation"."""
+    begun, before = time.perf_counter(), workshop.seconds
     yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+    compiled = workshop.seconds - before
+    for of, passed in ((name, time.perf_counter() - begun - compiled), ("compilation", compiled)):
+        seconds[of] = seconds.get(of, 0.0) + passed

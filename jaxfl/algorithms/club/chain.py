@@ -38,6 +38,7 @@ class Workshop:
 
     Attributes:
       compilations: how many were compiled, one per part and shape.
+      seconds: how long that took.
     """
 
     def __init__(self):
@@ -47,6 +48,11 @@ class Workshop:
     def compilations(self) -> int:
         """How many programs were compiled."""
         return sum(program.compilations for program in self._programs.values())
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+        return sum(program.seconds for program in self._programs.values())
 
     def forward(self, part: Frozen | Learnt, x):
         """The output of a part."""
