@@ -18,14 +18,19 @@ from jaxfl.types import Client
 
 
 def require(federation: Federation) -> None:
-    """Refuse a federation without public images.
+    """Refuse a federation whose clients cannot tell each other what they see on public images.
 
     Raises:
-      JaxflError: if there are none.
+      JaxflError: if there are none, or every client numbers its classes anew.
     """
     if len(federation.public) == 0:
         raise JaxflError(
             "The method needs public images and the federation has none; add --public held-out or a data set."
+        )
+    if not federation.unified:
+        raise JaxflError(
+            "The method compares clients' predictions on public images, which mean other classes on every "
+            "client under --labels independent; leave that out."
         )
 
 
@@ -41,7 +46,7 @@ def subset(key, federation: Federation, size: int):
       (R,) int32, rows of the federation's images.
 
     Raises:
-      JaxflError: if there are no public images.
+      JaxflError: see `require`.
     """
     require(federation)
     stream = jax.random.fold_in(key, 2**31 - 1)  # no client has this id

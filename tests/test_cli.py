@@ -280,6 +280,7 @@ REFUSED = [
     ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
     ("run mnfl @own.args --public none", "needs public images and the federation has none; add --public"),
     ("run pfedclub @own.args --public none", "needs public images and the federation has none"),
+    ("run mnfl @own.args --labels independent", "mean other classes on every client"),
     ("run mnfl @own.args --public held-out,share=0", "share must lie in (0, 1), but is 0.0"),
     (
         "run mnfl @own.args --public held-out --partition divided/partition.npz",

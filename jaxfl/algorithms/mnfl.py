@@ -16,7 +16,7 @@ part, teachers are mixed among them. A client deploys w_n, and receives nothing 
 What the paper leaves open: rows of C are learners (its equations mix rows and columns); without the simplex
 t_n would be no distribution; for eq. 7 clients send predictions once more, of the distilled models
 (``matrix_predictions="before"`` uses s_n of eq. 6 again); eq. 6 is a mean over images without a factor of T^2
-(`kl_weight`; the authors' code has 1/classes). Labels have to mean the same on all clients.
+(`kl_weight`; the authors' code has 1/classes).
 """
 
 import dataclasses

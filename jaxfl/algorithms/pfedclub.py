@@ -101,8 +101,8 @@ def build(config: PFedClub) -> Algorithm:
         public.require(federation)
         if config.labelled and not federation.labelled:
             raise JaxflError(
-                "pfedclub uses the labels of public images, and here they do not mean what the clients' do; "
-                "add labelled=false."
+                "pfedclub uses the labels of public images, and those of --public do not mean what the "
+                "clients' do; add labelled=false, or labels=true to --public if they do."
             )
         weights = initial_weights(key, federation)
         clients = [len(group.id) for group in federation.groups]

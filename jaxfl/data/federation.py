@@ -39,6 +39,7 @@ class Federation:
       public: (P,) int32, rows of `images` that everybody sees.
       clients_at_once: how many clients of a group run side by side on a device, in the client map.
       mesh: the devices that share the clients of a round, along one axis; None for a single device.
+      unified: whether an output means the same on all clients.
       labelled: whether the labels of public images mean what the clients' do.
     """
 
@@ -50,6 +51,7 @@ class Federation:
     public: jax.Array
     clients_at_once: int = static(default=1)
     mesh: Mesh | None = static(default=None)
+    unified: bool = static(default=True)
     labelled: bool = static(default=True)
 
     @property
@@ -137,11 +139,11 @@ def federate(
         axis = (AxisType.Auto,)
         mesh = jax.make_mesh((devices,), ("clients",), axis_types=axis, devices=jax.local_devices()[:devices])
     images, labels, rows = source.images, source.labels, partition.public
-    labelled = bool((partition.relabel == np.arange(source.classes)).all())  # not numbered anew by clients
+    unified = labelled = bool((partition.relabel == np.arange(source.classes)).all())
     if public is not None:
         rows = len(labels) + np.arange(len(public.labels))
         images, labels = np.concatenate([images, public.images]), np.concatenate([labels, public.labels])
-        labelled = labelled and public.labelled
+        labelled = unified and public.labelled
     federation = Federation(
         images=jnp.asarray(images),
         labels=jnp.asarray(labels, jnp.int32),
@@ -154,6 +156,7 @@ def federate(
         public=jnp.asarray(rows, jnp.int32),
         clients_at_once=clients_at_once,
         mesh=mesh,
+        unified=unified,
         labelled=labelled,
     )
     return federation.place(federation)
