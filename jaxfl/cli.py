@@ -23,7 +23,7 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, for_methods, load_source, prepare
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
-from jaxfl.runs.run import choose, resume, start
+from jaxfl.runs.run import Chosen, choose, restore, resume, start
 from jaxfl.runs.table import as_text, tabulate
 from jaxfl.training import Training
 
@@ -48,13 +48,17 @@ class Command(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits with code 2 and one sentence where the user has to mend something."""
+    """Run the command line; exits with code 2 and one sentence where the user has to mend something.
+
+    After a Ctrl-C it exits with code 130.
+    """
     try:
         _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        Console(stderr=True, soft_wrap=True).print(f"jaxfl: {str(stopped) or 'Stopped.'}", markup=False)
         sys.exit(130)
 
 
@@ -126,6 +130,9 @@ class Seeds:
 
 
 def _run(arguments: list[str]) -> None:
+    if arguments[:1] == ["--from"]:
+        _repeat(arguments[1:])
+        return
     if arguments in (["-h"], ["--help"]):
         defaults = {"federation": Setup(), "method": Training(), "output": RunFolder(), "profile": Profile()}
         _parse("run METHOD", arguments, **defaults)
@@ -141,18 +148,24 @@ def _run(arguments: list[str]) -> None:
         profile=Profile(),
     )
     chosen, setup = choose(choice, method, config), for_methods(setup, [method])
-    folder = where.run_dir or store.free_folder(method.name, setup.dataset)
+    _start(chosen, setup, where.run_dir, profile.profile)
+
+
+def _repeat(arguments: list[str]) -> None:
+    origin, arguments = _positional(arguments, "run", "RUN")
+    where, profile = _parse("run --from RUN", arguments, output=RunFolder(), profile=Profile())
+    setup, chosen = restore(Path(origin), store.read_config(Path(origin)))
+    _start(chosen, setup, where.run_dir, profile.profile, Path(origin) / store.PARTITION)
+
+
+def _start(
+    chosen: Chosen, setup: Setup, folder: Path | None, profile: Path | None, partition: Path | None = None
+) -> None:
+    folder = folder or store.free_folder(chosen.method.name, setup.dataset)
     store.check_free(folder)
-    data = _announce(setup)
+    data = _announce(setup, partition)
     with _Watch(1, setup.rounds) as watch:
-        result = start(
-            folder,
-            chosen,
-            setup,
-            data,
-            lambda new: watch(chosen.label, setup.seed, new),
-            profile.profile,
-        )
+        result = start(folder, chosen, setup, data, lambda new: watch(chosen.label, setup.seed, new), profile)
     _conclude([(chosen.label, result)], folder)
 
 
@@ -269,7 +282,12 @@ def _cite(arguments: list[str]) -> None:
 
 
 COMMANDS = {
-    "run": Command("run METHOD", "train one method; options: jaxfl run METHOD --help", _run, True),
+    "run": Command(
+        "run METHOD | --from RUN",
+        "train one method, or repeat a run; options: jaxfl run METHOD --help",
+        _run,
+        True,
+    ),
     "compare": Command(
         "compare METHOD ...",
         "several on one federation; an ablation is compfl,kd=false; options: --help",

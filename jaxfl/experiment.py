@@ -77,6 +77,8 @@ class Setup:
     training."""
     checkpoint_every: int | None = within("[1, inf)", None)
     """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
+    keep_checkpoints: int = within("[1, inf)", 2)
+    """How many of them are kept, the newest ones: should one be damaged, a resume takes the one before."""
     seed: int = within("[0, inf)", 0)
     """Initial weights, cohorts and batches."""
     clients_at_once: int | None = within("[1, inf)", None)

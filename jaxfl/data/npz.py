@@ -14,7 +14,8 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
     """All arrays of an ``.npz`` file by name, without ever unpickling anything.
 
     Raises:
-      JaxflError: if the file is missing, is no ``.npz`` of plain arrays, or lacks a required array.
+      JaxflError: if the file is missing, is no ``.npz`` of plain arrays, lacks a required array, or its
+        arrays do not fit in memory.
     """
     try:
         # Opened here, because numpy leaves a file open whose contents it does not understand.
@@ -27,13 +28,15 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
         ValueError,
         TypeError,
         EOFError,
-        NotImplementedError,
+        RuntimeError,  # of an encrypted file, or an unknown compression
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
         raise JaxflError(
             f"{path} is damaged or not an .npz file of plain arrays; write it with numpy.savez."
         ) from error
+    except MemoryError:
+        raise JaxflError(f"{path} holds more than fits in memory.") from None
     missing = [name for name in required if name not in arrays]
     if missing:
         raise JaxflError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}.")

@@ -240,8 +240,8 @@ def load(path: str | Path, source: Source) -> Partition:
     """
     names = [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs", "public", "checksum"]
     arrays = npz.read(path, names)
-    if not _well_formed(**arrays):
-        raise JaxflError(f"{path} is not a partition that jaxfl saved; divide the data again.")
+    if not _well_formed(**{name: arrays[name] for name in names}):
+        raise _foreign(path)
     relabel, outputs = arrays["relabel"], int(arrays["outputs"])
     same_classes = relabel.shape[1] == source.classes
     if not same_classes or arrays["checksum"] != _checksum(source):
@@ -249,10 +249,19 @@ def load(path: str | Path, source: Source) -> Partition:
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
         )
+    if max(arrays[name].max(initial=0) for name in (*PARTS, "public")) >= len(source.labels):
+        raise _foreign(path)
     parts = [np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1]) for part in PARTS]
+    for rows in parts:
+        if any((known[source.labels[own]] < 0).any() for known, own in zip(relabel, rows, strict=True)):
+            raise _foreign(path)
     return Partition(
         *map(_int32, parts), relabel.astype(np.int32), outputs, arrays["public"].astype(np.int32)
     )
+
+
+def _foreign(path: str | Path) -> JaxflError:
+    return JaxflError(f"{path} is not a partition that jaxfl saved; divide the data again.")
 
 
 def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
@@ -263,7 +272,7 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
         return False
     if relabel.ndim != 2 or relabel.size == 0 or outputs.ndim != 0 or checksum.ndim != 0:
         return False
-    if relabel.min() < -1 or not 0 <= relabel.max() < outputs:
+    if relabel.min() < -1 or not 0 <= relabel.max() < outputs <= relabel.shape[1]:
         return False
     for part in PARTS:
         sizes, numbers = rows[f"{part}_sizes"], rows[part]

@@ -138,7 +138,7 @@ def _image(file: Path) -> np.ndarray:
     try:
         with Image.open(file) as image:
             mode, pixels = image.mode, np.asarray(image)
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say "broken"
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways
         raise JaxflError(f"{file} cannot be read as an image.") from error
     if mode not in ("L", "RGB"):
         raise JaxflError(f"{file} is of mode {mode}; convert it to L (grey) or RGB.")

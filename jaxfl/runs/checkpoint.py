@@ -4,6 +4,8 @@ A state is stored as a flat dict of named arrays, so its container types may cha
 """
 
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ from jaxfl.errors import JaxflError, quiet, writing
 from jaxfl.runs.store import CHECKPOINTS
 
 
-def save(folder: Path, rounds: int, state: Any, fingerprint: str) -> None:
+class Damaged(JaxflError):
+    """A checkpoint that cannot be read."""
+
+
+def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> None:
     """Write the state after some rounds; Orbax makes the folder appear only when it is complete.
 
     Args:
@@ -22,24 +28,56 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str) -> None:
       rounds: rounds done.
       state: pytree of arrays.
       fingerprint: of the run's configuration.
+      keep: how many checkpoints are left, this one included.
     """
     path = folder / CHECKPOINTS / str(rounds)
     with writing(path):
         ocp.save(path.absolute(), _named(state), custom_metadata={"fingerprint": fingerprint})
-    for older in saved(folder)[:-2]:  # the last two are kept, should the newest be damaged
-        shutil.rmtree(folder / CHECKPOINTS / str(older))
+    trim(folder, rounds, keep)
 
 
 def saved(folder: Path) -> list[int]:
     """The numbers of rounds after which there is a checkpoint, ascending."""
-    return sorted(int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdigit())
+    return sorted(int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal())
 
 
-def keep(folder: Path, rounds: int) -> None:
-    """Drop later checkpoints than the one after `rounds` rounds, and any that is not complete."""
+def trim(folder: Path, rounds: int, keep: int) -> None:
+    """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
+    kept = {str(number) for number in [number for number in saved(folder) if number <= rounds][-keep:]}
     for path in (folder / CHECKPOINTS).glob("*"):
-        if not path.name.isdigit() or int(path.name) > rounds:
-            shutil.rmtree(path)
+        if path.name not in kept:
+            with writing(path):
+                shutil.rmtree(path)
+
+
+def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str) -> tuple[int, Any]:
+    """The newest checkpoint of the first `rounds` rounds that can be read; a warning names those that cannot.
+
+    Args:
+      folder: of the run.
+      rounds: up to which the metrics are complete.
+      like: makes a pytree of the state's structure, shapes and dtypes.
+      fingerprint: of the run's configuration.
+
+    Returns:
+      Rounds done and the state; 0 and None where there is no checkpoint.
+
+    Raises:
+      JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.
+    """
+    numbers = [number for number in saved(folder) if number <= rounds]
+    if not numbers:
+        return 0, None
+    like = like()
+    for number in reversed(numbers):
+        try:
+            return number, load(folder, number, like, fingerprint)
+        except Damaged as error:
+            warnings.warn(f"{error} It is passed over.", stacklevel=2)
+    raise JaxflError(
+        f"No checkpoint in {folder / CHECKPOINTS} can be read; delete this folder to repeat the run from its "
+        "first round."
+    )
 
 
 def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
@@ -52,7 +90,8 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
       fingerprint: of the run's configuration.
 
     Raises:
-      JaxflError: if it is damaged, or belongs to another configuration.
+      Damaged: if it cannot be read.
+      JaxflError: if it belongs to another configuration.
     """
     path = (folder / CHECKPOINTS / str(rounds)).absolute()
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -68,10 +107,7 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             same = shapes == {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
             leaves = ocp.load(path, wanted) if written_by == fingerprint and same else None
     except Exception as error:  # whatever Orbax meets in a damaged folder
-        raise JaxflError(
-            f"The checkpoint {path} is damaged ({type(error).__name__}); delete this folder to resume "
-            "from the one before."
-        ) from error
+        raise Damaged(f"The checkpoint {path} cannot be read ({type(error).__name__}).") from error
     if leaves is None:
         raise JaxflError(
             f"The checkpoint {path} belongs to another configuration than {folder / 'config.json'}; "

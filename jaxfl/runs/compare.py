@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxfl.errors import JaxflError, writing
 from jaxfl.experiment import Data, Setup
 from jaxfl.runs import store, table
+from jaxfl.runs.interrupt import Interrupted, patient
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.run import Chosen, described, resume, start
 
@@ -70,20 +71,31 @@ def compare(
 
     Returns:
       The table, None if no run has finished; and for every other run the sentence that says why not.
+
+    Raises:
+      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     failures = []
-    for run, (chosen, setup) in planned.items():
+    with patient() as asked:
+        for number, (run, (chosen, setup)) in enumerate(planned.items(), 1):
 
-        def watch_run(new, label=chosen.label, seed=setup.seed):
-            watch(label, seed, new)
+            def watch_run(new, label=chosen.label, seed=setup.seed):
+                watch(label, seed, new)
 
-        try:
-            if (run / store.CONFIG).exists():
-                resume(run, watch_run)
-            else:
-                start(run, chosen, setup, data, watch_run)
-        except JaxflError as error:
-            failures.append(str(error))
+            try:
+                if asked.to_stop:
+                    raise Interrupted
+                if (run / store.CONFIG).exists():
+                    resume(run, watch_run)
+                else:
+                    start(run, chosen, setup, data, watch_run)
+            except JaxflError as error:
+                failures.append(str(error))
+            except Interrupted:
+                raise Interrupted(
+                    f"The comparison in {folder} has stopped in run {number} of {len(planned)}; repeat the "
+                    f"command, with --run-dir {folder}, to continue."
+                ) from None
     return report([folder], folder) if len(failures) < len(planned) else None, failures
 
 

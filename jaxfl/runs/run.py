@@ -7,7 +7,7 @@ import platform
 import subprocess
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
 from jaxfl.runs import checkpoint, store
+from jaxfl.runs.interrupt import Interrupted, patient
 from jaxfl.runs.plot import draw_assemblies, draw_curves, draw_findings, draw_matrices
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
@@ -101,6 +102,7 @@ def start(
     Raises:
       JaxflError: if the folder is not free, the method refuses the data or its options, or the loss is no
         longer finite. What was computed before stays in the folder; if nothing was, the folder goes.
+      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     store.check_free(folder)
     spent = _spent(chosen)
@@ -122,7 +124,7 @@ def start(
     partitions.save(data.partition, data.source, folder / store.PARTITION)
     store.write_json(folder / store.CONFIG, config)
     try:
-        return _continue(folder, config, chosen, setup, data, watch, spent, done=0, profile=profile)
+        return _continue(folder, config, chosen, setup, data, watch, spent, profile)
     except JaxflError:
         if not store.read_metrics(folder):
             store.discard(folder, made)
@@ -139,13 +141,14 @@ def described(chosen: Chosen, setup: Setup) -> dict:
 
 
 def resume(folder: Path, watch: Callable) -> dict:
-    """Continue a run from the last checkpoint up to which its metrics are complete.
+    """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
 
     A finished run returns its result at once.
 
     Raises:
-      JaxflError: if the folder holds no run, or one whose method cannot be found again, or a checkpoint is
-        damaged or foreign.
+      JaxflError: if the folder holds no run, or one whose method cannot be found again, or checkpoints of
+        which none can be read, or one is foreign.
+      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     config = store.read_config(folder)
     if (folder / store.RESULT).exists():
@@ -153,29 +156,46 @@ def resume(folder: Path, watch: Callable) -> dict:
         return store.read_json(folder / store.RESULT)
     setup, chosen = restore(folder, config)
     data = prepare(setup, folder / store.PARTITION)
-    written = len(store.read_metrics(folder))
-    done = max((rounds for rounds in checkpoint.saved(folder) if rounds <= written), default=0)
-    return _continue(folder, config, chosen, setup, data, watch, _spent(chosen), done)
+    return _continue(folder, config, chosen, setup, data, watch, _spent(chosen))
 
 
 def restore(folder: Path, config: dict) -> tuple[Setup, Chosen]:
-    """The setup and the method that a run's configuration describes."""
+    """The setup and the method that a run's configuration describes.
+
+    Raises:
+      JaxflError: if they cannot be found again, or their code is in the run folder, which is data.
+    """
     if config["method"] is None:
         raise JaxflError(
             f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
             "path/to/file.py:object to resume it."
         )
-    method, _ = registry.method(config["method"])
     options = dict(config["options"])
+    _refuse_code_within(folder, [config["method"], *options.values()])
+    method, _ = registry.method(config["method"])
     try:
         setup = _restored(Setup, {field.name: options.pop(field.name) for field in dataclasses.fields(Setup)})
         chosen = choose(config["method"], method, _restored(method.config, options))
     except (KeyError, TypeError) as error:
         raise JaxflError(
             f"{folder / store.CONFIG} does not fit this version of jaxfl ({error}); the run was made by "
-            f"jaxfl {config['environment']['jaxfl']}."
+            f"jaxfl {config['environment'].get('jaxfl')}."
         ) from None
     return setup, chosen._replace(label=config["label"])
+
+
+def _refuse_code_within(folder: Path, values: Iterable) -> None:
+    """A run folder may come from somebody else: what it holds is read, and never executed."""
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    for text in texts:
+        path, py, _ = text.rpartition(".py:") if isinstance(text, str) else ("", "", "")
+        if py and (
+            Path(path + ".py").resolve().is_relative_to(folder.resolve()) or not Path(path).is_absolute()
+        ):
+            raise JaxflError(
+                f"{folder / store.CONFIG} names code in the run folder itself ({text}), which is not "
+                "executed; move that file, and name it by its absolute path."
+            )
 
 
 def _as_many_as_fit(chosen: Chosen, setup: Setup, data: Data) -> Data:
@@ -212,16 +232,17 @@ def _spent(chosen: Chosen) -> tuple[int, float]:
     return chosen.programs.compilations, chosen.programs.seconds
 
 
-def _continue(folder, config, chosen, setup, data, watch, spent, done, profile=None) -> dict:
+def _continue(folder, config, chosen, setup, data, watch, spent, profile=None) -> dict:
     mark = store.fingerprint(config)
     key = jax.random.key(setup.seed)
     cohorts = _cohorts(setup, data.federation)
-    metrics = store.keep_metrics(folder, done)
-    checkpoint.keep(folder, done)
-    state = None
-    if done:
-        like = jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
-        state = checkpoint.load(folder, done, like, mark)
+
+    def like():
+        return jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
+
+    done, state = checkpoint.newest(folder, len(store.read_metrics(folder)), like, mark)
+    metrics = store.trim(folder, done)
+    checkpoint.trim(folder, done, setup.keep_checkpoints)
     compilations, seconds = spent
     chunks = simulate(
         chosen.programs,
@@ -237,24 +258,34 @@ def _continue(folder, config, chosen, setup, data, watch, spent, done, profile=N
     chunks = memory.enough(chunks, data.federation)
     if profile:
         chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
-    for chunk in chunks:
-        now = chosen.programs.seconds
-        new = records(chunk, data.federation, cohorts, now - seconds, data.devices)
-        seconds = now
-        store.append_metrics(folder, new)
-        metrics += new
-        watch(new)
-        if chunk.diverged:
-            round_, client = chunk.diverged
-            raise JaxflError(
-                f"{chosen.label}: the loss or the predictions of client {client} are not finite in round "
-                f"{round_ + 1}; lower --lr (now {chosen.config.lr}); what came before is in {folder}."
-            )
-        rounds = new[-1]["round"]
-        if rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
-            if chosen.programs.matrices:  # first: a resume writes nothing of the rounds before its checkpoint
-                store.write_matrices(folder, rounds, jax.device_get(chosen.programs.matrices(chunk.state)))
-            checkpoint.save(folder, rounds, chunk.state, mark)
+    with patient() as asked:
+        for chunk in chunks:
+            now = chosen.programs.seconds
+            new = records(chunk, data.federation, cohorts, now - seconds, data.devices)
+            seconds = now
+            store.append_metrics(folder, new)
+            metrics += new
+            watch(new)
+            if chunk.diverged:
+                round_, client = chunk.diverged
+                raise JaxflError(
+                    f"{chosen.label}: the loss or the predictions of client {client} are not finite in round "
+                    f"{round_ + 1}; lower --lr (now {chosen.config.lr}); what came before is in {folder}."
+                )
+            rounds, stop = new[-1]["round"], asked.to_stop
+            if stop or rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
+                if (
+                    chosen.programs.matrices
+                ):  # first: a resume writes nothing of the rounds before its checkpoint
+                    store.write_matrices(
+                        folder, rounds, jax.device_get(chosen.programs.matrices(chunk.state))
+                    )
+                checkpoint.save(folder, rounds, chunk.state, mark, setup.keep_checkpoints)
+            if stop and rounds < setup.rounds:
+                raise Interrupted(
+                    f"{chosen.label} has stopped after round {rounds} of {setup.rounds}; continue with "
+                    f"`jaxfl resume {folder}`."
+                )
     summary = result(config, metrics, chosen.programs.compilations - compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
     draw_findings(metrics, folder / "findings.png")

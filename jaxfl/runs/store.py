@@ -9,6 +9,9 @@ Its files are
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
     curves.png, findings.png, assembled.png, matrices.png
+
+A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
+it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short.
 """
 
 import contextlib
@@ -28,14 +31,22 @@ from jaxfl.errors import JaxflError, writing
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
 # Options that runs of one experiment may differ in.
-INCIDENTAL = ("seed", "data_dir", "clients_at_once", "devices", "convolution", "checkpoint_every")
+INCIDENTAL = (
+    "seed",
+    "data_dir",
+    "clients_at_once",
+    "devices",
+    "convolution",
+    "checkpoint_every",
+    "keep_checkpoints",
+)
 
 
 def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
     Raises:
-      JaxflError: if it holds anything.
+      JaxflError: if it holds anything but what starts left behind that were killed.
     """
     with writing(folder):
         if (folder / CONFIG).exists():
@@ -43,8 +54,13 @@ def check_free(folder: Path) -> None:
                 f"{folder} already holds a run; choose another --run-dir, or continue it with "
                 f"`jaxfl resume {folder}`."
             )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and all(map(_of_killed_start, folder.rglob("*")))):
             raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
+
+
+def _of_killed_start(path: Path) -> bool:
+    """Whether a path is of a run that was begun by `create` and never got its configuration."""
+    return path.is_dir() or (_part(path.parent / CONFIG).exists() and not (path.parent / CONFIG).exists())
 
 
 def create(folder: Path) -> Path:
@@ -62,9 +78,7 @@ def create(folder: Path) -> Path:
         while not made.parent.exists():
             made = made.parent
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / CONFIG
-        probe.write_text("")
-        probe.unlink()
+        _part(folder / CONFIG).write_text("")
     return made
 
 
@@ -88,12 +102,25 @@ def free_folder(name: str, dataset: str = "") -> Path:
     return folder
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON at once: a reader sees the old file or the new one."""
+@contextlib.contextmanager
+def replacing(path: Path):
+    """A binary file that takes the place of another at once: a reader sees the old one or the new one."""
     with writing(path):
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(part, path)
+        with _part(path).open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(_part(path), path)
+
+
+def _part(path: Path) -> Path:
+    return path.with_suffix(".part")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON at once."""
+    with replacing(path) as file:
+        file.write(f"{json.dumps(value, indent=1)}\n".encode())
 
 
 def read_json(path: Path) -> Any:
@@ -106,7 +133,7 @@ def read_json(path: Path) -> Any:
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
     try:
         return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise JaxflError(f"{path} is damaged ({error}); restore it from a copy.") from None
 
 
@@ -114,12 +141,31 @@ def read_config(folder: Path) -> dict:
     """Read a run's configuration.
 
     Raises:
-      JaxflError: if the folder holds no run, or the file is damaged.
+      JaxflError: if the folder holds no run or a link that leads out of it, or the file is damaged.
     """
+    if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
+        raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
+    _refuse_links(folder)
     config = read_json(folder / CONFIG)
-    if not isinstance(config, dict) or not {"method", "label", "options", "environment"} <= set(config):
-        raise JaxflError(f"{folder / CONFIG} is damaged (it lacks entries); restore it from a copy.")
+    kinds = {"method": str | None, "label": str, "options": dict, "environment": dict}
+    whole = isinstance(config, dict) and all(
+        name in config and isinstance(config[name], kind) for name, kind in kinds.items()
+    )
+    if not whole or not all(type(config["options"].get(name)) is int for name in ("rounds", "seed")):
+        raise JaxflError(
+            f"{folder / CONFIG} is damaged (it lacks entries, or they are of another type); restore it from "
+            "a copy."
+        )
     return config
+
+
+def _refuse_links(folder: Path) -> None:
+    """A run folder may come from somebody else, and what is resumed in it is written and deleted."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise JaxflError(
+                f"{path} is a link that leads out of the run folder; put what it means in its place."
+            )
 
 
 def append_metrics(folder: Path, records: list[dict]) -> None:
@@ -135,7 +181,8 @@ def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -
     path = folder / MATRICES / f"{rounds}.npz"
     with writing(path):
         path.parent.mkdir(exist_ok=True)
-        np.savez_compressed(path, **matrices)
+    with replacing(path) as file:
+        np.savez_compressed(file, **matrices)
 
 
 def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
@@ -144,25 +191,33 @@ def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
 
 
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
-    """The lines of the first `rounds` rounds (all by default); a line cut short by a crash is left out."""
+    """The lines of the first `rounds` rounds, all by default; they end before one that a crash cut short."""
     path = folder / METRICS
     records = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines()[:rounds] if path.exists() else ():
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except ValueError:
             break
-    return [record for record in records if rounds is None or record["round"] <= rounds]
+        if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+            break
+        records.append(record)
+    return records
 
 
-def keep_metrics(folder: Path, rounds: int) -> list[dict]:
-    """Drop the lines after `rounds` rounds, before a run continues from a checkpoint."""
+def trim(folder: Path, rounds: int) -> list[dict]:
+    """Drop the lines and the matrices after `rounds` rounds, before a run continues from a checkpoint.
+
+    Returns:
+      The lines that are left.
+    """
     kept = read_metrics(folder, rounds)
-    path = folder / METRICS
-    with writing(path):
-        part = path.with_suffix(".part")
-        part.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(part, path)
+    with replacing(folder / METRICS) as file:
+        file.writelines(f"{json.dumps(record)}\n".encode() for record in kept)
+    for path in (folder / MATRICES).glob("*.npz"):
+        if not path.stem.isdecimal() or int(path.stem) > rounds:
+            with writing(path):
+                path.unlink()
     return kept
 
 

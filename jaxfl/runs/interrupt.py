@@ -1,0 +1,60 @@
+"""Ctrl-C: the first one lets the rounds in progress end and be saved, the second one ends at once."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that ended early because somebody asked for it; the message says how to go on.
+
+    The command line prints the message and exits with code 130.
+    """
+
+
+class Asked:
+    """A handler of SIGINT.
+
+    Attributes:
+      to_stop: whether it was called.
+    """
+
+    def __init__(self):
+        self.to_stop = False
+
+    def __call__(self, number, frame):
+        """Note the first signal, obey the second.
+
+        Raises:
+          KeyboardInterrupt: at the second signal.
+        """
+        if self.to_stop:
+            raise KeyboardInterrupt
+        self.to_stop = True
+        # Not by print, which this handler may have interrupted.
+        os.write(2, b"\nThe rounds in progress end and are saved; press Ctrl-C again to end at once.\n")
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[Asked]:
+    """Within, a Ctrl-C interrupts nothing: whoever loops looks at `Asked.to_stop` between two steps.
+
+    Where somebody else handles or ignores the signal, and outside of the main thread, which alone gets
+    signals, nothing changes. Nested, all see the same `Asked`.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if isinstance(before, Asked):
+        yield before
+        return
+    asked = Asked()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not in_main_thread:
+        yield asked
+        return
+    signal.signal(signal.SIGINT, asked)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
