@@ -49,28 +49,6 @@ def _slots(chosen: np.ndarray) -> Slots:
     return Slots(np.where(mask, index, np.int32(chosen.shape[1])), mask)
 
 
-def join(runs: Sequence[tuple[Slots, ...]], group_sizes: Sequence[int]) -> tuple[Slots, ...]:
-    """The cohorts of several runs, one run's rounds after another's, in as many places as the fullest needs.
-
-    Args:
-      runs: cohorts of each, per group `Slots` with leaves (rounds, k_g); k_g may differ between runs.
-      group_sizes: clients of each group.
-    """
-
-    def of_group(clients, *parts):
-        places = max(part.mask.shape[1] for part in parts)
-
-        def padded(leaf, value):
-            return np.pad(leaf, [(0, 0), (0, places - leaf.shape[1])], constant_values=value)
-
-        return Slots(
-            np.concatenate([padded(part.index, clients) for part in parts]),
-            np.concatenate([padded(part.mask, False) for part in parts]),
-        )
-
-    return tuple(map(of_group, group_sizes, *runs))
-
-
 def balance(
     cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], federation: Federation
 ) -> tuple[Slots, ...]:
@@ -113,3 +91,31 @@ def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slot
     used = (index < len(sizes)).sum(2).max(initial=0)
     index = index[:, :, :used].reshape(rounds, devices * used)
     return Slots(index, index < len(sizes))
+
+
+def join(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> tuple[Slots, ...]:
+    """The cohorts of several runs, in as many places as the fullest needs; every client keeps its device.
+
+    Args:
+      runs: what `balance` returns for each: leaves (rounds, devices * places) with its own number of places.
+      federation: whose clients and devices they are.
+
+    Returns:
+      Per group `Slots` with leaves (runs, rounds, devices * places).
+    """
+
+    def of_group(group, *parts):
+        places = max(part.mask.shape[1] for part in parts) // federation.devices
+
+        def filled(leaf, value):
+            rounds, its_own = len(leaf), leaf.shape[1] // federation.devices
+            stretches = leaf.reshape(rounds, federation.devices, its_own)
+            fill = [(0, 0), (0, 0), (0, places - its_own)]
+            return np.pad(stretches, fill, constant_values=value).reshape(rounds, -1)
+
+        return Slots(
+            np.stack([filled(part.index, len(group.id)) for part in parts]),
+            np.stack([filled(part.mask, False) for part in parts]),
+        )
+
+    return tuple(map(of_group, federation.groups, *runs))

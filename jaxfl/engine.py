@@ -6,7 +6,7 @@ the state and a resumed run repeats the undisturbed one bit for bit.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,15 +75,16 @@ class Report(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """An algorithm's programs. Runs that share them (several seeds) share the compilations.
+    """An algorithm's programs. Runs that share them (other seeds, other rates) share the compilations.
 
     Args:
       init: ``(key, federation, hyper) -> state``; not compiled as a whole: its few draws are then compiled
         once for all methods.
       rounds: ``(key, state, federation, cohorts, score_key=None) -> (state, reports)``; the state is donated.
         With a `score_key` every round's cohort is scored.
-      rounds_of_seeds: ``(keys, states, federation, cohorts) -> (states, reports)``: `rounds` of several seeds
-        as one program; all leaves but the federation's have a leading axis.
+      rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None) -> (states, reports)``: `rounds`
+        of several runs as one program; all leaves but the federation's have a leading axis.
+      of_run: ``(states, i) -> state`` of one of them.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
@@ -92,7 +93,8 @@ class Programs(NamedTuple):
 
     init: Callable
     rounds: Program
-    rounds_of_seeds: Program
+    rounds_of_runs: Program
+    of_run: Program
     received: Program
     personal: Program
     host: Callable | None
@@ -110,7 +112,7 @@ class Programs(NamedTuple):
 
     @property
     def _compiled(self) -> set[Program]:
-        return {self.rounds, self.rounds_of_seeds, self.received, self.personal}
+        return {self.rounds, self.rounds_of_runs, self.of_run, self.received, self.personal}
 
 
 def programs(algorithm: Algorithm) -> Programs:
@@ -141,19 +143,26 @@ def programs(algorithm: Algorithm) -> Programs:
 
         return jax.lax.scan(one, state, cohorts)
 
-    def rounds_of_seeds(keys, states, federation, cohorts):
-        return jax.lax.map(  # seeds go as clients do: one after another, or side by side
-            lambda of_seed: rounds(*of_seed[:2], federation, of_seed[2]),
-            (keys, states, cohorts),
-            batch_size=len(keys) if federation.clients_at_once > 1 else None,
+    def rounds_of_runs(keys, states, federation, cohorts, score_keys=None):
+        def one(run):
+            key, state, cohorts, score_key = run
+            return rounds(key, state, federation, cohorts, score_key)
+
+        side_by_side = federation.clients_at_once > 1  # runs go as clients do
+        return jax.lax.map(
+            one, (keys, states, cohorts, score_keys), batch_size=len(keys) if side_by_side else None
         )
+
+    def of_run(states, i):
+        return jax.tree.map(lambda leaf: leaf[i], states)
 
     score_received = Program(received)
     same = algorithm.personal is algorithm.receive
     return Programs(
         init=algorithm.init,
         rounds=Program(rounds, donate=(1,)),
-        rounds_of_seeds=Program(rounds_of_seeds, donate=(1,)),
+        rounds_of_runs=Program(rounds_of_runs, donate=(1,)),
+        of_run=Program(of_run),
         received=score_received,
         personal=score_received if same else Program(personal),
         host=algorithm.host,
@@ -215,20 +224,19 @@ def simulate(
     init_key, round_key, host_key, score_key = jax.random.split(key, 4)
     rounds = cohorts[0].mask.shape[0]
     if state is None:
-        # Copied, because an array that stands in two places cannot be donated.
-        state = jax.tree.map(jnp.copy, programs.init(init_key, federation, traced(hyper)))
+        state = _initial(programs, federation, hyper, init_key)
     round_key, score_key, state = federation.place((round_key, score_key, state))
     cohort_key = score_key if score_cohort else None
     for first in range(start, rounds, eval_every):
-        last = min(first + eval_every, rounds) - 1
+        end = min(first + eval_every, rounds)
         begun, compiled = time.perf_counter(), programs.seconds
         if programs.host is None:
-            chunk = _of_rounds(cohorts, first, last + 1)
+            chunk = _of_rounds(cohorts, first, end)
             state, reports = programs.rounds(round_key, state, federation, chunk, cohort_key)
             reports = _per_round(jax.device_get(reports))
         else:
             reports = []
-            for t in range(first, last + 1):
+            for t in range(first, end):
                 cohort = _of_rounds(cohorts, t, t + 1)
                 state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
                 (report,) = _per_round(jax.device_get(report))
@@ -243,20 +251,90 @@ def simulate(
                     report = report._replace(personal=scores)
                 reports.append(report)
         trained = time.perf_counter() - begun - (programs.seconds - compiled)
+        chunk = _scored(programs, federation, cohorts, score_key, first, state, reports, trained)
+        yield chunk
+        if chunk.diverged:
+            return
 
-        diverged = _first_infinite_loss(reports, first, cohorts, federation)
-        if diverged:
-            reports = reports[: diverged[0] - first + 1]
-            yield Chunk(first, state, reports, None, trained, 0.0, diverged)
-            return
+
+def simulate_together(
+    programs: Programs,
+    federation: Federation,
+    hypers: Sequence[Any],
+    cohorts: tuple[Slots, ...],
+    keys: Sequence[jax.Array],
+    *,
+    eval_every: int,
+    start: int = 0,
+    states: Sequence[Any] | None = None,
+    score_cohort: bool = False,
+) -> Iterator[dict[int, Chunk]]:
+    """Run a federated method several times as one program, chunk by chunk; per run as `simulate` does.
+
+    Args:
+      programs: of the algorithm, which has no host step.
+      federation: clients and data.
+      hypers: of each run the method's configuration; they differ in rates alone.
+      cohorts: per group `Slots` with leaves (runs, rounds, k_g), see `jaxfl.cohorts.join`.
+      keys: of the runs.
+      eval_every: rounds of a chunk.
+      start: first round; a multiple of `eval_every` or the end of the runs.
+      states: of each run the state at `start`; None for new runs.
+      score_cohort: score the cohort of every round, before and after its training.
+
+    Yields:
+      A `Chunk` of each run by its number, after every `eval_every` rounds and after the last one. A run that
+      has diverged is left out from then on; what is computed for it still is nobody's. Each counts an equal
+      part of the seconds of training.
+    """
+    streams = [jax.random.split(key, 4) for key in keys]
+    init_keys, round_keys, _, score_keys = (jnp.stack(of_runs) for of_runs in zip(*streams, strict=True))
+    of_runs = [jax.tree.map(lambda leaf, i=i: leaf[i], cohorts) for i in range(len(keys))]
+    rounds = of_runs[0][0].mask.shape[0]
+    if states is None:
+        made = zip(hypers, init_keys, strict=True)
+        states = [_initial(programs, federation, hyper, key) for hyper, key in made]
+    # On the host, where stacking compiles nothing.
+    states = jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, states))
+    round_keys, score_keys, states = federation.place((round_keys, score_keys, states))
+    cohort_keys = score_keys if score_cohort else None
+    going = range(len(keys))
+    for first in range(start, rounds, eval_every):
+        end = min(first + eval_every, rounds)
         begun, compiled = time.perf_counter(), programs.seconds
-        scores = evaluate(programs, federation, state, score_key, last, rounds)
-        evaluated = time.perf_counter() - begun - (programs.seconds - compiled)
-        diverged = _first_infinite_score(scores["personal"], last, federation)
-        scores = None if diverged else scores
-        yield Chunk(first, state, reports, scores, trained, evaluated, diverged)
-        if diverged:
+        chunk = _of_rounds(cohorts, first, end)
+        states, reports = programs.rounds_of_runs(round_keys, states, federation, chunk, cohort_keys)
+        reports = jax.device_get(reports)
+        trained = (time.perf_counter() - begun - (programs.seconds - compiled)) / len(keys)
+        chunks = {}
+        for i in going:
+            state = federation.place(programs.of_run(states, np.int32(i)))
+            of_run = _per_round(jax.tree.map(lambda leaf, i=i: leaf[i], reports))
+            chunks[i] = _scored(
+                programs, federation, of_runs[i], score_keys[i], first, state, of_run, trained
+            )
+        going = [i for i in going if not chunks[i].diverged]
+        yield chunks
+        if not going:
             return
+
+
+def _initial(programs: Programs, federation: Federation, hyper: Any, key: jax.Array) -> Any:
+    # Copied, because an array that stands in two places cannot be donated.
+    return jax.tree.map(jnp.copy, programs.init(key, federation, traced(hyper)))
+
+
+def _scored(programs, federation, cohorts, score_key, first, state, reports, trained) -> Chunk:
+    """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
+    diverged = _first_infinite_loss(reports, first, cohorts, federation)
+    if diverged:
+        return Chunk(first, state, reports[: diverged[0] - first + 1], None, trained, 0.0, diverged)
+    last, rounds = first + len(reports) - 1, cohorts[0].mask.shape[0]
+    begun, compiled = time.perf_counter(), programs.seconds
+    scores = evaluate(programs, federation, state, score_key, last, rounds)
+    evaluated = time.perf_counter() - begun - (programs.seconds - compiled)
+    diverged = _first_infinite_score(scores["personal"], last, federation)
+    return Chunk(first, state, reports, None if diverged else scores, trained, evaluated, diverged)
 
 
 def compiled(
@@ -270,10 +348,7 @@ def compiled(
     score_cohort: bool = False,
 ) -> list[jax.stages.Compiled]:
     """The executables of a run that `simulate` begins with the same arguments; nothing runs."""
-    state = jax.eval_shape(programs.init, key, federation, traced(hyper))
-    state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=federation.everywhere), state
-    )
+    state = _shapes(programs, federation, hyper, key)
     key, rounds = federation.place(key), cohorts[0].mask.shape[0]
     chunk = _of_rounds(cohorts, 0, min(rounds, eval_every if programs.host is None else 1))
     part = _everyone_in_parts(federation, 0, rounds)[0]
@@ -282,6 +357,33 @@ def compiled(
         programs.received.compile(key, state, federation, part),
         programs.personal.compile(key, state, federation, part),
     ]
+
+
+def compiled_together(
+    programs: Programs,
+    federation: Federation,
+    hyper: Any,
+    cohorts: tuple[Slots, ...],
+    keys: Sequence[jax.Array],
+    *,
+    eval_every: int,
+    score_cohort: bool = False,
+) -> jax.stages.Compiled:
+    """The executable of several runs' rounds as `simulate_together` has it; `hyper` is of any of the runs."""
+    states = _shapes(programs, federation, hyper, keys[0], (len(keys),))
+    stacked, rounds = federation.place(jnp.stack(keys)), cohorts[0].mask.shape[1]
+    chunk = _of_rounds(cohorts, 0, min(rounds, eval_every))
+    return programs.rounds_of_runs.compile(
+        stacked, states, federation, chunk, stacked if score_cohort else None
+    )
+
+
+def _shapes(programs: Programs, federation: Federation, hyper: Any, key: jax.Array, runs=()) -> Any:
+    """Of a state, perhaps with a leading axis of runs, where all devices hold it."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(runs + leaf.shape, leaf.dtype, sharding=federation.everywhere),
+        jax.eval_shape(programs.init, key, federation, traced(hyper)),
+    )
 
 
 def traced(hyper: Any) -> Any:
@@ -309,11 +411,13 @@ def evaluate(
 
 
 def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
-    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
+    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis, before it perhaps one of runs."""
+    *runs, rounds, _ = cohorts[0].mask.shape
+    numbers = np.arange(first, end, dtype=np.int32)
     return Cohort(
-        np.arange(first, end, dtype=np.int32),
-        jax.tree.map(lambda leaf: leaf[first:end], cohorts),
-        rounds=cohorts[0].mask.shape[0],
+        np.broadcast_to(numbers, (*runs, end - first)),
+        jax.tree.map(lambda leaf: leaf[..., first:end, :], cohorts),
+        rounds=rounds,
     )
 
 

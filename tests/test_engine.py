@@ -190,14 +190,13 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     sizes = [np.asarray(group.size) for group in federation.groups]
     drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
     assert len({slots[0].mask.shape for slots in drawn}) > 1
-    joined = balance(join(drawn, CLIENTS), sizes, federation)
-    joined = jax.tree.map(lambda leaf: leaf.reshape(3, 2, -1), joined)
+    joined = join([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
     keys = jax.random.split(KEY, 3)
     states = [jax.tree.map(jnp.copy, programs.init(key, federation, engine.traced(CONFIG))) for key in keys]
     numbers = np.arange(2, dtype=np.int32)
     tolerance = 0 if at_once == 1 else 1e-6
 
-    together, _ = programs.rounds_of_seeds(
+    together, _ = programs.rounds_of_runs(
         keys,
         jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
         federation,

@@ -72,7 +72,7 @@ def in_jaxfl(
       runs: the cohorts of each seed.
       rounds: of a repetition.
     """
-    program = chosen.programs.rounds_of_seeds if strategy.together else chosen.programs.rounds
+    program = chosen.programs.rounds_of_runs if strategy.together else chosen.programs.rounds
     before = program.seconds
     keys = [jax.random.key(setup.seed + i) for i in range(strategy.seeds)]
     hyper = traced(chosen.config)
@@ -84,8 +84,7 @@ def in_jaxfl(
     def cohorts(federation):
         """For every repetition those of each program."""
         sizes = [np.asarray(group.size) for group in federation.groups]
-        slots = balance(join(runs, [len(of_group) for of_group in sizes]), sizes, federation)
-        slots = jax.tree.map(lambda leaf: leaf.reshape(strategy.seeds, -1, leaf.shape[-1]), slots)
+        slots = join([balance(run, sizes, federation) for run in runs], federation)
         numbers = np.tile(np.arange(rounds, dtype=np.int32), (strategy.seeds, 1))
         of_turns = [Cohort(numbers, of_turn, rounds) for of_turn in chunks(slots, rounds)]
         if strategy.together:
