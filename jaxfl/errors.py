@@ -31,10 +31,23 @@ def writing(where: str | Path):
     try:
         yield
     except OSError as error:
+        raise unwritable(where, error) from error
+
+
+def unwritable(where: str | Path, error: Exception) -> JaxflError:
+    """The sentence about a failed write."""
+    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    return JaxflError(f"{where} cannot be written ({reason}); free some space or choose another place.")
+
+
+@contextlib.contextmanager
+def reading(where: str | Path):
+    """Turn a failed read into one sentence that names `where`."""
+    try:
+        yield
+    except OSError as error:
         reason = error.strerror or str(error)
-        raise JaxflError(
-            f"{where} cannot be written ({reason}); free some space or choose another place."
-        ) from error
+        raise JaxflError(f"{where} cannot be read ({reason}); check its permissions.") from error
 
 
 @contextlib.contextmanager
@@ -42,7 +55,7 @@ def quiet():
     """Silence what libraries log about a problem that our message says in one sentence."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from jaxfl.errors import JaxflError, quiet, writing
+from jaxfl.errors import JaxflError, quiet, unwritable, writing
 from jaxfl.runs.store import CHECKPOINTS
 
 
@@ -31,8 +31,11 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
       keep: how many checkpoints are left, this one included.
     """
     path = folder / CHECKPOINTS / str(rounds)
-    with writing(path):
-        ocp.save(path.absolute(), _named(state), custom_metadata={"fingerprint": fingerprint})
+    try:
+        with quiet():
+            ocp.save(path.absolute(), _named(state), custom_metadata={"fingerprint": fingerprint})
+    except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
+        raise unwritable(path, error) from error
     trim(folder, rounds, keep)
 
 

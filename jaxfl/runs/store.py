@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import npz
-from jaxfl.errors import JaxflError, writing
+from jaxfl.errors import JaxflError, reading, writing
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
@@ -129,11 +129,13 @@ def read_json(path: Path) -> Any:
     Raises:
       JaxflError: if the file is missing or is not JSON.
     """
-    if not path.is_file():
-        raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
+    with reading(path):
+        if not path.is_file():
+            raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
+        text = path.read_bytes()
     try:
-        return json.loads(path.read_text())
-    except (OSError, RecursionError, ValueError) as error:
+        return json.loads(text)
+    except (RecursionError, ValueError) as error:
         raise JaxflError(f"{path} is damaged ({error}); restore it from a copy.") from None
 
 
@@ -143,9 +145,10 @@ def read_config(folder: Path) -> dict:
     Raises:
       JaxflError: if the folder holds no run or a link that leads out of it, or the file is damaged.
     """
-    if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
-        raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
-    _refuse_links(folder)
+    with reading(folder):
+        if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
+            raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
+        _refuse_links(folder)
     config = read_json(folder / CONFIG)
     kinds = {"method": str | None, "label": str, "options": dict, "environment": dict}
     whole = isinstance(config, dict) and all(
@@ -193,8 +196,10 @@ def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     """The lines of the first `rounds` rounds, all by default; they end before one that a crash cut short."""
     path = folder / METRICS
+    with reading(path):
+        lines = path.read_bytes().splitlines()[:rounds] if path.exists() else []
     records = []
-    for line in path.read_bytes().splitlines()[:rounds] if path.exists() else ():
+    for line in lines:
         try:
             record = json.loads(line)
         except ValueError:

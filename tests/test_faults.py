@@ -1,0 +1,581 @@
+"""Faults: every one is injected into real runs, and afterwards nothing is missing, doubled or different.
+
+The kills of a few methods are always tested; those of all methods, hundreds of seconds, by
+
+    python -m pytest tests/test_faults.py -m ""
+
+which also writes docs/faults.md.
+"""
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_source
+from killing import MOMENTS, Commands, Moment
+from orbax.checkpoint import v1 as ocp
+
+import jaxfl
+from jaxfl import cli, engine
+from jaxfl.registry import METHODS
+from jaxfl.runs import checkpoint, run, store
+from jaxfl.runs.interrupt import patient
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "faults.md"
+ROUNDS, EVERY, CHECKPOINTS = 16, 2, 4
+FEDERATION = (
+    "--partition classes,classes_per_client=2,samples_per_client=8 --clients 4 --participation 0.5 "
+    f"--epochs 1 --rounds {ROUNDS} --eval-every {EVERY} --checkpoint-every {CHECKPOINTS} --seed 3 --devices 1"
+).split()
+SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4"]  # compiled in a second
+UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
+PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
+# The methods as this test runs them: so that all that they do happens within a few rounds.
+CHOICES = {name: name for name in METHODS} | {
+    "fedcmd": "fedcmd,selection_rounds=3",
+    "mnfl": "mnfl,public_batch=2",
+    "pfedclub": "pfedclub,server_epochs=1,candidates=2",
+    "pfedclub-plus": "pfedclub-plus,server_epochs=1,candidates=2",
+}
+HOST, MATRICES = ("pfedclub", "pfedclub-plus"), ("mnfl", "mnfl-homogeneous")
+KILLS = 7  # of each method, in the long test
+
+RESUMED = "`jaxfl resume` continues to the same bits"
+REPEATED = "the same command begins again"
+FAULTS = {f"killed {moment}": RESUMED for moment in MOMENTS} | {
+    "killed making the folder": f"{REPEATED}, or {RESUMED}",
+    "Ctrl-C": f"the rounds in progress end and are saved; {RESUMED}",
+    "Ctrl-C, and again": RESUMED,
+    "Ctrl-C in a comparison": "the rounds in progress end and are saved; the same command continues",
+    "newest checkpoint unreadable": f"a warning; {RESUMED} from the one before",
+    "metrics cut short": RESUMED,
+    "another file of the run cut short": f"one sentence that names the file, or {RESUMED}",
+    "data file cut short": "one sentence that names the file; no folder is made",
+    "NaN in the data": "one sentence that names the file; no folder is made",
+    "disk full, writing metrics": f"one sentence; {RESUMED}",
+    "disk full, writing a checkpoint": f"one sentence; {RESUMED}",
+    "disk full, writing the result": f"one sentence; {RESUMED}",
+    "folder read-only": f"one sentence; once it can be written, {RESUMED}",
+    "one client has one sample, one class nobody has, cohorts of one": "a result like any other",
+    "all clients identical": "a result like any other",
+}
+INJECTED = {}  # fault -> rounds that were computed again, each time
+
+
+def injected(fault, lost=0):
+    assert fault in FAULTS
+    INJECTED.setdefault(fault, []).append(lost)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs are compiled for a few rounds of milliseconds."""
+    run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def failed_io():
+    """Orbax leaves coroutines of a failed read or write behind, which complain when they are collected."""
+    yield
+    gc.collect()
+
+
+def with_failed_io(test):
+    """Mark a test in which Orbax fails to read or to write."""
+    ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    return ignored(pytest.mark.usefixtures("failed_io")(test))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """The options that name a tiny data set."""
+    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
+    np.savez(path, images=source.images, labels=source.labels, split=source.train)
+    return ["--dataset", str(path)]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """Runs the real command in processes that can be killed."""
+    folder = tmp_path_factory.mktemp("commands")
+    environment = {
+        **os.environ,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or str(folder / "cache"),
+    }
+    with Commands(folder, environment) as commands:
+        yield commands
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory):
+    """A run that nothing happened to, in this process; what other tests repeat is compiled already."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    cli.main(["run", "fedavg", *dataset, *PLAIN, "--run-dir", str(folder)])
+    assert checkpoint.saved(folder) == [8, 12, 16]
+    return folder
+
+
+def unfinished(finished, folder):
+    """A copy of the run, without its result."""
+    shutil.copytree(finished, folder)
+    (folder / "result.json").unlink()
+    return folder
+
+
+def main(capsys, *words):
+    """Run the command in this process: its exit code, and what it wrote to stderr."""
+    capsys.readouterr()
+    try:
+        cli.main(list(map(str, words)))
+    except SystemExit as end:
+        return end.code, capsys.readouterr().err
+    return 0, capsys.readouterr().err
+
+
+def refusal(capsys, *words):
+    """The one sentence with which the command is refused."""
+    code, sentence = main(capsys, *words)
+    assert code == 2 and sentence.startswith("jaxfl: ") and sentence.count("\n") == 1, sentence
+    return sentence
+
+
+def comparable(record):
+    """Without times and compilations, which no two runs share."""
+    kept = {key: value for key, value in record.items() if key not in ("seconds", "compilations")}
+    if kept.get("findings"):
+        unshared = ("server seconds", "compiled parts")
+        kept["findings"] = {key: value for key, value in kept["findings"].items() if key not in unshared}
+    return kept
+
+
+def contents(folder):
+    """All that a finished run has written: by file, what two runs of the same bits share."""
+    found = {}
+    for path in folder.iterdir():
+        match path.suffix:
+            case ".jsonl":
+                found[path.name] = [comparable(json.loads(line)) for line in path.read_text().splitlines()]
+            case ".json":
+                found[path.name] = comparable(json.loads(path.read_text()))
+            case ".npz":
+                found[path.name] = arrays(np.load(path))
+            case _:
+                found[path.name] = path.suffix
+    for path in (folder / "matrices").glob("*"):
+        found[f"matrices/{path.name}"] = arrays(np.load(path))
+    for path in (folder / "checkpoints").glob("*"):
+        leaves = ocp.metadata(path).metadata
+        wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+        found[f"checkpoints/{path.name}"] = arrays(ocp.load(path, wanted))
+    return found
+
+
+def arrays(named):
+    return {name: (named[name].shape, named[name].tobytes()) for name in named}
+
+
+def behind(folder):
+    """Rounds of which there are metrics, but no checkpoint."""
+    written = len(store.read_metrics(folder))
+    return written - max((rounds for rounds in checkpoint.saved(folder) if rounds <= written), default=0)
+
+
+# --- kills
+
+
+def moments(method, rng):
+    """Moments at which to kill, without end: every kind in turn, each anywhere within its kind."""
+    spans = {  # seconds
+        "anywhere": 6.0,
+        "making the folder": 0.03,
+        "in a chunk of rounds": 0.02,
+        "in the server's step": 0.3,
+        "in an evaluation": 0.02,
+        "writing matrices": 0.01,
+        "writing a checkpoint": 0.1,
+        "writing pictures and the result": 0.5,
+        "cutting back for a resume": 0.01,
+    }
+    names = [name for name in MOMENTS if name != "in the server's step" or method in HOST]
+    names = [name for name in names if name != "writing matrices" or method in MATRICES]
+    while True:
+        for name in rng.permutation(names):
+            number = 1 if name in ("making the folder", "cutting back for a resume") else rng.integers(1, 3)
+            yield Moment(str(name), int(number), float(rng.uniform(0, spans.get(name, 0))))
+
+
+def killed_and_resumed(commands, dataset, folder, method, planned, kills):
+    """Kill runs of a method until it has been done so often; every run ends like one that nobody killed."""
+    models = UNLIKE if method in (*HOST, "draftfed") else SMALL
+    start = ["run", CHOICES[method], *dataset, *FEDERATION, *models, "--run-dir"]
+    undisturbed = commands([*start, str(folder / "undisturbed")])
+    assert undisturbed.code == 0, undisturbed.error
+    expected = contents(folder / "undisturbed")
+    done, runs = 0, itertools.count()
+    while done < kills:
+        run = folder / f"run-{next(runs)}"
+        while not (run / store.RESULT).exists():
+            moment = next(planned) if done < kills else None
+            begun = (run / store.CONFIG).exists()
+            ended = commands(["resume", str(run)] if begun else [*start, str(run)], moment)
+            assert ended.code in (0, -signal.SIGKILL), ended.error
+            if ended.code:
+                done += 1
+                injected(f"killed {moment.name}", behind(run))
+        assert contents(run) == expected
+        shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("method", ["mnfl", "pfedclub"])
+def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, tmp_path, method):
+    planned = {
+        "mnfl": [Moment("writing matrices", 2), Moment("writing a checkpoint", 2, 0.05)],
+        "pfedclub": [Moment("in the server's step", 5, 0.1), Moment("in a line of metrics", 4)],
+    }
+    killed_and_resumed(commands, dataset, tmp_path, method, iter(planned[method]), 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_killed_at_random_moments(commands, dataset, tmp_path, method):
+    rng = np.random.default_rng([*method.encode()])
+    killed_and_resumed(commands, dataset, tmp_path, method, moments(method, rng), KILLS)
+
+
+# --- Ctrl-C
+
+
+def press(monkeypatch, times, evaluation=3):
+    """Have Ctrl-C pressed during an evaluation."""
+    evaluate, calls = engine.evaluate, itertools.count(1)
+
+    def pressed(*arguments):
+        if next(calls) == evaluation:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(engine, "evaluate", pressed)
+
+
+def test_ctrl_c_saves_the_rounds_in_progress(finished, dataset, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    press(monkeypatch, times=1)
+    code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    assert code == 130
+    assert f"fedavg has stopped after round 6 of 16; continue with `jaxfl resume {run}`." in said
+    assert checkpoint.saved(run) == [4, 6] and behind(run) == 0
+    injected("Ctrl-C", behind(run))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+def test_a_second_ctrl_c_ends_at_once(finished, dataset, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    press(monkeypatch, times=2)
+    code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    assert code == 130 and said.endswith("jaxfl: Stopped.\n")
+    assert checkpoint.saved(run) == [4] and len(store.read_metrics(run)) == 4
+    injected("Ctrl-C, and again", behind(run))
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+def test_ctrl_c_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", "fedavg,lr=0.2", *dataset, *PLAIN, "--run-dir", folder]
+    press(monkeypatch, times=1)
+    code, said = main(capsys, *words)
+    assert code == 130 and "has stopped in run 1 of 2; repeat the command" in said
+    (run,) = folder.glob("*/*")
+    injected("Ctrl-C in a comparison", behind(run))
+    assert main(capsys, *words)[0] == 0
+    assert contents(run) == contents(finished)
+    assert len(list(folder.glob("*/*/result.json"))) == 2
+
+
+def test_who_handles_ctrl_c_already_still_does():
+    def handler():
+        with patient():
+            return signal.getsignal(signal.SIGINT)
+
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(handler()))
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert handler() is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- files that are damaged
+
+
+def cut(path, share):
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+
+@with_failed_io
+def test_unreadable_checkpoints_are_passed_over(finished, tmp_path, capsys):
+    run = unfinished(finished, tmp_path / "run")
+    for path in (run / "checkpoints" / "16").rglob("*"):
+        if path.is_file():
+            cut(path, 0.5)
+    shutil.rmtree(run / "checkpoints" / "12" / "state")
+    (run / "matrices").mkdir()
+    for rounds in (8, 16):
+        np.savez(run / "matrices" / f"{rounds}.npz")
+    with pytest.warns(UserWarning, match="cannot be read") as warned:
+        assert main(capsys, "resume", run)[0] == 0
+    assert [str(warning.message).split()[2][-14:] for warning in warned] == [
+        "checkpoints/16",
+        "checkpoints/12",
+    ]
+    injected("newest checkpoint unreadable", 16 - 8)
+    assert [path.name for path in (run / "matrices").iterdir()] == ["8.npz"]
+    shutil.rmtree(run / "matrices")
+    assert contents(run) == contents(finished)
+
+
+@with_failed_io
+def test_without_a_readable_checkpoint_nothing_is_touched(finished, tmp_path, capsys):
+    run = unfinished(finished, tmp_path / "run")
+    for path in (run / "checkpoints").iterdir():
+        shutil.rmtree(path / "state")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.warns(UserWarning, match="cannot be read"):
+        sentence = refusal(capsys, "resume", run)
+    assert f"No checkpoint in {run}/checkpoints can be read; delete this folder" in sentence
+    assert checkpoint.saved(run) == [8, 12, 16] and (run / "metrics.jsonl").read_bytes() == before
+    shutil.rmtree(run / "checkpoints")
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+@pytest.mark.parametrize("lines", [0, 9, 12, 15])
+def test_metrics_that_are_cut_short(finished, tmp_path, capsys, lines):
+    run = unfinished(finished, tmp_path / "run")
+    written = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join(written[:lines]) + written[lines][:30] + b"\xff\n")
+    injected("metrics cut short", behind(run))
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+@with_failed_io
+@pytest.mark.filterwarnings("ignore:The checkpoint")
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
+@pytest.mark.parametrize("name", ["config.json", "partition.npz", "checkpoints/16/state/manifest.ocdbt"])
+def test_other_files_that_are_cut_short(finished, tmp_path, capsys, name, share):
+    run = unfinished(finished, tmp_path / "run")
+    cut(run / name, share)
+    injected("another file of the run cut short", behind(run))
+    code, said = main(capsys, "resume", run)
+    if code == 0:
+        assert contents(run) == contents(finished)
+    else:
+        assert code == 2 and str(run / name) in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_data_that_are_cut_short(dataset, tmp_path, capsys, share):
+    path = tmp_path / "cut.npz"
+    shutil.copy(dataset[1], path)
+    cut(path, share)
+    injected("data file cut short")
+    words = ["run", "fedavg", *PLAIN, "--dataset", path, "--run-dir", tmp_path / "run"]
+    assert f"{path} is damaged or not an .npz file" in refusal(capsys, *words)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_single_nan_in_the_data(tmp_path, capsys):
+    path, source = tmp_path / "nan.npz", tiny_source()
+    images = source.images.astype(np.float32)
+    images[-1, 0, 0] = np.nan
+    np.savez(path, images=images, labels=source.labels)
+    injected("NaN in the data")
+    words = ["run", "fedavg", *PLAIN, "--dataset", path, "--run-dir", tmp_path / "run"]
+    assert f"{path}: images hold NaN" in refusal(capsys, *words)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- places that cannot be written
+
+
+def full_disk(monkeypatch, module, name, call=1, room=100):
+    """During one call of a function no file can grow beyond `room` bytes: the system refuses to write on."""
+    usual, calls = getattr(module, name), itertools.count(1)
+
+    def without_room(*arguments, **options):
+        if next(calls) != call:
+            return usual(*arguments, **options)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            return usual(*arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(module, name, without_room)
+
+
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        ("metrics", (store, "append_metrics", 5)),
+        ("a checkpoint", (checkpoint, "save", 2)),
+        ("the result", (store, "write_json", 2)),
+    ],
+)
+@with_failed_io
+def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, where):
+    run = tmp_path / "run"
+    full_disk(monkeypatch, *where)
+    sentence = refusal(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    assert str(run) in sentence and "cannot be written (" in sentence and "free some space" in sentence
+    injected(f"disk full, writing {what}", behind(run))
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """A folder of somebody who may not write it, whoever runs the tests."""
+    root = os.geteuid() == 0
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_a_read_only_folder(finished, dataset, capsys):
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        data = ["--dataset", str(shutil.copy(dataset[1], place))]
+        run = place / "run"
+        assert main(capsys, "run", "fedavg", *data, *PLAIN, "--run-dir", run)[0] == 0
+        expected = contents(run)
+        (run / "result.json").unlink()
+        with read_only(place):
+            injected("folder read-only", behind(run))
+            assert f"{run}/metrics.jsonl cannot be written (Permission" in refusal(capsys, "resume", run)
+            words = ["run", "fedavg", *data, *PLAIN, "--run-dir", place / "new"]
+            assert f"{place}/new cannot be written (Permission denied)" in refusal(capsys, *words)
+        assert main(capsys, "resume", run)[0] == 0
+        assert contents(run) == expected
+
+
+# --- federations at the edge
+
+AT_THE_EDGE = """
+import numpy as np
+from jaxfl.data.sources import Source
+
+
+def source(data_dir):
+    labels = np.arange(60) % 3
+    images = np.random.default_rng(0).integers(0, 99, (60, 8, 8, 1), dtype=np.uint8)
+    return Source("edge", images, labels, np.arange(60) < 40, 4)  # of class 3 there is nothing
+
+
+def odd(labels, clients, rng):
+    return [np.arange(1), *np.array_split(np.arange(1, 40), clients - 1)]
+
+
+def identical(labels, clients, rng):
+    return [np.arange(12)] * clients
+"""
+EDGES = {
+    "odd": "one client has one sample, one class nobody has, cohorts of one",
+    "identical": "all clients identical",
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize(
+    "method", [name if name == "fedper" else pytest.param(name, marks=pytest.mark.long) for name in METHODS]
+)
+def test_federations_at_the_edge(tmp_path, method, edge):
+    (tmp_path / "edge.py").write_text(AT_THE_EDGE)
+    result = jaxfl.run(
+        CHOICES[method],
+        run_dir=tmp_path / "run",
+        dataset=f"{tmp_path}/edge.py:source",
+        partition=f"{tmp_path}/edge.py:{edge}",
+        test="source",
+        participation=0.25 if edge == "odd" else 1.0,
+        clients=4,
+        models=["mlp,hidden=3", "mlp,hidden=4"],
+        epochs=1,
+        rounds=3 if method == "fedcmd" else 2,
+        eval_every=1,
+        **({"selection_rounds": 1} if method == "fedcmd" else {}),
+    )
+    injected(EDGES[edge])
+    lines = store.read_metrics(tmp_path / "run")
+    assert all(line["loss"] > 0 and len(line["clients"]) == (1 if edge == "odd" else 4) for line in lines)
+    assert len(result["accuracy"]["per_client"]) == 4 and 0 <= result["accuracy"]["mean"] <= 1
+
+
+# --- the table
+
+
+HEAD = f"""# Faults
+
+Faults that the tests inject into real runs, how often, and what is lost: the most rounds whose metrics were
+written already and that had to be computed again, beside the rounds in progress. Runs have {ROUNDS} rounds,
+an evaluation every {EVERY} and a checkpoint every {CHECKPOINTS}. Nothing else is lost: afterwards metrics,
+result, matrices and checkpoints are compared, bit for bit, with those of a run that nothing happened to.
+
+Kills are `kill -9` at random moments, {KILLS} for each of the {len(METHODS)} methods, of runs that start
+and of runs that are resumed. The table is written by
+
+    python -m pytest tests/test_faults.py -m ""
+
+| fault | times | rounds computed again | what follows |
+|---|---|---|---|
+"""
+
+
+@pytest.mark.long
+def test_write_the_table():
+    """It needs all other tests of this file."""
+    rows = []
+    for fault, then in FAULTS.items():
+        lost = INJECTED[fault]
+        again = f"at most {max(lost)}" if any(lost) else "none"
+        rows.append(f"| {fault} | {len(lost)} | {again} | {then} |\n")
+    DOCUMENT.write_text(HEAD + "".join(rows))
+
+
+def test_the_table_is_that_of_these_faults():
+    rows = [line.split(" | ") for line in DOCUMENT.read_text().splitlines() if " | " in line][1:]
+    assert {row[0].removeprefix("| "): row[3].removesuffix(" |") for row in rows} == FAULTS
+    assert sum(int(row[1]) for row in rows if "killed" in row[0]) >= 100
