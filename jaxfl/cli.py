@@ -200,7 +200,7 @@ def _compare(arguments: list[str]) -> None:
     begun = comparison.runs_in(folder)
     data = _announce(setup, begun[0] / store.PARTITION if begun else None)
     with _Watch(len(planned), setup.rounds) as watch:
-        made, failures = comparison.compare(folder, planned, data, watch)
+        made, failures = comparison.compare(folder, planned, data, watch, OUT.print)
     if made:
         OUT.print(as_text(made))
         OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png, and a folder per run")

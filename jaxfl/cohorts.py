@@ -93,15 +93,12 @@ def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slot
     return Slots(index, index < len(sizes))
 
 
-def join(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> tuple[Slots, ...]:
-    """The cohorts of several runs, in as many places as the fullest needs; every client keeps its device.
+def join(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> list[tuple[Slots, ...]]:
+    """The cohorts of several runs in equally many places, as the fullest needs; clients keep their devices.
 
     Args:
-      runs: what `balance` returns for each: leaves (rounds, devices * places) with its own number of places.
+      runs: what `balance` returns for each: leaves (rounds, devices * places), places being the run's own.
       federation: whose clients and devices they are.
-
-    Returns:
-      Per group `Slots` with leaves (runs, rounds, devices * places).
     """
 
     def of_group(group, *parts):
@@ -113,9 +110,6 @@ def join(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> tuple[Slo
             fill = [(0, 0), (0, 0), (0, places - its_own)]
             return np.pad(stretches, fill, constant_values=value).reshape(rounds, -1)
 
-        return Slots(
-            np.stack([filled(part.index, len(group.id)) for part in parts]),
-            np.stack([filled(part.mask, False) for part in parts]),
-        )
+        return [Slots(filled(part.index, len(group.id)), filled(part.mask, False)) for part in parts]
 
-    return tuple(map(of_group, federation.groups, *runs))
+    return list(zip(*map(of_group, federation.groups, *runs), strict=True))

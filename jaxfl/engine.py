@@ -261,7 +261,7 @@ def simulate_together(
     programs: Programs,
     federation: Federation,
     hypers: Sequence[Any],
-    cohorts: tuple[Slots, ...],
+    cohorts: Sequence[tuple[Slots, ...]],
     keys: Sequence[jax.Array],
     *,
     eval_every: int,
@@ -275,7 +275,7 @@ def simulate_together(
       programs: of the algorithm, which has no host step.
       federation: clients and data.
       hypers: of each run the method's configuration; they differ in rates alone.
-      cohorts: per group `Slots` with leaves (runs, rounds, k_g), see `jaxfl.cohorts.join`.
+      cohorts: of each run, all in equally many places, see `jaxfl.cohorts.join`.
       keys: of the runs.
       eval_every: rounds of a chunk.
       start: first round; a multiple of `eval_every` or the end of the runs.
@@ -289,20 +289,18 @@ def simulate_together(
     """
     streams = [jax.random.split(key, 4) for key in keys]
     init_keys, round_keys, _, score_keys = (jnp.stack(of_runs) for of_runs in zip(*streams, strict=True))
-    of_runs = [jax.tree.map(lambda leaf, i=i: leaf[i], cohorts) for i in range(len(keys))]
-    rounds = of_runs[0][0].mask.shape[0]
+    rounds = cohorts[0][0].mask.shape[0]
     if states is None:
         made = zip(hypers, init_keys, strict=True)
         states = [_initial(programs, federation, hyper, key) for hyper, key in made]
-    # On the host, where stacking compiles nothing.
-    states = jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, states))
+    states = _stacked(list(map(jax.device_get, states)))  # on the host, where nothing is compiled for it
     round_keys, score_keys, states = federation.place((round_keys, score_keys, states))
     cohort_keys = score_keys if score_cohort else None
     going = range(len(keys))
     for first in range(start, rounds, eval_every):
         end = min(first + eval_every, rounds)
         begun, compiled = time.perf_counter(), programs.seconds
-        chunk = _of_rounds(cohorts, first, end)
+        chunk = _stacked([_of_rounds(of_run, first, end) for of_run in cohorts])
         states, reports = programs.rounds_of_runs(round_keys, states, federation, chunk, cohort_keys)
         reports = jax.device_get(reports)
         trained = (time.perf_counter() - begun - (programs.seconds - compiled)) / len(keys)
@@ -311,7 +309,7 @@ def simulate_together(
             state = federation.place(programs.of_run(states, np.int32(i)))
             of_run = _per_round(jax.tree.map(lambda leaf, i=i: leaf[i], reports))
             chunks[i] = _scored(
-                programs, federation, of_runs[i], score_keys[i], first, state, of_run, trained
+                programs, federation, cohorts[i], score_keys[i], first, state, of_run, trained
             )
         going = [i for i in going if not chunks[i].diverged]
         yield chunks
@@ -363,7 +361,7 @@ def compiled_together(
     programs: Programs,
     federation: Federation,
     hyper: Any,
-    cohorts: tuple[Slots, ...],
+    cohorts: Sequence[tuple[Slots, ...]],
     keys: Sequence[jax.Array],
     *,
     eval_every: int,
@@ -371,8 +369,8 @@ def compiled_together(
 ) -> jax.stages.Compiled:
     """The executable of several runs' rounds as `simulate_together` has it; `hyper` is of any of the runs."""
     states = _shapes(programs, federation, hyper, keys[0], (len(keys),))
-    stacked, rounds = federation.place(jnp.stack(keys)), cohorts[0].mask.shape[1]
-    chunk = _of_rounds(cohorts, 0, min(rounds, eval_every))
+    stacked, rounds = federation.place(jnp.stack(keys)), cohorts[0][0].mask.shape[0]
+    chunk = _stacked([_of_rounds(of_run, 0, min(rounds, eval_every)) for of_run in cohorts])
     return programs.rounds_of_runs.compile(
         stacked, states, federation, chunk, stacked if score_cohort else None
     )
@@ -411,14 +409,17 @@ def evaluate(
 
 
 def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
-    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis, before it perhaps one of runs."""
-    *runs, rounds, _ = cohorts[0].mask.shape
-    numbers = np.arange(first, end, dtype=np.int32)
+    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
     return Cohort(
-        np.broadcast_to(numbers, (*runs, end - first)),
-        jax.tree.map(lambda leaf: leaf[..., first:end, :], cohorts),
-        rounds=rounds,
+        np.arange(first, end, dtype=np.int32),
+        jax.tree.map(lambda leaf: leaf[first:end], cohorts),
+        rounds=cohorts[0].mask.shape[0],
     )
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    """Trees of NumPy arrays as one with a leading axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
 def _per_round(reports: Report) -> list[Report]:

@@ -1,14 +1,16 @@
-"""Device memory: how many clients fit side by side, and what to say where it ran out."""
+"""Device memory: how many clients fit side by side and how many runs, and what to say where it ran out."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
+import psutil
 
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
 USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
+HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share it with whatever else runs
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
@@ -32,30 +34,58 @@ def available(federation: Federation) -> int | None:
     return int(USABLE * (free + held))
 
 
-def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:
-    """Halve the clients that run side by side until they fit.
+def available_to_several(federation: Federation) -> int:
+    """Bytes on a device for a program of several runs; what a CPU does not tell comes from the machine."""
+    on_device = available(federation)
+    if on_device is None:
+        return int(HOST_SHARE * psutil.virtual_memory().available / federation.devices)
+    return on_device
+
+
+def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
+    """Halve a number until what it needs fits.
 
     Args:
-      federation: with as many `clients_at_once` as one would like.
-      needed: the bytes that some programs hold at once with such a federation, see `peak_bytes`; where the
-        compiler finds them too large, it may raise.
+      number: of clients or runs that one would like at once.
+      needed: the bytes that some programs hold with so many, see `peak_bytes`; where the compiler finds them
+        too large, it may raise.
       limit: the bytes that there are, see `available`.
 
     Returns:
-      The same federation with as many clients at once as fit; with one where nothing fits.
+      As many as fit; 1 where nothing fits.
     """
 
     def fits():
         try:
-            return needed(federation) <= limit
+            return needed(number) <= limit
         except jax.errors.JaxRuntimeError as error:
             if not _out_of_memory(error):
                 raise
             return False
 
-    while federation.clients_at_once > 1 and not fits():
-        federation = dataclasses.replace(federation, clients_at_once=-(-federation.clients_at_once // 2))
-    return federation
+    while number > 1 and not fits():
+        number = -(-number // 2)
+    return number
+
+
+def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:
+    """Halve the clients that run side by side until they fit, see `most_that_fit`.
+
+    Args:
+      federation: with as many `clients_at_once` as one would like.
+      needed: the bytes that some programs hold at once with such a federation.
+      limit: the bytes that there are.
+
+    Returns:
+      The same federation with as many clients at once as fit; with one where nothing fits.
+    """
+
+    def with_so_many(number):
+        return dataclasses.replace(federation, clients_at_once=number)
+
+    return with_so_many(
+        most_that_fit(federation.clients_at_once, lambda number: needed(with_so_many(number)), limit)
+    )
 
 
 def enough(steps: Iterable, federation: Federation) -> Iterator:

@@ -191,6 +191,7 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
     assert len({slots[0].mask.shape for slots in drawn}) > 1
     joined = join([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
+    joined = jax.tree.map(lambda *leaves: np.stack(leaves), *joined)
     keys = jax.random.split(KEY, 3)
     states = [jax.tree.map(jnp.copy, programs.init(key, federation, engine.traced(CONFIG))) for key in keys]
     numbers = np.arange(2, dtype=np.int32)

@@ -84,7 +84,8 @@ def in_jaxfl(
     def cohorts(federation):
         """For every repetition those of each program."""
         sizes = [np.asarray(group.size) for group in federation.groups]
-        slots = join([balance(run, sizes, federation) for run in runs], federation)
+        of_runs = join([balance(run, sizes, federation) for run in runs], federation)
+        slots = jax.tree.map(lambda *leaves: np.stack(leaves), *of_runs)
         numbers = np.tile(np.arange(rounds, dtype=np.int32), (strategy.seeds, 1))
         of_turns = [Cohort(numbers, of_turn, rounds) for of_turn in chunks(slots, rounds)]
         if strategy.together:

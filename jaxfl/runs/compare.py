@@ -7,9 +7,10 @@ from pathlib import Path
 from jaxfl.errors import JaxflError, writing
 from jaxfl.experiment import Data, Setup
 from jaxfl.runs import store, table
+from jaxfl.runs.batch import batches, run_batch
 from jaxfl.runs.interrupt import Interrupted, patient
 from jaxfl.runs.plot import draw_curves
-from jaxfl.runs.run import Chosen, described, resume, start
+from jaxfl.runs.run import Chosen, described, restore
 
 
 def plan(
@@ -60,14 +61,16 @@ def compare(
     planned: dict[Path, tuple[Chosen, Setup]],
     data: Data,
     watch: Callable[[str, int, list[dict]], None],
+    say: Callable[[str], None],
 ) -> tuple[table.Table | None, list[str]]:
     """Start or continue all runs, and write one table and one plot of those that finish.
 
     Args:
       folder: for all of them.
-      planned: by `plan`; a method's programs are compiled once for all its seeds.
+      planned: by `plan`; those that differ in seeds and rates alone are one program where they can be.
       data: from `prepare` with the same setup.
       watch: called with label, seed and new metrics.
+      say: called with a sentence on how several runs are run, and why.
 
     Returns:
       The table, None if no run has finished; and for every other run the sentence that says why not.
@@ -75,27 +78,29 @@ def compare(
     Raises:
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
-    failures = []
+    failures, unfinished = [], {}
+    for run, (chosen, setup) in planned.items():
+        if (run / store.RESULT).exists():
+            watch(chosen.label, setup.seed, store.read_metrics(run))
+            continue
+        try:
+            if (run / store.CONFIG).exists():
+                setup, chosen = restore(run, store.read_config(run))
+            unfinished[run] = chosen, setup
+        except JaxflError as error:
+            failures.append(str(error))
     with patient() as asked:
-        for number, (run, (chosen, setup)) in enumerate(planned.items(), 1):
-
-            def watch_run(new, label=chosen.label, seed=setup.seed):
-                watch(label, seed, new)
-
-            try:
+        try:
+            for runs in batches(unfinished):
                 if asked.to_stop:
                     raise Interrupted
-                if (run / store.CONFIG).exists():
-                    resume(run, watch_run)
-                else:
-                    start(run, chosen, setup, data, watch_run)
-            except JaxflError as error:
-                failures.append(str(error))
-            except Interrupted:
-                raise Interrupted(
-                    f"The comparison in {folder} has stopped in run {number} of {len(planned)}; repeat the "
-                    f"command, with --run-dir {folder}, to continue."
-                ) from None
+                failures += run_batch(runs, data, watch, say)
+        except Interrupted:
+            finished = sum((run / store.RESULT).exists() for run in planned)
+            raise Interrupted(
+                f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs finished; "
+                f"repeat the command, with --run-dir {folder}, to continue."
+            ) from None
     return report([folder], folder) if len(failures) < len(planned) else None, failures
 
 

@@ -1,4 +1,4 @@
-"""One run, from configuration to result: simulate, write down, save."""
+"""Runs, from configuration to result: simulate, write down, save. One alone, or several as one program."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import platform
 import subprocess
 import typing
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from jaxfl import memory, registry
-from jaxfl.cohorts import balance, draw_cohorts
+from jaxfl.cohorts import balance, draw_cohorts, join
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation
-from jaxfl.engine import Programs, compiled, programs, simulate, traced
+from jaxfl.engine import Chunk, Programs, compiled, programs, simulate, simulate_together, traced
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
@@ -48,6 +48,37 @@ class Chosen(NamedTuple):
     method: Method
     config: Any
     programs: Programs
+
+
+class Ready(NamedTuple):
+    """A run whose folder is there and that can go on.
+
+    Args:
+      folder: of the run.
+      config: that the folder holds.
+      chosen: the method.
+      setup: the options of the run.
+      data: from `prepare` with the same setup.
+      watch: called with the metrics of every round as they come.
+      metrics: of all rounds so far; the list grows as the run goes on.
+      state: after these rounds; None before the first one.
+      made: the outermost folder that was made for it, None if it had begun before.
+    """
+
+    folder: Path
+    config: dict
+    chosen: Chosen
+    setup: Setup
+    data: Data
+    watch: Callable
+    metrics: list[dict]
+    state: Any = None
+    made: Path | None = None
+
+    @property
+    def done(self) -> int:
+        """Rounds so far."""
+        return len(self.metrics)
 
 
 def choose(choice: str | None, method: Method, config: Any) -> Chosen:
@@ -105,15 +136,25 @@ def start(
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     store.check_free(folder)
-    spent = _spent(chosen)
-    data = _as_many_as_fit(chosen, setup, data)
+    spent = compilation(chosen)
+    setup, data = fitted(chosen, setup, data)
+    return _only(proceed([begin(folder, chosen, setup, data, watch)], spent, profile))
+
+
+def begin(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callable) -> Ready:
+    """Make the folder of a new run.
+
+    Args:
+      folder: must not exist, or be empty.
+      chosen: the method.
+      setup: the options of the run, as `fitted` returns them.
+      data: likewise.
+      watch: called with the metrics of every round as they come.
+
+    Raises:
+      JaxflError: if the folder is not free or cannot be written.
+    """
     made = store.create(folder)
-    setup = dataclasses.replace(  # what was chosen for this machine, for a resume to use again
-        setup,
-        clients_at_once=data.federation.clients_at_once,
-        devices=data.federation.devices,
-        convolution=data.models[0][0].convolution,
-    )
     config = described(chosen, setup) | {
         "models": [
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
@@ -123,12 +164,7 @@ def start(
     }
     partitions.save(data.partition, data.source, folder / store.PARTITION)
     store.write_json(folder / store.CONFIG, config)
-    try:
-        return _continue(folder, config, chosen, setup, data, watch, spent, profile)
-    except JaxflError:
-        if not store.read_metrics(folder):
-            store.discard(folder, made)
-        raise
+    return Ready(folder, config, chosen, setup, data, watch, [], made=made)
 
 
 def described(chosen: Chosen, setup: Setup) -> dict:
@@ -156,7 +192,42 @@ def resume(folder: Path, watch: Callable) -> dict:
         return store.read_json(folder / store.RESULT)
     setup, chosen = restore(folder, config)
     data = prepare(setup, folder / store.PARTITION)
-    return _continue(folder, config, chosen, setup, data, watch, _spent(chosen))
+    return _only(proceed([reopen(folder, chosen, setup, data, watch)], compilation(chosen)))
+
+
+def reopen(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callable) -> Ready:
+    """Take a run that has begun back to its newest checkpoint.
+
+    Args:
+      folder: of the run.
+      chosen: the method.
+      setup: the options of the run, see `restore`.
+      data: from `prepare` with its partition.
+      watch: called with the metrics of every round as they come.
+
+    Raises:
+      JaxflError: if there are checkpoints and none can be read, or one is foreign.
+    """
+    config = store.read_config(folder)
+
+    def like():
+        return jax.eval_shape(
+            chosen.programs.init, jax.random.key(setup.seed), data.federation, traced(chosen.config)
+        )
+
+    written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
+    done, state = checkpoint.newest(folder, written, like, mark)
+    metrics = store.trim(folder, done)
+    checkpoint.trim(folder, done, setup.keep_checkpoints)
+    state = jax.device_get(state)  # a run of several waits for the others; the device has other work
+    return Ready(folder, config, chosen, setup, data, watch, metrics, state)
+
+
+def _only(outcomes: list[dict | JaxflError]) -> dict:
+    (outcome,) = outcomes
+    if isinstance(outcome, JaxflError):
+        raise outcome
+    return outcome
 
 
 def restore(folder: Path, config: dict) -> tuple[Setup, Chosen]:
@@ -198,14 +269,28 @@ def _refuse_code_within(folder: Path, values: Iterable) -> None:
             )
 
 
+def fitted(chosen: Chosen, setup: Setup, data: Data) -> tuple[Setup, Data]:
+    """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
+
+    Where the device's memory asks for it, fewer clients train side by side.
+    """
+    data = _as_many_as_fit(chosen, setup, data)
+    setup = dataclasses.replace(
+        setup,
+        clients_at_once=data.federation.clients_at_once,
+        devices=data.federation.devices,
+        convolution=data.models[0][0].convolution,
+    )
+    return setup, data
+
+
 def _as_many_as_fit(chosen: Chosen, setup: Setup, data: Data) -> Data:
-    """The same data with fewer clients side by side, where the device's memory asks for it."""
     federation, limit = data.federation, memory.available(data.federation)
     if limit is None or setup.clients_at_once is not None:
         return data
 
     def needed(federation):
-        programs, cohorts = chosen.programs, _cohorts(setup, federation)
+        programs, cohorts = chosen.programs, cohorts_of(setup, federation)
         settings = {"eval_every": setup.eval_every, "score_cohort": setup.score_cohort}
         key = jax.random.key(setup.seed)
         runs = compiled(programs, federation, chosen.config, cohorts, key, **settings)
@@ -216,84 +301,142 @@ def _as_many_as_fit(chosen: Chosen, setup: Setup, data: Data) -> Data:
         warnings.warn(
             f"{chosen.label}: {federation.clients_at_once} clients side by side do not fit in a device's "
             f"memory; --clients-at-once is {fitting.clients_at_once}.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return data._replace(federation=fitting)
 
 
-def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
+def cohorts_of(setup: Setup, federation: Federation) -> PerGroup:
+    """Who takes part in which round of a run, and in which place: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
     drawn = draw_cohorts(counts, setup.participation, setup.rounds, setup.seed)
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
 
 
-def _spent(chosen: Chosen) -> tuple[int, float]:
+def compilation(chosen: Chosen) -> tuple[int, float]:
     """Programs and seconds of compilation so far: earlier runs may have shared them."""
     return chosen.programs.compilations, chosen.programs.seconds
 
 
-def _continue(folder, config, chosen, setup, data, watch, spent, profile=None) -> dict:
-    mark = store.fingerprint(config)
-    key = jax.random.key(setup.seed)
-    cohorts = _cohorts(setup, data.federation)
+def proceed(
+    runs: Sequence[Ready], spent: tuple[int, float], profile: Path | None = None
+) -> list[dict | JaxflError]:
+    """Run some runs to their ends, several of them as one program.
 
-    def like():
-        return jax.eval_shape(chosen.programs.init, key, data.federation, traced(chosen.config))
+    What is compiled counts for the first of them that is there to count it, the seconds of training in equal
+    parts for all.
 
-    done, state = checkpoint.newest(folder, len(store.read_metrics(folder)), like, mark)
-    metrics = store.trim(folder, done)
-    checkpoint.trim(folder, done, setup.keep_checkpoints)
-    compilations, seconds = spent
-    chunks = simulate(
-        chosen.programs,
-        data.federation,
-        chosen.config,
-        cohorts,
-        key,
-        eval_every=setup.eval_every,
-        start=done,
-        state=state,
-        score_cohort=setup.score_cohort,
-    )
-    chunks = memory.enough(chunks, data.federation)
+    Args:
+      runs: they differ in their seeds and in rates alone, stand at the same round and share their data and
+        their programs, see `jaxfl.engine.simulate_together`. On a CPU each has the same bits as alone.
+      spent: `compilation` before anything was compiled for them.
+      profile: a folder for a trace of the second chunk of rounds, or of the only one.
+
+    Returns:
+      Of each the result, see `jaxfl.runs.result.result`, or the error that ended it while the others went on:
+      its loss is no longer finite, or its folder cannot be written. A method that refuses the data or its
+      options ends all. What was computed before stays in the folder; if nothing was, the folder goes.
+
+    Raises:
+      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+    """
+    compilations, _ = spent
+    programs, outcomes = runs[0].chosen.programs, {}
+    try:
+        for i, error in _errors(runs, spent, profile):
+            outcomes[i] = error
+    except JaxflError as error:
+        outcomes = dict.fromkeys(range(len(runs)), error) | outcomes
+    for i, run in enumerate(runs):
+        if i not in outcomes:
+            try:
+                outcomes[i] = _conclude(run, programs.compilations - compilations)
+                compilations = programs.compilations
+            except JaxflError as error:
+                outcomes[i] = error
+        elif run.made and not store.read_metrics(run.folder):
+            store.discard(run.folder, run.made)
+    return [outcomes[i] for i in range(len(runs))]
+
+
+def _errors(runs, spent, profile) -> Iterator[tuple[int, JaxflError]]:
+    """Compute and write down all rounds; yields the runs that end early, by their numbers, as they do."""
+    chosen, setup, data = runs[0].chosen, runs[0].setup, runs[0].data
+    cohorts = join([cohorts_of(run.setup, data.federation) for run in runs], data.federation)
+    _, seconds = spent
+    chunks = memory.enough(_chunks(runs, cohorts), data.federation)
     if profile:
         chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
+    going = dict(enumerate(runs))
     with patient() as asked:
-        for chunk in chunks:
-            now = chosen.programs.seconds
-            new = records(chunk, data.federation, cohorts, now - seconds, data.devices)
-            seconds = now
-            store.append_metrics(folder, new)
-            metrics += new
-            watch(new)
-            if chunk.diverged:
-                round_, client = chunk.diverged
-                raise JaxflError(
-                    f"{chosen.label}: the loss or the predictions of client {client} are not finite in round "
-                    f"{round_ + 1}; lower --lr (now {chosen.config.lr}); what came before is in {folder}."
-                )
-            rounds, stop = new[-1]["round"], asked.to_stop
-            if stop or rounds == setup.rounds or rounds % (setup.checkpoint_every or setup.eval_every) == 0:
-                if (
-                    chosen.programs.matrices
-                ):  # first: a resume writes nothing of the rounds before its checkpoint
-                    store.write_matrices(
-                        folder, rounds, jax.device_get(chosen.programs.matrices(chunk.state))
-                    )
-                checkpoint.save(folder, rounds, chunk.state, mark, setup.keep_checkpoints)
-            if stop and rounds < setup.rounds:
+        for of_runs in chunks:
+            stop = asked.to_stop
+            for i, run in list(going.items()):
+                now = chosen.programs.seconds
+                new = records(of_runs[i], data.federation, cohorts[i], now - seconds, data.devices)
+                seconds = now
+                try:
+                    _write(run, of_runs[i], new, stop)
+                except JaxflError as error:
+                    yield i, error
+                    del going[i]
+            of_runs.clear()  # the next rounds need the memory
+            if not going:
+                return
+            first = next(iter(going.values()))
+            if stop and first.done < setup.rounds:
                 raise Interrupted(
-                    f"{chosen.label} has stopped after round {rounds} of {setup.rounds}; continue with "
-                    f"`jaxfl resume {folder}`."
+                    f"{chosen.label} has stopped after round {first.done} of {setup.rounds}; continue with "
+                    f"`jaxfl resume {first.folder}`."
                 )
-    summary = result(config, metrics, chosen.programs.compilations - compilations)
+
+
+def _chunks(runs, cohorts) -> Iterator[dict[int, Chunk]]:
+    """The chunks of all runs, by their numbers. A run alone gets no axis of runs."""
+    chosen, setup, federation = runs[0].chosen, runs[0].setup, runs[0].data.federation
+    keys = [jax.random.key(run.setup.seed) for run in runs]
+    options = {"eval_every": setup.eval_every, "start": runs[0].done, "score_cohort": setup.score_cohort}
+    if len(runs) == 1:
+        of_run = chosen.programs, federation, chosen.config, cohorts[0], keys[0]
+        yield from ({0: chunk} for chunk in simulate(*of_run, state=runs[0].state, **options))
+        return
+    hypers = [run.chosen.config for run in runs]
+    states = [run.state for run in runs] if runs[0].done else None
+    of_runs = chosen.programs, federation, hypers, cohorts, keys
+    yield from simulate_together(*of_runs, states=states, **options)
+
+
+def _write(run: Ready, chunk: Chunk, new: list[dict], stop: bool) -> None:
+    """Write down a chunk of a run, and a checkpoint where one is due."""
+    folder, chosen, setup = run.folder, run.chosen, run.setup
+    store.append_metrics(folder, new)
+    run.metrics.extend(new)
+    run.watch(new)
+    if chunk.diverged:
+        round_, client = chunk.diverged
+        raise JaxflError(
+            f"{chosen.label}: the loss or the predictions of client {client} are not finite in round "
+            f"{round_ + 1}; lower --lr (now {chosen.config.lr}); what came before is in {folder}."
+        )
+    if stop or run.done == setup.rounds or run.done % (setup.checkpoint_every or setup.eval_every) == 0:
+        if chosen.programs.matrices:  # first: a resume writes nothing of the rounds before its checkpoint
+            matrices = jax.device_get(chosen.programs.matrices(chunk.state))
+            store.write_matrices(folder, run.done, matrices)
+        mark = store.fingerprint(run.config)
+        checkpoint.save(folder, run.done, chunk.state, mark, setup.keep_checkpoints)
+
+
+def _conclude(run: Ready, compilations: int) -> dict:
+    """The result of a run whose rounds are done, and its pictures."""
+    folder, chosen, metrics = run.folder, run.chosen, run.metrics
+    summary = result(run.config, metrics, compilations)
     draw_curves({chosen.label: [metrics]}, folder / "curves.png")
     draw_findings(metrics, folder / "findings.png")
     if "assembled" in (metrics[-1].get("findings") or {}):
         draw_assemblies(metrics[-1]["findings"]["assembled"], folder / "assembled.png")
     if chosen.programs.matrices:
-        counts = np.concatenate([group.class_counts for group in data.federation.groups])
-        draw_matrices(store.read_matrices(folder, setup.rounds), counts, folder / "matrices.png")
+        counts = np.concatenate([group.class_counts for group in run.data.federation.groups])
+        draw_matrices(store.read_matrices(folder, run.setup.rounds), counts, folder / "matrices.png")
     store.write_json(folder / store.RESULT, summary)
     return summary
 
