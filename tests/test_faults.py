@@ -303,8 +303,9 @@ def test_ctrl_c_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, mo
     words = ["compare", "fedavg", "fedavg,lr=0.2", *dataset, *PLAIN, "--run-dir", folder]
     press(monkeypatch, times=1)
     code, said = main(capsys, *words)
-    assert code == 130 and "has stopped in run 1 of 2; repeat the command" in said
-    (run,) = folder.glob("*/*")
+    assert code == 130 and "has stopped with 0 of 2 runs finished; repeat the command" in said
+    (run,), (other,) = folder.glob("fedavg/*"), folder.glob("fedavg-lr=0.2/*")
+    assert checkpoint.saved(run) == checkpoint.saved(other) != []  # as one program both stop after one round
     injected("Ctrl-C in a comparison", behind(run))
     assert main(capsys, *words)[0] == 0
     assert contents(run) == contents(finished)

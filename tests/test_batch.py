@@ -1,0 +1,174 @@
+"""Runs as one program: each as if it ran alone, whatever happens to the others, and a sentence says so."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_source
+
+from jaxfl import cli, memory
+from jaxfl.runs import batch, checkpoint, run, store
+
+TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
+ROUNDS = 6
+FEDERATION = (
+    "--partition classes,classes_per_client=2,samples_per_client=10 --clients 5 --participation 0.4 "
+    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every 2"
+).split()
+GRID = ("fedper,lr=0.05", "fedper,lr=0.2")
+SEEDS = (3, 4)
+OWN = """
+from jaxfl import Info, registry
+
+fedper = registry.METHODS["fedper"]
+
+
+def build(config):
+    def host(key, state, federation, cohort):
+        nothing = (0,) * len(federation.groups)
+        return state, Info((), up=nothing, down=nothing)
+
+    return fedper.build(config)._replace(host=host)
+
+
+hosted = fedper._replace(name="hosted", build=build)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs are compiled for a few rounds of milliseconds."""
+    run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """Of a federation of tiny images."""
+    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
+    np.savez(path, images=source.images, labels=source.labels, split=source.train)
+    return ["--dataset", str(path), *FEDERATION]
+
+
+@pytest.fixture(scope="module")
+def alone(options, tmp_path_factory):
+    """The metrics of every run of the grid, by choice and seed, when it runs alone."""
+    folder, found = tmp_path_factory.mktemp("alone"), {}
+    for choice in GRID:
+        for seed in SEEDS:
+            where = folder / choice / str(seed)
+            cli.main(["run", choice, *options, "--seed", str(seed), "--run-dir", str(where)])
+            found[choice, seed] = store.read_metrics(where)
+    return found
+
+
+def compare(options, folder, *choices):
+    seeds = ["--seed", str(SEEDS[0]), "--seeds", str(len(SEEDS)), "--run-dir", str(folder)]
+    cli.main(["compare", *choices, *options, *seeds])
+
+
+def folder_of(folder, choice, seed):
+    return folder / choice.replace(",", "-") / f"seed-{seed}"
+
+
+def assert_as_if_alone(folder, alone):
+    for (choice, seed), expected in alone.items():
+        found = store.read_metrics(folder_of(folder, choice, seed))
+        assert len(found) == ROUNDS
+        for record, other in zip(found, expected, strict=True):
+            assert_equal(record, other)
+
+
+def assert_equal(record, other):
+    """Two records of one round, but for the seconds that it took."""
+    left, right = ({name: value for name, value in r.items() if name != "seconds"} for r in (record, other))
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for found, expected in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert found == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+
+
+def result(folder, choice, seed):
+    return json.loads((folder_of(folder, choice, seed) / "result.json").read_text())
+
+
+def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tmp_path, capsys):
+    assert len({json.dumps([record["loss"] for record in records]) for records in alone.values()}) == 4
+    compare(options, tmp_path / "run", *GRID)
+    assert "fedper,lr=0.05 fedper,lr=0.2: 4 runs as one program\n" in capsys.readouterr().out
+    assert_as_if_alone(tmp_path / "run", alone)
+
+    results = [result(tmp_path / "run", *of_run) for of_run in alone]
+    assert len({of_run["seconds"]["train"] for of_run in results}) == 1
+    assert sum(of_run["compilations"] > 0 for of_run in results) == 1  # of what all share
+    assert sum(of_run["seconds"]["compile"] > 0 for of_run in results) == 1
+
+
+@pytest.mark.parametrize("checkpoints", [(4, 4, 4, 4), (2, 4, 2, 4)])
+def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
+    """Those that stand at the same round together."""
+    together, proceed = [], batch.proceed
+
+    def spied(runs, *arguments):
+        together.append([ready.done for ready in runs])
+        return proceed(runs, *arguments)
+
+    monkeypatch.setattr(batch, "proceed", spied)
+    compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
+    for of_run, last in zip(alone, checkpoints, strict=True):
+        folder = folder_of(tmp_path / "run", *of_run)
+        (folder / "result.json").unlink()
+        for later in range(last + 2, ROUNDS + 1, 2):
+            shutil.rmtree(folder / "checkpoints" / str(later))
+
+    compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
+    assert together[0] == [0, 0, 0, 0]
+    assert together[1:] == ([[4, 4, 4, 4]] if len(set(checkpoints)) == 1 else [[2, 2], [4, 4]])
+    assert_as_if_alone(tmp_path / "run", alone)
+    assert all(checkpoint.saved(folder_of(tmp_path / "run", *of_run))[-1] == ROUNDS for of_run in alone)
+
+
+def test_a_run_that_diverges_ends_alone(options, alone, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        compare(options, tmp_path / "run", GRID[0], "fedper,lr=1e8")
+    said = capsys.readouterr()
+    assert "fedper,lr=0.05 fedper,lr=100000000.0: 4 runs as one program\n" in said.out
+    assert "2 of 4 runs failed: fedper,lr=100000000.0: the loss or the predictions of client" in said.err
+    assert_as_if_alone(tmp_path / "run", {of_run: alone[of_run] for of_run in alone if of_run[0] == GRID[0]})
+    for seed in SEEDS:
+        ended = folder_of(tmp_path / "run", "fedper,lr=100000000.0", seed)
+        assert 0 < len(store.read_metrics(ended)) < ROUNDS and not (ended / "result.json").exists()
+
+
+def test_as_many_runs_are_one_program_as_fit(options, alone, tmp_path, capsys, monkeypatch):
+    tried, peak_bytes = [], memory.peak_bytes
+
+    def spied(compiled):
+        tried.append(peak_bytes(compiled))
+        return tried[-1]
+
+    monkeypatch.setattr(memory, "peak_bytes", spied)
+    monkeypatch.setattr(memory, "available_to_several", lambda federation: 0)
+    compare(options, tmp_path / "none", *GRID)
+    four, two = tried  # one alone is not tried: it runs in any case
+    assert four > two
+    because = "because two do not fit in memory together"
+    assert f"4 runs one after another, {because}" in capsys.readouterr().out
+
+    monkeypatch.setattr(memory, "available_to_several", lambda federation: two)
+    compare(options, tmp_path / "two", *GRID)
+    because = "because more do not fit in memory together"
+    assert f"4 runs as programs of 2, {because}" in capsys.readouterr().out
+    for folder in ("none", "two"):
+        assert_as_if_alone(tmp_path / folder, alone)
+
+
+def test_runs_with_a_host_step_take_turns(options, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    compare(options, tmp_path / "run", f"{tmp_path}/own.py:hosted")
+    because = "because the server's step is outside of the compiled program"
+    assert f"hosted: 2 runs one after another, {because}" in capsys.readouterr().out
+    assert all((tmp_path / "run" / "hosted" / f"seed-{seed}" / "result.json").exists() for seed in SEEDS)
