@@ -85,7 +85,7 @@ def compare(
             continue
         try:
             if (run / store.CONFIG).exists():
-                setup, chosen = restore(run, store.read_config(run))
+                setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
             unfinished[run] = chosen, setup
         except JaxflError as error:
             failures.append(str(error))

@@ -360,7 +360,7 @@ def proceed(
 
 
 def _errors(runs, spent, profile) -> Iterator[tuple[int, JaxflError]]:
-    """Compute and write down all rounds; yields the runs that end early, by their numbers, as they do."""
+    """Compute and write down all rounds; yields the numbers of runs that end early, and why, as they do."""
     chosen, setup, data = runs[0].chosen, runs[0].setup, runs[0].data
     cohorts = join([cohorts_of(run.setup, data.federation) for run in runs], data.federation)
     _, seconds = spent
