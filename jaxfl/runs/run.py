@@ -121,8 +121,9 @@ def start(
         ],
         "environment": environment(),
     }
-    partitions.save(data.partition, data.source, folder / store.PARTITION)
-    store.write_json(folder / store.CONFIG, config)
+    with store.replacing(folder / store.CONFIG) as file:  # at its place last: then the folder is a run
+        file.write(store.as_json(config))
+        partitions.save(data.partition, data.source, folder / store.PARTITION)
     try:
         return _continue(folder, config, chosen, setup, data, watch, spent, profile)
     except JaxflError:
@@ -153,7 +154,7 @@ def resume(folder: Path, watch: Callable) -> dict:
     config = store.read_config(folder)
     if (folder / store.RESULT).exists():
         watch(store.read_metrics(folder))
-        return store.read_json(folder / store.RESULT)
+        return store.read_result(folder)
     setup, chosen = restore(folder, config)
     data = prepare(setup, folder / store.PARTITION)
     return _continue(folder, config, chosen, setup, data, watch, _spent(chosen))

@@ -59,7 +59,7 @@ def check_free(folder: Path) -> None:
 
 
 def _of_killed_start(path: Path) -> bool:
-    """Whether a path is of a run that was begun by `create` and never got its configuration."""
+    """Whether a path is of a run that was killed before its configuration came to its place."""
     return path.is_dir() or (_part(path.parent / CONFIG).exists() and not (path.parent / CONFIG).exists())
 
 
@@ -78,7 +78,9 @@ def create(folder: Path) -> Path:
         while not made.parent.exists():
             made = made.parent
         folder.mkdir(parents=True, exist_ok=True)
-        _part(folder / CONFIG).write_text("")
+        probe = _part(folder / CONFIG)
+        probe.write_text("")
+        probe.unlink()
     return made
 
 
@@ -120,7 +122,12 @@ def _part(path: Path) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON at once."""
     with replacing(path) as file:
-        file.write(f"{json.dumps(value, indent=1)}\n".encode())
+        file.write(as_json(value))
+
+
+def as_json(value: Any) -> bytes:
+    """What a file of JSON holds."""
+    return f"{json.dumps(value, indent=1)}\n".encode()
 
 
 def read_json(path: Path) -> Any:
@@ -169,6 +176,19 @@ def _refuse_links(folder: Path) -> None:
             raise JaxflError(
                 f"{path} is a link that leads out of the run folder; put what it means in its place."
             )
+
+
+def read_result(folder: Path) -> dict:
+    """Read a finished run's result.
+
+    Raises:
+      JaxflError: if there is none, or the file is damaged.
+    """
+    result = read_json(folder / RESULT)
+    entries = {"seed", "accuracy", "received", "bytes_up", "bytes_down", "seconds"}
+    if not isinstance(result, dict) or not entries <= result.keys():
+        raise JaxflError(f"{folder / RESULT} is damaged (it lacks entries); restore it from a copy.")
+    return result
 
 
 def append_metrics(folder: Path, records: list[dict]) -> None:
