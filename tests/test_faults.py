@@ -28,6 +28,7 @@ from orbax.checkpoint import v1 as ocp
 
 import jaxfl
 from jaxfl import cli, engine
+from jaxfl.data import partition
 from jaxfl.registry import METHODS
 from jaxfl.runs import checkpoint, run, store
 from jaxfl.runs.interrupt import patient
@@ -247,6 +248,18 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, t
 def test_every_method_killed_at_random_moments(commands, dataset, tmp_path, method):
     rng = np.random.default_rng([*method.encode()])
     killed_and_resumed(commands, dataset, tmp_path, method, moments(method, rng), KILLS)
+
+
+def test_a_start_that_is_killed_leaves_its_folder_free(finished, dataset, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "method" / "run"
+    words = ["run", "fedavg", *dataset, *PLAIN, "--run-dir", run]
+    with monkeypatch.context() as patch:
+        patch.setattr(partition, "save", lambda *arguments: signal.raise_signal(signal.SIGINT))
+        assert main(capsys, *words)[0] == 130
+    assert [path.name for path in run.iterdir()] == ["config.part"]
+    store.check_free(tmp_path)  # for a comparison, of which it would be a part
+    assert main(capsys, *words)[0] == 0
+    assert contents(run) == contents(finished)
 
 
 # --- Ctrl-C
