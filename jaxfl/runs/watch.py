@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
@@ -133,14 +134,16 @@ def _last_change(run: Path) -> float:
 
 
 def _table(folders: list[Path], now: float) -> Table:
-    titles = ("round", "accuracy %", "loss", "MB up", "MB down", "rounds/s", "left")
-    table = Table("method", "seed", *(Column(title, justify="right") for title in titles), "state")
+    # Narrow enough for 80 columns.
+    titles = ("seed", "round", "accuracy\n%", "loss", "MB\nup", "MB\ndown", "rounds\nper s", "left")
+    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
+    table = Table(Column("method", overflow="fold"), *numbers, "state", box=SIMPLE_HEAD, padding=0)
     for run in dict.fromkeys(run for folder in folders for run in _runs(folder)):
         its = progress(run)
         table.add_row(
             its.label,
             str(its.seed),
-            "{} of {}".format(*its.rounds),
+            "{}/{}".format(*its.rounds),
             _number(its.accuracy and 100 * its.accuracy, ".1f"),
             _number(its.loss, ".3f"),
             f"{its.bytes_up / 1e6:.2f}",
@@ -157,8 +160,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    """``59 s``, ``12 min`` or ``3 h 20 min``."""
+    """``59 s``, ``12 min`` or ``3.3 h``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
-    hours, minutes = divmod(int(seconds // 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
