@@ -12,6 +12,7 @@ import sys
 import time
 import types
 from collections import defaultdict
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -188,7 +189,7 @@ def shown(folders, now):
     return " ".join(line.split())
 
 
-def test_watch_prints_a_line_for_a_run(compared, stopped):
+def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
     records = metrics(stopped)
     moved = [f"{sum(record[key] for record in records) / 1e6:.2f}" for key in ("bytes_up", "bytes_down")]
     busy = 2 / (records[3]["seconds"]["train"] + records[3]["seconds"]["evaluate"])
@@ -198,6 +199,10 @@ def test_watch_prints_a_line_for_a_run(compared, stopped):
     assert shown([stopped, stopped.parent], now + 9) == so_far + "running"
     assert shown([stopped], now + 600) == so_far + "silent since 10 min"
     assert shown([compared], now).startswith("fedavg 0 6/6") and shown([compared], now).endswith("- finished")
+    monkeypatch.chdir(stopped.parents[1])
+    shutil.copytree(stopped, "other")
+    watch.watch([Path()], out := Console(file=io.StringIO(), width=120))
+    assert "fedavg in other" in out.file.getvalue() and "in fedavg/seed-0" in out.file.getvalue()
     with pytest.raises(JaxflError, match="There is no run in"):
         shown([stopped / "checkpoints"], now)
 

@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -138,10 +139,11 @@ def _table(folders: list[Path], now: float) -> Table:
     titles = ("seed", "round", "accuracy\n%", "loss", "MB\nup", "MB\ndown", "rounds\nper s", "left")
     numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
     table = Table(Column("method", overflow="fold"), *numbers, "state", box=SIMPLE_HEAD, padding=0)
-    for run in dict.fromkeys(run for folder in folders for run in _runs(folder)):
-        its = progress(run)
+    found = {run: progress(run) for folder in folders for run in _runs(folder)}
+    alike = Counter((its.label, its.seed) for its in found.values())
+    for run, its in found.items():
         table.add_row(
-            its.label,
+            its.label if alike[its.label, its.seed] == 1 else f"{its.label} in {run}",
             str(its.seed),
             "{}/{}".format(*its.rounds),
             _number(its.accuracy and 100 * its.accuracy, ".1f"),
