@@ -44,6 +44,7 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
             if spent.any():
                 axes.plot(spent.mean(0), mean, marker=".", color=line.get_color())
     left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes, name in zip(others, costs, strict=True):
         axes.set(xlabel=name)
     for axes in (left, *others):
