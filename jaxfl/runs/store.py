@@ -9,6 +9,7 @@ Its files are
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
     curves.png, findings.png, assembled.png, matrices.png
+    tensorboard/, wandb/  logs, where they were asked for
 """
 
 import contextlib
@@ -62,7 +63,7 @@ def create(folder: Path) -> Path:
         while not made.parent.exists():
             made = made.parent
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / CONFIG
+        probe = folder / "probe"  # no name that a reader looks for
         probe.write_text("")
         probe.unlink()
     return made
