@@ -14,7 +14,10 @@ from jax.sharding import PartitionSpec
 
 from jaxfl import flops, tree
 from jaxfl.data.federation import Federation
+from jaxfl.errors import JaxflError
 from jaxfl.types import Cohort, PerGroup, Slots
+
+LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
 
 
 def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> PerGroup:
@@ -116,12 +119,22 @@ def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
 
 
 def sent(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """Per group (k_g,) int32: the scalars of one message (a tree per group) for each client present."""
-    return per_group(
-        lambda slots, message: slots.mask.astype(jnp.int32) * tree.scalars(message),
-        cohort.groups,
-        messages,
-    )
+    """Per group (k_g,) int32: the scalars of one message (a tree per group) for each client present.
+
+    Raises:
+      JaxflError: if a message has more scalars than an int32 counts.
+    """
+
+    def of_group(slots, message):
+        scalars = tree.scalars(message)
+        if scalars > LARGEST_MESSAGE:
+            raise JaxflError(
+                f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
+                f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
+            )
+        return slots.mask.astype(jnp.int32) * scalars
+
+    return per_group(of_group, cohort.groups, messages)
 
 
 def everyone(federation: Federation, cohort: Cohort) -> Cohort:

@@ -201,7 +201,14 @@ def check_setup(setup: Setup) -> None:
             f"--checkpoint-every {every} is not a multiple of --eval-every {setup.eval_every}; "
             "checkpoints are written at evaluations."
         )
-    for name in SAVED if setup.partition.endswith(".npz") else ():
+    if not setup.partition.endswith(".npz"):
+        return
+    if setup.public.startswith("held-out,"):
+        raise JaxflError(
+            f"--public {setup.public} does not change the saved partition {setup.partition}, which holds out "
+            "its own images; write --public held-out."
+        )
+    for name in SAVED:
         if getattr(setup, name) != getattr(Setup, name):
             flag = name.replace("_", "-")
             raise JaxflError(

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfl import engine, evaluate, tree
-from jaxfl.clientmap import scatter
+from jaxfl.clientmap import LARGEST_MESSAGE, scatter, sent
 from jaxfl.cohorts import SPARE, balance, draw_cohorts, join
 from jaxfl.data.federation import federate
+from jaxfl.errors import JaxflError
 from jaxfl.evaluate import Score, score
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
-from jaxfl.types import Algorithm, Cohort, Info, Predictor
+from jaxfl.types import Algorithm, Cohort, Info, Predictor, Slots
 
 CLIENTS = (3, 2)
 ROUNDS = 5
@@ -405,3 +406,14 @@ def test_bad_rows_of_one_client_do_not_reach_the_others():
     loss = np.concatenate(chunk.reports[0].info.loss)
     assert chunk.diverged == (0, 0)
     assert np.isfinite(loss).tolist() == [False, True, True, True, True]
+
+
+def test_a_message_that_the_ledger_cannot_count_is_refused():
+    cohort = Cohort(np.int32(0), (Slots(np.arange(2, dtype=np.int32), np.array([True, False])),), rounds=1)
+
+    def message(scalars):
+        return (jax.ShapeDtypeStruct((scalars,), jnp.float32),)
+
+    assert sent(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
+    with pytest.raises(JaxflError, match="2,147,483,648 scalars in one round, more than the ledger counts"):
+        sent(cohort, message(LARGEST_MESSAGE + 1))

@@ -15,7 +15,7 @@ from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, divide, for_methods
+from jaxfl.experiment import Setup, check_setup, divide, for_methods
 from jaxfl.registry import METHODS
 
 SOURCE = tiny_source()
@@ -159,6 +159,8 @@ def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
     saved = {"partition": str(tmp_path / "mine.npz"), "clients": 4}
     assert len(divide(Setup(**saved), SOURCE).public) == expected.sum()
     assert not len(divide(Setup(public="none", **saved), SOURCE).public)
+    with pytest.raises(JaxflError, match="--public held-out,share=0.2 does not change the saved partition"):
+        check_setup(Setup(public="held-out,share=0.2", **saved))
     assert not len(divided(0.0).public)
     with pytest.raises(JaxflError, match="A share of 0.01 of every class holds out no row; raise --public"):
         divided(0.01)

@@ -9,6 +9,7 @@ Its files are
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
     curves.png, findings.png, assembled.png, matrices.png
+    tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
 it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short.
@@ -78,7 +79,7 @@ def create(folder: Path) -> Path:
         while not made.parent.exists():
             made = made.parent
         folder.mkdir(parents=True, exist_ok=True)
-        probe = _part(folder / CONFIG)
+        probe = _part(folder / CONFIG)  # no name that a reader looks for
         probe.write_text("")
         probe.unlink()
     return made
