@@ -1,6 +1,7 @@
 """The same from Python: options as keyword arguments, named as on the command line."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,21 @@ from jaxfl import registry
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.experiment import Setup, check_setup, for_methods, prepare
 from jaxfl.runs import store
+from jaxfl.runs.log import Log
 from jaxfl.runs.run import choose, start
 from jaxfl.types import Method
 
 
-def run(method: str | Method, run_dir: str | Path | None = None, **options) -> dict:
+def run(
+    method: str | Method, run_dir: str | Path | None = None, log: str | Sequence[str] = (), **options
+) -> dict:
     """Train one method.
 
     Args:
       method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own; a run of the last
         kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
+      log: where else metrics go: ``"tensorboard"``, ``"wandb"`` or both in a list.
       **options: fields of `jaxfl.experiment.Setup` and of the method's configuration.
 
     Returns:
@@ -29,6 +34,7 @@ def run(method: str | Method, run_dir: str | Path | None = None, **options) -> d
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
     """
+    follow = Log((log,) if isinstance(log, str) else log)
     choice = method if isinstance(method, str) else None
     found, chosen = registry.method(choice) if choice else (method, {})
     of_setup = {field.name for field in dataclasses.fields(Setup)}
@@ -45,7 +51,8 @@ def run(method: str | Method, run_dir: str | Path | None = None, **options) -> d
     ready = choose(choice, found, found.config(**chosen))
     folder = Path(run_dir) if run_dir else store.free_folder(found.name, setup.dataset)
     store.check_free(folder)
-    return start(folder, ready, setup, prepare(setup), watch=lambda new: None)
+    with follow:
+        return start(folder, ready, setup, prepare(setup), watch=lambda new: follow(folder, new))
 
 
 def _normal(name: str, value: Any) -> Any:

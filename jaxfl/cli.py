@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import tyro
@@ -23,8 +23,10 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, for_methods, load_source, prepare
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
+from jaxfl.runs.log import Log
 from jaxfl.runs.run import Chosen, choose, restore, resume, start
 from jaxfl.runs.table import as_text, tabulate
+from jaxfl.runs.watch import watch
 from jaxfl.training import Training
 
 # Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
@@ -114,6 +116,15 @@ class RunFolder:
 
 
 @dataclasses.dataclass(frozen=True)
+class Logs:
+    """Where else metrics go as they come."""
+
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Write event files for TensorBoard, into the run's folder, or to Weights & Biases, or both. With
+    WANDB_MODE=offline the latter stays in the run's folder too."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Profile:
     """Where the time goes."""
 
@@ -134,51 +145,67 @@ def _run(arguments: list[str]) -> None:
         _repeat(arguments[1:])
         return
     if arguments in (["-h"], ["--help"]):
-        defaults = {"federation": Setup(), "method": Training(), "output": RunFolder(), "profile": Profile()}
-        _parse("run METHOD", arguments, **defaults)
+        defaults = {"federation": Setup(), "method": Training(), "output": RunFolder()}
+        _parse("run METHOD", arguments, **defaults, logs=Logs(), profile=Profile())
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen_options = registry.method(choice)
     default = method.config(**chosen_options)
-    setup, config, where, profile = _parse(
+    setup, config, where, logs, profile = _parse(
         f"run {choice}",
         arguments,
         federation=Setup(),
         method=default,
         output=RunFolder(),
+        logs=Logs(),
         profile=Profile(),
     )
+    log = Log(logs.log)
     chosen, setup = choose(choice, method, config), for_methods(setup, [method])
-    _start(chosen, setup, where.run_dir, profile.profile)
+    _start(chosen, setup, where.run_dir, log, profile.profile)
 
 
 def _repeat(arguments: list[str]) -> None:
-    origin, arguments = _positional(arguments, "run", "RUN")
-    where, profile = _parse("run --from RUN", arguments, output=RunFolder(), profile=Profile())
-    setup, chosen = restore(Path(origin), store.read_config(Path(origin)))
-    _start(chosen, setup, where.run_dir, profile.profile, Path(origin) / store.PARTITION)
+    name, arguments = _positional(arguments, "run", "RUN")
+    where, logs, profile = _parse(
+        "run --from RUN", arguments, output=RunFolder(), logs=Logs(), profile=Profile()
+    )
+    old, log = Path(name), Log(logs.log)
+    setup, chosen = restore(old, store.read_config(old))
+    _start(chosen, setup, where.run_dir, log, profile.profile, old / store.PARTITION)
 
 
 def _start(
-    chosen: Chosen, setup: Setup, folder: Path | None, profile: Path | None, partition: Path | None = None
+    chosen: Chosen,
+    setup: Setup,
+    folder: Path | None,
+    log: Log,
+    profile: Path | None,
+    partition: Path | None = None,
 ) -> None:
     folder = folder or store.free_folder(chosen.method.name, setup.dataset)
     store.check_free(folder)
     data = _announce(setup, partition)
-    with _Watch(1, setup.rounds) as watch:
-        result = start(folder, chosen, setup, data, lambda new: watch(chosen.label, setup.seed, new), profile)
+    with log, _Bar(1, setup.rounds) as bar:
+
+        def follow(new):
+            bar(chosen.label, setup.seed, new)
+            log(folder, new)
+
+        result = start(folder, chosen, setup, data, follow, profile)
     _conclude([(chosen.label, result)], folder)
 
 
 def _compare(arguments: list[str]) -> None:
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     choices, arguments = arguments[:count], arguments[count:]
-    setup, training, seeds, where = _parse(
+    setup, training, seeds, where, logs = _parse(
         "compare METHOD ...",
         arguments,
         federation=Setup(),
         methods=Training(),
         seeds=Seeds(),
         output=RunFolder(),
+        logs=Logs(),
     )
     if not choices:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
@@ -195,12 +222,19 @@ def _compare(arguments: list[str]) -> None:
         methods.append(choose(choice, method, method.config(**(common | options))))
     setup = for_methods(setup, [chosen.method for chosen in methods])
     folder = where.run_dir or store.free_folder("compare", setup.dataset)
+    log = Log(logs.log)
     numbers = [setup.seed + i for i in range(seeds.seeds)]
     planned = comparison.plan(folder, methods, setup, numbers)
     begun = comparison.runs_in(folder)
     data = _announce(setup, begun[0] / store.PARTITION if begun else None)
-    with _Watch(len(planned), setup.rounds) as watch:
-        made, failures = comparison.compare(folder, planned, data, watch, OUT.print)
+    folders = {(chosen.label, setup.seed): run for run, (chosen, setup) in planned.items()}
+    with log, _Bar(len(planned), setup.rounds) as bar:
+
+        def follow(label, seed, new):
+            bar(label, seed, new)
+            log(folders[label, seed], new)
+
+        made, failures = comparison.compare(folder, planned, data, follow, OUT.print)
     if made:
         OUT.print(as_text(made))
         OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png, and a folder per run")
@@ -209,13 +243,26 @@ def _compare(arguments: list[str]) -> None:
 
 
 def _resume(arguments: list[str]) -> None:
-    folder, rest = _positional(arguments, "resume", "RUN")
-    _nothing_left(rest, "resume")
-    config = store.read_config(Path(folder))
-    with _Watch(1, config["options"]["rounds"]) as watch:
-        seed = config["options"]["seed"]
-        result = resume(Path(folder), lambda new: watch(config["label"], seed, new))
-    _conclude([(config["label"], result)], Path(folder))
+    if arguments in (["-h"], ["--help"]):
+        _parse("resume RUN", arguments, logs=Logs())
+    name, rest = _positional(arguments, "resume", "RUN")
+    (logs,) = _parse("resume RUN", rest, logs=Logs())
+    folder, log = Path(name), Log(logs.log)
+    config = store.read_config(folder)
+    with log, _Bar(1, config["options"]["rounds"]) as bar:
+
+        def follow(new):
+            bar(config["label"], config["options"]["seed"], new)
+            log(folder, new)
+
+        result = resume(folder, follow)
+    _conclude([(config["label"], result)], folder)
+
+
+def _watch(arguments: list[str]) -> None:
+    if not arguments:
+        raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
+    watch([Path(argument) for argument in arguments], OUT)
 
 
 def _report(arguments: list[str]) -> None:
@@ -295,7 +342,8 @@ COMMANDS = {
         True,
     ),
     "report": Command("report RUN ...", "table and plot of finished runs", _report),
-    "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume),
+    "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
+    "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
     "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
     "bench": Command(
         "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench, True
@@ -390,7 +438,7 @@ def _conclude(results: list[tuple[str, dict]], folder: Path) -> None:
     OUT.print(f"{folder}: result.json, metrics.jsonl, curves.png ({parts})")
 
 
-class _Watch(Progress):
+class _Bar(Progress):
     """A progress bar over all rounds of all runs, with the newest accuracy."""
 
     def __init__(self, runs: int, rounds: int):

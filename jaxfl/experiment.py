@@ -121,6 +121,7 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
       JaxflError: if something does not fit or is not at hand.
     """
     check_setup(setup)
+    _require_device()
     source = source or load_source(setup)
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
@@ -128,6 +129,16 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     federation = federate(source, partition, models, setup.clients_at_once, setup.devices, public)
     clients_devices = profile(setup.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices)
+
+
+def _require_device() -> None:
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        raise JaxflError(
+            f"JAX finds no device of JAX_PLATFORMS={jax.config.jax_platforms or ''}; unset it, or install "
+            "JAX for that device."
+        ) from error
 
 
 def for_methods(setup: Setup, methods: Iterable[Method]) -> Setup:

@@ -6,17 +6,13 @@ before each of its checkpoints: these copies are runs that somebody stopped.
 
 import csv
 import json
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import tiny_source
+from conftest import comparable, tiny_source
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl import cli, registry
@@ -89,15 +85,6 @@ def read(path):
 def metrics(folder):
     """Of every round, what `comparable` keeps."""
     return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def comparable(record):
-    """Without times and compilations, which no two runs share."""
-    kept = {key: value for key, value in record.items() if key not in ("seconds", "compilations")}
-    if kept.get("findings"):
-        unshared = ("server seconds", "compiled parts")
-        kept["findings"] = {key: value for key, value in kept["findings"].items() if key not in unshared}
-    return kept
 
 
 def state(folder):
@@ -377,19 +364,6 @@ def test_stopped_before_a_checkpoint(compared, tmp_path, method, rounds):
     assert_same_run(folder, compared / "compared" / name(method) / "seed-4")
 
 
-@pytest.mark.parametrize("kept", [0, 3, 5, 6])
-def test_resume_starts_where_the_metrics_are_complete(compared, tmp_path, kept):
-    """Checkpoints 4 and 6 are there, but only some lines: what is lost is computed again."""
-    folder, original = tmp_path / "run", runs(compared)[0]
-    shutil.copytree(original, folder)
-    (folder / "result.json").unlink()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:kept]) + "".join(lines[kept:])[:30])
-    (folder / "checkpoints" / "6.orbax-checkpoint-tmp").mkdir()  # killed while saving
-    cli.main(["resume", str(folder)])
-    assert_same_run(folder, original)
-
-
 def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
     folder = runs(compared)[0]
 
@@ -450,119 +424,3 @@ def test_pictures_of_few_and_of_many_clients(tmp_path, clients):
     plot.draw_matrices({"teachers": np.eye(clients)}, counts, tmp_path / "matrices.png")
     plot.draw_assemblies([network(client) for client in range(clients)], tmp_path / "assembled.png")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
-
-
-KILLED_WHILE_WRITING_ROUND_3 = """
-import os, signal, sys
-from jaxfl.cli import main
-from jaxfl.runs import store
-
-append = store.append_metrics
-
-def killed(folder, records):
-    if records[0]["round"] == 3:
-        with (folder / store.METRICS).open("a") as file:
-            file.write('{"round": 3, "loss": 0.')
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(folder, records)
-
-store.append_metrics = killed
-main(sys.argv[1:])
-"""
-
-
-def test_killed_and_resumed_by_the_real_command(dataset, tmp_path):
-    folder, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
-    settings = {
-        **os.environ,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_NUM_CPU_DEVICES": "2",  # the order of sums, and so the last digits, depend on it
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or str(tmp_path / "cache"),
-    }
-    options = ["run", "fedavg", *dataset, *FEDERATION, "--seed", "3", "--run-dir"]
-    start = [sys.executable, "-c", KILLED_WHILE_WRITING_ROUND_3, *options, str(folder)]
-    died = subprocess.run(start, env=settings, capture_output=True)
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    assert checkpoint.saved(folder) == [2] and not (folder / "result.json").exists()
-
-    resume = [sys.executable, "-m", "jaxfl", "resume", str(folder)]
-    ended = subprocess.run(resume, env=settings, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    whole = [sys.executable, "-m", "jaxfl", *options, str(undisturbed)]
-    ended = subprocess.run(whole, env=settings, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert_same_run(folder, undisturbed)
-
-
-def no_config(folder):
-    (folder / "config.json").unlink()
-
-
-def cut_config(folder):
-    config = folder / "config.json"
-    config.write_text(config.read_text()[:100])
-
-
-def empty_config(folder):
-    (folder / "config.json").write_text("{}")
-
-
-def renamed_option(folder):
-    config = folder / "config.json"
-    config.write_text(config.read_text().replace('"momentum"', '"momentun"'))
-
-
-def cut_checkpoint(folder):
-    for path in (folder / "checkpoints" / "6").rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:10])
-
-
-def no_array(folder):
-    shutil.rmtree(folder / "checkpoints" / "6" / "state")
-
-
-def no_partition(folder):
-    (folder / "partition.npz").unlink()
-
-
-def foreign_checkpoint(folder):
-    shutil.rmtree(folder / "checkpoints" / "6")
-    shutil.copytree(folder.parent / "other" / "checkpoints" / "6", folder / "checkpoints" / "6")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (no_config, ["not a run folder", "config.json"]),
-        (cut_config, ["config.json is damaged", "restore it"]),
-        (empty_config, ["config.json is damaged", "restore it"]),
-        (renamed_option, ["config.json does not fit", "momentun"]),
-        (cut_checkpoint, ["checkpoints/6 is damaged", "delete this folder"]),
-        (no_array, ["checkpoints/6 is damaged", "delete this folder"]),
-        (no_partition, ["no file", "partition.npz"]),
-        (foreign_checkpoint, ["checkpoints/6 belongs to another configuration", "config.json"]),
-    ],
-)
-def test_damaged_runs_are_refused(compared, tmp_path, capsys, damage, words):
-    folder, original = tmp_path / "run", runs(compared)[0]
-    shutil.copytree(original, folder)
-    shutil.copytree(runs(compared)[1], tmp_path / "other")
-    (folder / "result.json").unlink()
-    damage(folder)
-    with pytest.raises(SystemExit) as end:
-        cli.main(["resume", str(folder)])
-    sentence = capsys.readouterr().err
-    assert end.value.code == 2
-    assert sentence.startswith("jaxfl: ") and sentence.count("\n") == 1
-    assert all(word in sentence for word in words), sentence
-    assert metrics(folder) == metrics(original)  # nothing is lost by trying
-
-
-def test_a_damaged_checkpoint_may_be_deleted(compared, tmp_path):
-    folder, original = tmp_path / "run", runs(compared)[0]
-    shutil.copytree(original, folder)
-    (folder / "result.json").unlink()
-    shutil.rmtree(folder / "checkpoints" / "6")
-    cli.main(["resume", str(folder)])
-    assert_same_run(folder, original)

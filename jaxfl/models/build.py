@@ -1,5 +1,6 @@
 """What the factories of the zoo share: their options, and the making of a model from blocks."""
 
+import math
 from typing import Literal
 
 from jaxfl.errors import JaxflError, nearest
@@ -44,9 +45,9 @@ def scaled(width: float, count: int) -> int:
     """Returns `count` channels or features times `width`, at least one.
 
     Raises:
-        JaxflError: If `width` is not positive.
+        JaxflError: If `width` is not positive and finite.
     """
-    if width <= 0:
+    if not 0 < width < math.inf:
         raise JaxflError(f"width is {width}; give a positive factor, 1.0 for the original network.")
     return max(1, round(width * count))
 

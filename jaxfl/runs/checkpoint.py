@@ -46,7 +46,7 @@ def saved(folder: Path) -> list[int]:
 
 def trim(folder: Path, rounds: int, keep: int) -> None:
     """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
-    kept = {str(number) for number in [number for number in saved(folder) if number <= rounds][-keep:]}
+    kept = [str(number) for number in saved(folder) if number <= rounds][-keep:]
     for path in (folder / CHECKPOINTS).glob("*"):
         if path.name not in kept:
             with writing(path):

@@ -123,7 +123,7 @@ def report(folders: list[Path], out: Path) -> table.Table:
     runs = sorted(finished, key=lambda run: (run / store.RESULT).stat().st_mtime)
     results, metrics, folder_of = [], {}, {}
     for run, label in zip(runs, _labels([store.read_config(run) for run in runs]), strict=True):
-        results.append((label, store.read_json(run / store.RESULT)))
+        results.append((label, store.read_result(run)))
         metrics.setdefault(label, []).append(store.read_metrics(run))
         same = folder_of.setdefault((label, results[-1][1]["seed"]), run)
         if same != run:

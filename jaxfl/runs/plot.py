@@ -13,15 +13,18 @@ MOST_NAMED = 40  # clients for whose numbers and networks a picture has room
 
 
 def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
-    """Write a PNG: accuracy against rounds, and against the bytes moved.
+    """Write a PNG: accuracy against rounds, against the bytes moved and, where it is known, simulated time.
 
     Args:
       runs: per label the metrics of its seeds; a line is their mean, a band their sample standard
         deviation where there are several.
       path: of the PNG.
     """
-    figure = Figure((12, 4.2), layout="constrained", dpi=150)
-    left, right = figure.subplots(1, 2, sharey=True)
+    costs = {"megabytes sent and received": _megabytes}
+    if any(_simulated_seconds(seeds[0][0]) for seeds in runs.values()):
+        costs["simulated seconds"] = _simulated_seconds
+    figure = Figure((6 * (1 + len(costs)), 4.2), layout="constrained", dpi=150)
+    left, *others = figure.subplots(1, 1 + len(costs), sharey=True)
     for label, seeds in runs.items():
         scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
         length = min(len(records) for records in scored)
@@ -31,26 +34,32 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
             [[record["accuracy"]["mean"] for record in records[:length]] for records in scored]
         )
         rounds = [record["round"] for record in scored[0][:length]]
-        megabytes = np.mean([_megabytes(metrics, rounds) for metrics in seeds], axis=0)
         mean = accuracy.mean(0)
         (line,) = left.plot(rounds, mean, marker=".", label=label)
         if len(seeds) > 1:
             spread = accuracy.std(0, ddof=1)
             left.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15)
-        if megabytes[-1] > 0:
-            right.plot(megabytes, mean, marker=".", color=line.get_color())
+        for axes, cost in zip(others, costs.values(), strict=True):
+            spent = np.array([np.cumsum([*map(cost, metrics)])[np.array(rounds) - 1] for metrics in seeds])
+            if spent.any():
+                axes.plot(spent.mean(0), mean, marker=".", color=line.get_color())
     left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")
-    right.set(xlabel="megabytes sent and received")
-    for axes in (left, right):
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes, name in zip(others, costs, strict=True):
+        axes.set(xlabel=name)
+    for axes in (left, *others):
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     with writing(path):
         figure.savefig(path, format="png")
 
 
-def _megabytes(metrics: list[dict], rounds: list[int]) -> np.ndarray:
-    moved = np.cumsum([record["bytes_up"] + record["bytes_down"] for record in metrics]) / 1e6
-    return moved[np.array(rounds) - 1]
+def _megabytes(record: dict) -> float:
+    return (record["bytes_up"] + record["bytes_down"]) / 1e6
+
+
+def _simulated_seconds(record: dict) -> float:
+    return record.get("simulated_seconds", 0.0)
 
 
 def draw_findings(metrics: list[dict], path: Path) -> None:

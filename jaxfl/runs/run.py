@@ -162,8 +162,9 @@ def begin(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
         ],
         "environment": environment(),
     }
-    partitions.save(data.partition, data.source, folder / store.PARTITION)
-    store.write_json(folder / store.CONFIG, config)
+    with store.replacing(folder / store.CONFIG) as file:  # at its place last: then the folder is a run
+        file.write(store.as_json(config))
+        partitions.save(data.partition, data.source, folder / store.PARTITION)
     return Ready(folder, config, chosen, setup, data, watch, [], made=made)
 
 
@@ -189,7 +190,7 @@ def resume(folder: Path, watch: Callable) -> dict:
     config = store.read_config(folder)
     if (folder / store.RESULT).exists():
         watch(store.read_metrics(folder))
-        return store.read_json(folder / store.RESULT)
+        return store.read_result(folder)
     setup, chosen = restore(folder, config)
     data = prepare(setup, folder / store.PARTITION)
     return _only(proceed([reopen(folder, chosen, setup, data, watch)], compilation(chosen)))

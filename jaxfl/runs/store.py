@@ -9,6 +9,7 @@ Its files are
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
     curves.png, findings.png, assembled.png, matrices.png
+    tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
 it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short.
@@ -59,7 +60,7 @@ def check_free(folder: Path) -> None:
 
 
 def _of_killed_start(path: Path) -> bool:
-    """Whether a path is of a run that was begun by `create` and never got its configuration."""
+    """Whether a path is of a run that was killed before its configuration came to its place."""
     return path.is_dir() or (_part(path.parent / CONFIG).exists() and not (path.parent / CONFIG).exists())
 
 
@@ -78,7 +79,9 @@ def create(folder: Path) -> Path:
         while not made.parent.exists():
             made = made.parent
         folder.mkdir(parents=True, exist_ok=True)
-        _part(folder / CONFIG).write_text("")
+        probe = _part(folder / CONFIG)  # no name that a reader looks for
+        probe.write_text("")
+        probe.unlink()
     return made
 
 
@@ -120,7 +123,12 @@ def _part(path: Path) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON at once."""
     with replacing(path) as file:
-        file.write(f"{json.dumps(value, indent=1)}\n".encode())
+        file.write(as_json(value))
+
+
+def as_json(value: Any) -> bytes:
+    """What a file of JSON holds."""
+    return f"{json.dumps(value, indent=1)}\n".encode()
 
 
 def read_json(path: Path) -> Any:
@@ -169,6 +177,19 @@ def _refuse_links(folder: Path) -> None:
             raise JaxflError(
                 f"{path} is a link that leads out of the run folder; put what it means in its place."
             )
+
+
+def read_result(folder: Path) -> dict:
+    """Read a finished run's result.
+
+    Raises:
+      JaxflError: if there is none, or the file is damaged.
+    """
+    result = read_json(folder / RESULT)
+    entries = {"seed", "accuracy", "received", "bytes_up", "bytes_down", "seconds"}
+    if not isinstance(result, dict) or not entries <= result.keys():
+        raise JaxflError(f"{folder / RESULT} is damaged (it lacks entries); restore it from a copy.")
+    return result
 
 
 def append_metrics(folder: Path, records: list[dict]) -> None:

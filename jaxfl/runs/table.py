@@ -40,7 +40,8 @@ def tabulate(results: list[tuple[str, dict]]) -> Table:
 
     Returns:
       Accuracies in percent: of the deployed models, of those models per architecture, of the models as
-      received before local training; and the megabytes (1e6 bytes) sent and received in the run.
+      received before local training; the megabytes (1e6 bytes) sent and received in the run; and, where
+      clients' devices are known, the simulated seconds of the run.
     """
     seeds = defaultdict(list)
     for label, result in results:
@@ -53,6 +54,8 @@ def tabulate(results: list[tuple[str, dict]]) -> Table:
         ("MB up", lambda r: r["bytes_up"] / 1e6),
         ("MB down", lambda r: r["bytes_down"] / 1e6),
     ]
+    if any(result["simulated_seconds"] for _, result in results):
+        columns.append(("simulated s", lambda r: r["simulated_seconds"] or np.nan))
     rows = [
         (label, [_cell([value(result) for result in of_label]) for _, value in columns])
         for label, of_label in seeds.items()

@@ -1,0 +1,140 @@
+"""Logs of runs for TensorBoard and Weights & Biases, whose packages are extras.
+
+A log holds the numbers of metrics.jsonl, with the round as their step. Each kind of log is a function that
+finds its package and returns another, which opens the log of a run, given its folder and configuration: a
+context manager that yields ``write(round, {name: number})``.
+"""
+
+import contextlib
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.runs import store
+
+Write = Callable[[int, dict[str, float]], None]
+Open = Callable[[Path, dict], contextlib.AbstractContextManager[Write]]
+
+
+class Log(contextlib.ExitStack):
+    """Writes the metrics of runs as they come; as a context manager it closes what is open.
+
+    Args:
+      names: kinds of logs, of `KINDS`.
+
+    Raises:
+      JaxflError: if a kind is unknown, its package is missing, or nobody is logged in to its service.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__()
+        for name in names:
+            if name not in KINDS:
+                raise JaxflError(f"There is no log {name!r}; {nearest(name, KINDS)}")
+        self.kinds = [KINDS[name]() for name in names]
+        self.logs: dict[Path, tuple[contextlib.ExitStack, list[Write]]] = {}
+
+    def __call__(self, folder: Path, new: list[dict]) -> None:
+        """Take a run's newest records, which are in its folder already; the last round closes its log."""
+        if not self.kinds:
+            return
+        config = store.read_config(folder)
+        if folder not in self.logs:
+            stack = self.enter_context(contextlib.ExitStack())
+            self.logs[folder] = stack, [stack.enter_context(open_(folder, config)) for open_ in self.kinds]
+            new = store.read_metrics(folder)  # of a run that was resumed, also what came before
+        stack, writers = self.logs[folder]
+        for write in writers:
+            for record in new:
+                write(record["round"], scalars(record))
+        if new[-1]["round"] == config["options"]["rounds"]:
+            stack.close()
+
+
+def scalars(record: dict) -> dict[str, float]:
+    """A round's numbers by name; those of the same kind have one prefix, which TensorBoard draws together.
+
+    Accuracies are there where the round was evaluated, ``personal/mlp`` is that of an architecture's clients;
+    seconds where a program of several rounds ended, for all of them; a loss that is not finite is left out.
+    """
+    values = {"loss": record["loss"], "bytes/up": record["bytes_up"], "bytes/down": record["bytes_down"]}
+    values["seconds/simulated"] = record.get("simulated_seconds")
+    for moment, key in (("personal", "accuracy"), ("received", "received")):
+        if key in record:
+            values[f"accuracy/{moment}"] = record[key]["mean"]
+            values |= {f"{moment}/{name}": mean for name, mean in record[key]["per_group"].items()}
+    values |= {f"seconds/{part}": seconds for part, seconds in record.get("seconds", {}).items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def tensorboard() -> Open:
+    """Event files in the run's folder ``tensorboard``, for ``tensorboard --logdir runs``."""
+    package = _package("tensorboardX", extra="tensorboard")
+
+    @contextlib.contextmanager
+    def open_(folder: Path, config: dict) -> Iterator[Write]:
+        log = folder / "tensorboard"
+        # A run that goes on from a checkpoint has its log made anew: so no round is in it twice.
+        shutil.rmtree(log, ignore_errors=True)
+        with package.SummaryWriter(str(log), flush_secs=5) as events:
+
+            def write(step, values):
+                for name, value in values.items():
+                    events.add_scalar(name, value, step)
+
+            yield write
+
+    return open_
+
+
+def wandb() -> Open:
+    """One W&B run per run, in the project that WANDB_PROJECT names or jaxfl; files in the folder ``wandb``.
+
+    A run that goes on from a checkpoint goes on in W&B, after the last round that W&B has. In W&B's offline
+    mode it begins another complete log with the same id.
+    """
+    package = _package("wandb", extra="wandb")
+    try:
+        package.login()
+    except package.errors.Error as error:
+        raise JaxflError(f"--log wandb: {str(error).rstrip('.')}; or set WANDB_MODE=offline.") from None
+
+    @contextlib.contextmanager
+    def open_(folder: Path, config: dict) -> Iterator[Write]:
+        earlier = sorted((folder / "wandb").glob("*run-*-*"))  # W&B's folders end in the id of their run
+        run = package.init(
+            project=os.environ.get("WANDB_PROJECT", "jaxfl"),
+            dir=str(folder),
+            id=earlier[-1].name.rpartition("-")[2] if earlier else None,
+            resume="allow",
+            reinit="create_new",
+            name=f"{config['label']}, seed {config['options']['seed']}",
+            group=config["label"],
+            config=config["options"] | {"environment": config["environment"]},
+            settings={"console": "off", "silent": True},  # the terminal shows the progress of the run
+        )
+        first = run.step
+
+        def write(step, values):
+            if step >= first:
+                run.log(values, step=step)
+
+        with run:
+            yield write
+
+    return open_
+
+
+def _package(name: str, extra: str):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise JaxflError(
+            f"--log {extra} needs the package {name}, which is not installed; pip install 'jaxfl[{extra}]'."
+        ) from None
+
+
+KINDS: dict[str, Callable[[], Open]] = {"tensorboard": tensorboard, "wandb": wandb}

@@ -1,0 +1,168 @@
+"""What runs are doing, read from their folders alone: of this process or of any other, going on or ended."""
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+
+from jaxfl.errors import JaxflError
+from jaxfl.runs import store
+
+EVERY = 1.0  # seconds between two looks
+PATIENCE = 60.0  # seconds without news that are nothing unusual: a program may be compiling
+
+
+class Progress(NamedTuple):
+    """How far a run is.
+
+    Args:
+      label: of its method.
+      seed: of the run.
+      rounds: done and planned.
+      accuracy: mean over clients at the last evaluation, None before the first one.
+      loss: of the last round, None before the first one or where it is not finite.
+      bytes_up: sent so far by all clients.
+      bytes_down: received so far.
+      speed: rounds per second between the last two evaluations, compilation aside; None before the first one.
+      news: when its files last changed, in seconds since the epoch.
+      busy: seconds that the rounds between the last two evaluations took, compilation included.
+      finished: whether its result is there.
+    """
+
+    label: str
+    seed: int
+    rounds: tuple[int, int]
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    speed: float | None
+    news: float
+    busy: float
+    finished: bool
+
+    def state(self, now: float) -> str:
+        """``finished``, ``running``, or ``silent since 90 s``: thrice as long as its last rounds took."""
+        if self.finished:
+            return "finished"
+        silent = now - self.news
+        return "running" if silent <= max(PATIENCE, 3 * self.busy) else f"silent since {_span(silent)}"
+
+    def left(self, now: float) -> float | None:
+        """Seconds that the remaining rounds take at the speed of the last ones, None if that is unknown."""
+        done, planned = self.rounds
+        if self.finished or self.speed is None:
+            return None
+        return max(0.0, (planned - done) / self.speed - (now - self.news))
+
+
+def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.time) -> None:
+    """Show a line per run; on a terminal in place, until all of them have ended.
+
+    A comparison has ended when its table is written, a folder of other runs never: others may begin in it.
+
+    Args:
+      folders: of runs, or with runs somewhere below them.
+      out: the terminal. Anything else gets the table once.
+      clock: seconds since the epoch.
+
+    Raises:
+      JaxflError: if a folder holds no run.
+    """
+    if not out.is_terminal:
+        out.print(_table(folders, clock()))
+        return
+    with Live(_table(folders, clock()), console=out, auto_refresh=False) as live:
+        while not all(map(_ended, folders)):
+            time.sleep(EVERY)
+            live.update(_table(folders, clock()), refresh=True)
+
+
+def progress(run: Path) -> Progress:
+    """Of one run, from its configuration, its metrics and whether there is a result."""
+    news = _last_change(run)
+    return _progress(run, news, (run / store.RESULT).exists())
+
+
+@functools.lru_cache(maxsize=256)  # the files are read again when they have changed
+def _progress(run: Path, news: float, finished: bool) -> Progress:
+    config, metrics = store.read_config(run), store.read_metrics(run)
+    scored = [record for record in metrics if "accuracy" in record]
+    ends = [0, *(record["round"] for record in metrics if "seconds" in record)]
+    seconds = metrics[ends[-1] - 1]["seconds"] if len(ends) > 1 else None
+    return Progress(
+        label=config["label"],
+        seed=config["options"]["seed"],
+        rounds=(len(metrics), config["options"]["rounds"]),
+        accuracy=scored[-1]["accuracy"]["mean"] if scored else None,
+        loss=metrics[-1]["loss"] if metrics else None,
+        bytes_up=sum(record["bytes_up"] for record in metrics),
+        bytes_down=sum(record["bytes_down"] for record in metrics),
+        speed=(ends[-1] - ends[-2]) / max(seconds["train"] + seconds["evaluate"], 1e-9) if seconds else None,
+        news=news,
+        busy=sum(seconds.values()) if seconds else 0.0,
+        finished=finished,
+    )
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else all runs below it in the order in which they began."""
+    if (folder / store.CONFIG).exists():
+        return [folder]
+    found = sorted(folder.rglob(store.CONFIG), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise JaxflError(f"There is no run in {folder}; name the folder of a run or of a comparison.")
+    return [path.parent for path in found]
+
+
+def _ended(folder: Path) -> bool:
+    if (folder / store.CONFIG).exists():
+        return (folder / store.RESULT).exists()
+    table = folder / "table.csv"
+    return table.exists() and table.stat().st_mtime >= max(map(_last_change, _runs(folder)))
+
+
+def _last_change(run: Path) -> float:
+    files = (run / name for name in (store.CONFIG, store.METRICS, store.RESULT))
+    return max(path.stat().st_mtime for path in files if path.exists())
+
+
+def _table(folders: list[Path], now: float) -> Table:
+    # Narrow enough for 80 columns.
+    titles = ("seed", "round", "accuracy\n%", "loss", "MB\nup", "MB\ndown", "rounds\nper s", "left")
+    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
+    table = Table(Column("method", overflow="fold"), *numbers, "state", box=SIMPLE_HEAD, padding=0)
+    found = {run: progress(run) for folder in folders for run in _runs(folder)}
+    alike = Counter((its.label, its.seed) for its in found.values())
+    for run, its in found.items():
+        table.add_row(
+            its.label if alike[its.label, its.seed] == 1 else f"{its.label} in {run}",
+            str(its.seed),
+            "{}/{}".format(*its.rounds),
+            _number(its.accuracy and 100 * its.accuracy, ".1f"),
+            _number(its.loss, ".3f"),
+            f"{its.bytes_up / 1e6:.2f}",
+            f"{its.bytes_down / 1e6:.2f}",
+            _number(its.speed, ".3g"),
+            "-" if its.left(now) is None else _span(its.left(now)),
+            its.state(now),
+        )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _span(seconds: float) -> str:
+    """``59 s``, ``12 min`` or ``3.3 h``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,413 @@
+"""What a user can get wrong: in each case one sentence says what to mend, and nothing is left behind.
+
+All cases are driven through the command. Files are damaged, or made by somebody who means harm: nothing in
+them is executed, unpickled, or written outside of the run folder. `tests/test_faults.py` is about what goes
+wrong while a run is on its way.
+"""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_source
+
+import jaxfl
+from jaxfl.cli import main
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs are compiled for a few rounds of milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+class Trap:
+    """Whoever unpickles it makes a file."""
+
+    def __reduce__(self):
+        """What pickle calls."""
+        return open, ("sprung", "w")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(quick_compilation, tmp_path_factory):
+    """The current folder of all tests: own code, a partition, a finished run, and files that are no good."""
+    folder, source = tmp_path_factory.mktemp("work"), tiny_source()
+    shutil.copytree(Path(__file__).parent / "own", folder, dirs_exist_ok=True)
+    (folder / "broken.py").write_text("fedprox = Method()\n")
+    np.savez(folder / "flat.npz", images=source.images[0, 0], labels=source.labels)
+    np.savez(folder / "nan.npz", images=np.full(source.images.shape, np.nan), labels=source.labels)
+    np.savez(folder / "unlabelled.npz", images=source.images)
+    np.savez(folder / "pickled.npz", images=np.array([Trap()]), labels=np.array([Trap()]))
+    np.savez(folder / "escaping.npz", **{"../images": source.images, "../labels": source.labels})
+    np.savez(folder / "encrypted.npz", images=source.images, labels=source.labels)
+    encrypted = bytearray((folder / "encrypted.npz").read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of a file in the archive
+        encrypted[encrypted.index(mark) + place] |= 1
+    (folder / "encrypted.npz").write_bytes(encrypted)
+    head = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000000,), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(folder / "endless.npz", "w") as file:
+        file.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    (folder / "photos" / "cat").mkdir(parents=True)
+    (folder / "photos" / "cat" / "0.png").write_bytes(b"GIF89a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        main(["partition", "@own.args", "--run-dir", "divided"])
+        main(["run", "fedavg", "@own.args"])
+        yield folder
+
+
+def contents(folder):
+    """All files, but for what Python itself keeps of a module that it loads."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
+def assert_refused(capsys, arguments, words):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    sentence = capsys.readouterr().err
+    assert end.value.code == 2
+    assert sentence.startswith("jaxfl: ") and sentence.count("\n") == 1
+    assert all(word in sentence for word in words), sentence
+
+
+# --- commands, configuration, data, partitions, models, code of one's own, places
+
+REFUSED = [
+    ("frobnicate", "no command 'frobnicate'; known are run, compare,"),
+    ("rnu fedavg", "no command 'rnu'; did you mean 'run'?"),
+    ("broken.py:fedprox", "no command 'broken.py:fedprox'"),  # a file that is not even loaded
+    ("run", "needs a METHOD first: jaxfl run METHOD"),
+    ("run fedpr", "no method 'fedpr'; did you mean 'fedper'?"),
+    ("run fedavg,lr", "'lr' in 'fedavg,lr' is not an option; write it as option=value"),
+    ("run fedavg,lrr=1", "fedavg has no option 'lrr'; did you mean 'lr'?"),
+    ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),
+    ("run compfl,kd=maybe", "compfl: kd must be true or false, not 'maybe'"),
+    ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
+    (
+        "run fedavg @own.args --lam 1",
+        "--lam is an option of ditto, compfl, mnfl, mnfl-homogeneous, pfedclub, pfedclub-plus, not",
+    ),
+    ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
+    ("run fedavg @nowhere.args", "no file nowhere.args"),
+    ("compare", "Name the methods to compare"),
+    ("compare fedavg fedavg @own.args", "named twice"),
+    ("compare fedavg @own.args --seeds 0", "--seeds must be at least 1, not 0"),
+    ("compare ditto @own.args --lam 1", "not of jaxfl compare METHOD ...; write ditto,lam=VALUE"),
+    ("report", "Name the run folders"),
+    ("report runs divided", "no finished run in divided"),
+    ("resume", "needs a RUN first"),
+    ("resume divided", "divided is not a run folder: it has no config.json"),
+    ("resume own.args", "own.args is not a run folder: it has no config.json"),
+    ("run --from", "needs a RUN first: jaxfl run METHOD | --from RUN"),
+    ("run --from divided", "divided is not a run folder: it has no config.json"),
+    ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
+    ("run fedavg --from runs/fedavg-own", "jaxfl run fedavg has no option --from"),
+    ("list everything", "takes no 'everything'"),
+    ("cite local", "local has no paper to cite"),
+    # numbers out of their range
+    ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
+    ("run fedavg @own.args --lr -1", "--lr must lie in (0, inf), but is -1.0"),
+    ("run fedavg @own.args --lr nan", "--lr must lie in (0, inf), but is nan"),
+    ("run fedavg @own.args --momentum 1", "--momentum must lie in [0, 1), but is 1.0"),
+    ("run fedavg @own.args --epochs 0", "--epochs must lie in [1, inf), but is 0"),
+    ("run fedavg @own.args --rounds 0", "--rounds must lie in [1, inf), but is 0"),
+    ("run fedavg @own.args --clients 0", "--clients must lie in [1, inf), but is 0"),
+    ("run fedavg @own.args --participation 0", "--participation must lie in (0, 1], but is 0.0"),
+    ("run fedavg @own.args --participation 2", "--participation must lie in (0, 1], but is 2.0"),
+    ("run fedavg @own.args --checkpoint-every 3", "3 is not a multiple of --eval-every 2"),
+    ("run fedavg @own.args --keep-checkpoints 0", "--keep-checkpoints must lie in [1, inf), but is 0"),
+    ("run fedavg @own.args --device-profile mpl=1e9:1e6", "no architecture 'mpl'; did you mean 'mlp'?"),
+    ("run fedavg @own.args --device-profile mlp=1e9", "is not architecture=FLOPS:BYTES"),
+    ("run fedavg @own.args --device-profile mlp=0:1", "with two positive numbers"),
+    ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 2"),
+    ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
+    # data
+    ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean 'digits'?"),
+    ("run fedavg @own.args --dataset mnist --data-dir .", "mnist is not prepared", "[tfds-prepare]"),
+    ("run fedavg @own.args --dataset nowhere.npz", "no file nowhere.npz"),
+    ("run fedavg @own.args --dataset flat.npz", "flat.npz: images have shape (8, 1), not (N, H, W)"),
+    ("run fedavg @own.args --dataset nan.npz", "nan.npz: images hold NaN"),
+    ("run fedavg @own.args --dataset unlabelled.npz", "unlabelled.npz lacks labels; it holds images"),
+    ("run fedavg @own.args --dataset pickled.npz", "pickled.npz is damaged or not an .npz file of plain arr"),
+    ("run fedavg @own.args --dataset escaping.npz", "lacks images, labels; it holds ../images, ../labels"),
+    ("run fedavg @own.args --dataset encrypted.npz", "encrypted.npz is damaged or not an .npz file"),
+    ("run fedavg @own.args --dataset endless.npz", "endless.npz holds more than fits in memory"),
+    ("run fedavg @own.args --dataset photos", "photos/cat/0.png cannot be read as an image"),
+    ("run mnfl @own.args --public pickled.npz", "pickled.npz is damaged or not an .npz file of plain arrays"),
+    ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
+    ("run mnfl @own.args --public none", "needs public images and the federation has none; add --public"),
+    ("run pfedclub @own.args --public none", "needs public images and the federation has none"),
+    ("run mnfl @own.args --labels independent", "mean other classes on every client"),
+    ("run mnfl @own.args --public held-out,share=0", "share must lie in (0, 1), but is 0.0"),
+    (
+        "run mnfl @own.args --public held-out --partition divided/partition.npz",
+        "divided/partition.npz holds out no public images",
+    ),
+    # partitions
+    ("run fedavg @own.args --partition clases", "no partition 'clases'; did you mean 'classes'?"),
+    ("run fedavg @own.args --partition iid,alpha=1", "iid has no option 'alpha'; there are none"),
+    ("run fedavg @own.args --partition classes,classes_per_client=3", "3, but the data have 2 classes"),
+    ("run fedavg @own.args --partition dirichlet,min_samples=13", "need 52 rows, but there are 48"),
+    ("run fedavg @own.args --test-fraction 0.1", "Client 2 is left without test rows; raise"),
+    ("run fedavg @own.args --partition nan.npz", "nan.npz lacks train"),
+    ("run fedavg @own.args --partition pickled.npz", "pickled.npz is damaged or not an .npz file of plain a"),
+    ("run fedavg @own.args --partition divided/partition.npz --clients 3", "has 4 clients, not 3"),
+    ("run fedavg @own.args --partition divided/partition.npz --dataset digits", "2 classes, not 10"),
+    *(
+        (f"run fedavg @own.args --partition divided/partition.npz {option}", f"{option.split()[0]} does not")
+        for option in (
+            "--labels independent",
+            "--test source",
+            "--test-fraction 0.3",
+            "--validation-fraction 0.1",
+            "--max-test 2",
+            "--partition-seed 1",
+        )
+    ),
+    # models
+    ("run fedavg @own.args --models mpl", "no model 'mpl'; did you mean 'mlp'?"),
+    ("run fedavg @own.args --models mlp,classes=2", "mlp has no option 'classes'; known are width"),
+    ("run fedavg @own.args --models mlp,hidden=0", "hidden is 0; mlp needs at least one hidden feature"),
+    ("run fedavg @own.args --models mlp,width=nan", "width is nan; give a positive factor"),
+    ("run fedavg @own.args --models lenet5,width=inf", "width is inf; give a positive factor"),
+    ("run fedavg @own.args --models alexnet,dropout=1", "dropout is 1.0; give a probability"),
+    ("run fedavg @own.args --models mlp mlp", "names one architecture twice"),
+    ("run fedavg @own.args --models mlp,clients=3", "cannot be given to 4 clients"),
+    ("run fedavg @own.args --models mlp,clients=4 lenet5", "cannot be given to 4 clients"),
+    ("run fedavg @own.args --models mlp,clients=0 lenet5", "clients= takes a whole number from 1 up"),
+    ("run fedavg @own.args --models own.py:linear,bits=8", "own.py:linear: bits must be 16 or 32, not '8'"),
+    ("run fedavg @own.args --models own.py:linear,sizes=8", "sizes is annotated as tuple[int, ...]"),
+    ("run fedcmd @own.args --personal classifier", "fedcmd votes in 20 rounds and the run has 4"),
+    ("run fedcmd @own.args --selection-rounds 4", "votes in 4 rounds and the run has 4; lower --selection"),
+    ("run fedcmd @own.args --selection-rounds 0", "cannot vote in 0 rounds; raise --selection-rounds"),
+    ("run fedcmd @own.args --personal boddy", "linear has no layer 'boddy'; did you mean 'body'?"),
+    ("run fedcmd @own.args --personal classifier+body", "mlp has no layer 'body'; known are fc1, classifier"),
+    # code of one's own
+    ("run nowhere.py:fedprox", "no file nowhere.py to take 'fedprox' from"),
+    ("run broken.py:fedprox", "broken.py does not load: NameError: name 'Method' is not defined"),
+    ("run own.py", "own.py is a file; add which method in it you mean: own.py:NAME"),
+    ("run own.py:fedprx", "own.py has no 'fedprx'; did you mean 'fedprox'?"),
+    ("run own.py:linear", "own.py:linear is a function, not a jaxfl.Method"),
+    ("run own.py:fedprox @own.args --mu -1", "fedprox: --mu must lie in [0, inf), but is -1.0"),
+    ("run fedavg @own.args --models own.py:fedprox", "is a Method; name a function that makes a model"),
+    ("run fedavg @own.args --models own.py:nothing", "returns a NoneType, not a jaxfl.models.Model"),
+    ("run fedavg @own.args --dataset own.py:nothing", "returns a NoneType, not a jaxfl.data.sou"),
+    # where to write
+    ("run fedavg @own.args --run-dir runs/fedavg-own", "already holds a run", "`jaxfl resume runs/"),
+    ("compare fedavg @own.args --run-dir divided", "divided already holds something else"),
+    ("run fedavg --dataset nowhere.npz --run-dir divided", "divided already holds"),  # before data are read
+    ("compare fedavg --dataset nowhere.npz --run-dir divided", "divided already holds"),
+    ("partition --dataset nowhere.npz --run-dir divided", "divided already holds"),
+    ("partition @own.args --run-dir own.py/divided", "cannot be written (Not a directory)"),
+    ("run fedavg @own.args --run-dir " + 300 * "x", "cannot be written (File name too long)"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), [(command, words) for command, *words in REFUSED])
+def test_refused_in_one_sentence(folder, capsys, command, words):
+    before = contents(folder)
+    assert_refused(capsys, command.split(), words)
+    assert contents(folder) == before
+
+
+def test_a_value_of_the_wrong_type_is_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "fedavg", "--lr", "much"])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2
+    assert "--lr: could not convert string to float: 'much'" in " ".join((out + err).split())
+
+
+def test_the_installed_command_refuses(folder):
+    command = Path(sysconfig.get_path("scripts")) / "jaxfl"
+    ended = subprocess.run([command, "run", "fedpr"], cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr == "jaxfl: There is no method 'fedpr'; did you mean 'fedper'?\n"
+
+
+def test_an_environment_without_its_device_is_refused(folder, capsys, monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    before = contents(folder)
+    monkeypatch.setattr(jax, "devices", devices)
+    assert_refused(capsys, ["run", "fedavg", "@own.args"], ["JAX finds no device of JAX_PLATFORMS="])
+    assert contents(folder) == before
+
+
+# --- run folders
+
+
+def edited(**changes):
+    """A configuration with other entries."""
+
+    def edit(run):
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | changes))
+
+    return edit
+
+
+def option(without="", **changes):
+    """A configuration with other options, or without one."""
+
+    def edit(run):
+        options = json.loads((run / "config.json").read_text())["options"] | changes
+        options.pop(without, None)
+        edited(options=options)(run)
+
+    return edit
+
+
+def partition(**changes):
+    """A partition with other arrays."""
+
+    def edit(run):
+        with np.load(run / "partition.npz") as file:
+            arrays = dict(file)
+        np.savez(run / "partition.npz", **arrays | {name: f(arrays[name]) for name, f in changes.items()})
+
+    return edit
+
+
+def file(name, change):
+    """A file with other bytes."""
+    return lambda run: (run / name).write_bytes(change((run / name).read_bytes()))
+
+
+def code_within(run):
+    """Code that comes with a run, and would run when the run is resumed."""
+    (run / "trap.py").write_text("open('sprung', 'w')\n")
+    edited(method=f"{run.resolve()}/trap.py:method")(run)
+
+
+def code_behind_a_link(run):
+    code_within(run)
+    (run.parent / "link").symlink_to(run)
+    edited(method=f"{run.parent.resolve()}/link/trap.py:method")(run)
+
+
+def model_within(run):
+    code_within(run)
+    option(models=[f"{run.resolve()}/trap.py:model,width=2", "mlp"])(run)
+    edited(method="fedavg")(run)
+
+
+def link_out(run):
+    """What is resumed deletes in checkpoints/ what is no checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(run.parent / "divided", target_is_directory=True)
+
+
+def stopped_before_it_began(run):
+    (run / "config.json").rename(run / "config.part")
+
+
+FOREIGN = ["partition.npz is not a partition that jaxfl saved"]
+WITHIN = ["names code in the run folder itself", "is not executed"]
+DAMAGED = {
+    "no configuration": (lambda run: (run / "config.json").unlink(), ["not a run folder", "config.json"]),
+    "configuration cut short": (
+        file("config.json", lambda t: t[:100]),
+        ["config.json is damaged", "restore it"],
+    ),
+    "configuration of bytes": (file("config.json", lambda t: b"\xff" + t), ["config.json is damaged"]),
+    "configuration nested": (file("config.json", lambda t: b"[" * 10**6), ["config.json is damaged"]),
+    "configuration empty": (file("config.json", lambda t: b"{}"), ["config.json is damaged", "restore it"]),
+    "configuration a list": (file("config.json", lambda t: b"[]"), ["config.json is damaged", "restore it"]),
+    "options a list": (edited(options=[]), ["config.json is damaged", "of another type"]),
+    "method a number": (edited(method=3), ["config.json is damaged", "of another type"]),
+    "rounds a text": (option(rounds="many"), ["config.json is damaged", "of another type"]),
+    "rounds missing": (option(without="rounds"), ["config.json is damaged", "lacks entries"]),
+    "option missing": (option(without="momentum", momentun=0.5), ["config.json does not fit", "momentun"]),
+    "option out of range": (option(lr=-1.0), ["--lr must lie in (0, inf), but is -1.0"]),
+    "option of another type": (option(clients="4"), ["--clients must be a whole number, but is '4'"]),
+    "unknown method": (edited(method="fedpr"), ["no method 'fedpr'; did you mean 'fedper'?"]),
+    "another rate": (option(lr=0.3), ["checkpoints/4 belongs to another configuration", "config.json"]),
+    "no partition": (lambda run: (run / "partition.npz").unlink(), ["no file", "partition.npz"]),
+    "partition cut short": (file("partition.npz", lambda t: t[:200]), ["partition.npz is damaged"]),
+    "partition pickled": (partition(train=lambda a: np.array([Trap()])), ["partition.npz is damaged"]),
+    "rows that do not exist": (partition(train=lambda a: a + 48), FOREIGN),
+    "public rows that do not exist": (partition(public=lambda a: np.array([48])), FOREIGN),
+    "rows of unknown classes": (partition(relabel=lambda a: np.where(a == 1, -1, a)), FOREIGN),
+    "more outputs than classes": (partition(outputs=lambda a: a + 10**9), FOREIGN),
+    "rows without end": (partition(train_sizes=lambda a: a - a + 2**62), FOREIGN),
+    "partition of other labels": (partition(checksum=lambda a: a + 1), ["it is for other labels"]),
+    "code within": (code_within, WITHIN),
+    "code behind a link": (code_behind_a_link, WITHIN),
+    "model within": (model_within, WITHIN),
+    "code that is somewhere": (edited(method="trap.py:method"), WITHIN),
+    "a link out": (link_out, ["checkpoints is a link that leads out of the run folder"]),
+    "stopped before it began": (stopped_before_it_began, ["was stopped before it began; repeat the command"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_runs_are_refused(folder, tmp_path, capsys, monkeypatch, damage):
+    damage, words = DAMAGED[damage]
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "divided", tmp_path / "divided")
+    run = Path(shutil.copytree(folder / "runs" / "fedavg-own", tmp_path / "run"))
+    (run / "result.json").unlink()
+    damage(run)
+    before = {path: path.is_file() and path.read_bytes() for path in contents(tmp_path)}
+    assert_refused(capsys, ["resume", "run"], words)
+    assert {path: path.is_file() and path.read_bytes() for path in contents(tmp_path)} == before
+
+
+def test_damaged_results_are_refused(folder, tmp_path, capsys):
+    run = Path(shutil.copytree(folder / "runs" / "fedavg-own", tmp_path / "run"))
+    for content in ("{", "[]", "{}"):
+        (run / "result.json").write_text(content)
+        for command in ("resume", "report"):
+            assert_refused(capsys, [command, str(run)], ["result.json is damaged", "restore it"])
+
+
+def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
+    """So that the tests above can fail."""
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps(Trap())).close()
+    assert Path("sprung").exists()
+
+
+# --- the same from Python
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "sentence"),
+    [
+        ("fedpr", {}, "no method 'fedpr'; did you mean 'fedper'?"),
+        ("fedper", {"epoch": 3}, "fedper has no option 'epoch'; did you mean 'epochs'?"),
+        ("fedper", {"lam": 1.0}, "fedper has no option 'lam'; "),
+        ("fedper", {"lr": 0.0}, "--lr must lie in"),
+        ("fedper", {"rounds": 0}, "--rounds must lie in"),
+        ("fedper", {"rounds": "3"}, "the run: --rounds must be a whole number, but is '3'"),
+        ("fedper", {"rounds": True}, "--rounds must be a whole number, but is True"),
+        ("fedper", {"max_test": 1.5}, "--max-test must be a whole number or none, but is 1.5"),
+        ("fedper", {"models": 3}, "--models must be a tuple of texts, but is 3"),
+        ("fedper", {"models": "mpl"}, "no model 'mpl'; did you mean 'mlp'?"),
+        ("fedper", {"labels": "both"}, "--labels must be unified or independent, but is 'both'"),
+        ("fedper", {"epochs": 1.5}, "fedper: --epochs must be a whole number, but is 1.5"),
+        ("fedper", {"lr": None}, "--lr must be a number, but is None"),
+        ("fedper", {"optimizer": "sgdd"}, "--optimizer must be sgd or adam or adamw, but is 'sgdd'"),
+        ("compfl", {"head_init": "bogus"}, "compfl: --head-init must be proto+ft or"),
+        ("compfl", {"kd": 1}, "compfl: --kd must be true or false, but is 1"),
+    ],
+)
+def test_python_refuses_the_same(folder, method, options, sentence):
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(jaxfl.JaxflError) as error:
+        jaxfl.run(method, **options)
+    assert sentence in str(error.value)
+    assert sorted(folder.rglob("*")) == before

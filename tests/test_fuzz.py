@@ -1,0 +1,290 @@
+"""Random configurations, partitions and files: either they work, or they are refused in clean words."""
+
+import dataclasses
+import json
+import shutil
+import typing
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_source
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import jaxfl
+from jaxfl import cli
+from jaxfl.data import partition as partitions
+from jaxfl.data import sources
+from jaxfl.data.partition import Partition
+from jaxfl.engine import traced
+from jaxfl.errors import JaxflError
+from jaxfl.experiment import Setup
+from jaxfl.options import alternatives
+from jaxfl.registry import METHODS
+from jaxfl.runs import run, store
+
+
+def fuzz(examples):
+    """The same examples every time: a test that fails, fails for everybody."""
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs are compiled for a few rounds of milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """A file of tiny data."""
+    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
+    np.savez(path, images=source.images, labels=source.labels, split=source.train)
+    return path
+
+
+class Begins(Exception):
+    """The run would begin: all options are accepted and there is a state."""
+
+
+@pytest.fixture
+def stops_before_rounds(monkeypatch):
+    """Stop runs when nothing is left to refuse; only shapes are computed."""
+
+    def begin(programs, federation, hyper, cohorts, key, **options):
+        jax.eval_shape(programs.init, key, federation, traced(hyper))
+        raise Begins
+
+    monkeypatch.setattr(run, "simulate", begin)
+
+
+def is_clean(capsys, words):
+    """Whether a command gets to its rounds, is done, or exits with code 2 and without a traceback."""
+    capsys.readouterr()
+    try:
+        cli.main(words)
+    except Begins:
+        return True
+    except SystemExit as end:
+        said = capsys.readouterr()
+        return end.code == 2 and "Traceback" not in said.err
+    return True
+
+
+# --- options
+
+WORDS = """
+    0 1 2 3 7 -1 0.3 1.0 1e-9 1e30 nan inf -inf none true false all auto iid quantity own source , = :
+    dirichlet,alpha=0.5 dirichlet,alpha=nan shards,shards_per_client=9 classes,classes_per_client=2
+    classes,samples_per_client=-5 held-out held-out,share=0.3 held-out,share=2 mlp mlp,hidden=3 mlp,hidden=-3
+    lenet5 mlp,width=inf mcmahan,width=0.06 mlp,clients=2 my.py my.py:f .npz / . .. measured unified bfloat16
+    independent adam class ä
+"""
+TEXTS = st.sampled_from(["", "\0", *WORDS.split()]) | st.text(max_size=5)
+FLAGS = sorted({field.name for field in dataclasses.fields(Setup)} - {"dataset", "devices"})
+
+
+def fitting(hint):
+    """Values of a type, or nearly."""
+    kinds = alternatives(hint)
+    small = st.integers(-1, 8).map(str) | st.floats(0, 1).map(str) | TEXTS
+    named = st.sampled_from([kind for kind in kinds if isinstance(kind, str)] or ["none"])
+    return small | named
+
+
+@st.composite
+def commands(draw):
+    """A method and a few flags of the run or of the method."""
+    method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
+    hints = typing.get_type_hints(Setup) | typing.get_type_hints(method.config)
+    own = sorted({field.name for field in dataclasses.fields(method.config)})
+    chosen = {"models": "mlp,hidden=3", "partition": "iid", "clients": "4"}
+    for name in draw(st.lists(st.sampled_from(FLAGS) | st.sampled_from(own), unique=True, max_size=3)):
+        chosen[name] = draw(fitting(hints[name]))
+    return ["run", method.name, *(f"--{name.replace('_', '-')}={text}" for name, text in chosen.items())]
+
+
+@fuzz(80)
+@given(words=commands())
+def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
+    assert is_clean(capsys, [*words, "--dataset", str(dataset), "--run-dir", str(tmp_path / "run")])
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+# --- run folders
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def begun(dataset, tmp_path_factory):
+    """The folder of a run that was stopped before its first round."""
+    folder = tmp_path_factory.mktemp("runs") / "begun"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run, "simulate", lambda *arguments, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        options = {"partition": "iid", "models": ["mlp,hidden=3"], "clients": 4}
+        jaxfl.run("fedavg", run_dir=folder, dataset=str(dataset), **options)
+    return folder
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_configurations_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
+    folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+    config = json.loads((folder / store.CONFIG).read_text())
+    place = config if data.draw(st.integers(0, 3)) == 0 else config["options"]
+    for name in data.draw(st.lists(st.sampled_from(sorted(place)), min_size=1, max_size=3)):
+        place[name] = data.draw(JSON)
+    (folder / store.CONFIG).write_text(json.dumps(config))
+    assert is_clean(capsys, ["resume", str(folder)])
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_bytes_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
+    folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+    lines = b"".join(json.dumps({"round": t, "loss": 1.0}).encode() + b"\n" for t in (1, 2, 3))
+    (folder / store.METRICS).write_bytes(lines)
+    for name in (store.CONFIG, store.PARTITION, store.METRICS):
+        content = bytearray((folder / name).read_bytes())
+        for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=2)):
+            content[place] = data.draw(st.integers(0, 255))
+        (folder / name).write_bytes(content)
+    rounds = [record["round"] for record in store.read_metrics(folder)]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert is_clean(capsys, ["resume", str(folder)])
+
+
+# --- data and partitions
+
+
+ARRAYS = (*partitions.PARTS, "train_sizes", "test_sizes", "relabel", "outputs", "public")
+
+
+def arrays(*dtypes):
+    """Small arrays of some kinds, not all of which make sense."""
+    shapes = st.lists(st.integers(0, 4), max_size=4)
+    values = st.integers(-2, 5)
+    return st.builds(
+        lambda shape, value, dtype, step: (
+            (np.arange(np.prod(shape, dtype=int)) * step + value).reshape(shape).astype(dtype)
+        ),
+        shapes,
+        values,
+        st.sampled_from(dtypes),
+        st.integers(0, 2),
+    )
+
+
+@fuzz(200)
+@given(images=arrays("u1", "f4", "f8", "i4", "?", "U3"), labels=arrays("i4", "u1", "f4"), split=st.booleans())
+@example(images=np.zeros((5, 2, 2), "u1"), labels=np.zeros(5, "i4"), split=False)
+def test_data(tmp_path, images, labels, split):
+    path = tmp_path / "fuzz.npz"
+    np.savez(path, images=images, labels=labels, **({"split": np.ones(labels.shape, bool)} if split else {}))
+    try:
+        source = sources.load(str(path))
+    except JaxflError:
+        return
+    assert source.images.ndim == 4 and len(source.images) == len(source.labels) == len(source.train)
+    assert source.labels.min() >= 0 and source.labels.max() < source.classes
+
+
+@fuzz(200)
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(ARRAYS),
+        arrays("i4", "i8", "u8", "f4"),
+        min_size=1,
+        max_size=2,
+    )
+)
+def test_arrays_of_partitions(begun, dataset, tmp_path, changes):
+    with np.load(begun / store.PARTITION) as file:
+        np.savez(tmp_path / "fuzz.npz", **dict(file) | changes)
+    try:
+        loaded = partitions.load(tmp_path / "fuzz.npz", sources.load(str(dataset)))
+    except JaxflError:
+        return
+    assert_fits(loaded, sources.load(str(dataset)))
+
+
+def assert_fits(partition, source):
+    """Every row exists and has a label that its client knows; every client trains and is tested."""
+    assert len({len(part) for part in partition[:3]} | {len(partition.relabel)}) == 1
+    for part, least in zip(partition[:3], (1, 0, 1), strict=True):
+        for rows, relabel in zip(part, partition.relabel, strict=True):
+            known = relabel[source.labels[rows]]
+            assert len(rows) >= least and ((known >= 0) & (known < partition.outputs)).all()
+    assert set(partition.public) <= set(range(len(source.labels)))
+
+
+@st.composite
+def dealt(draw):
+    """What a partitioner of one's own may return for 40 rows and 5 clients."""
+    return draw(
+        st.lists(
+            st.lists(st.integers(-1, 41), max_size=6).map(lambda rows: np.array(rows, int)),
+            min_size=4,
+            max_size=6,
+        )
+    )
+
+
+@fuzz(200)
+@given(parts=dealt(), test=st.sampled_from(["own", "source"]), share=st.sampled_from([0.0, 0.2, 0.9]))
+def test_partitioners_of_ones_own(parts, test, share):
+    source = tiny_source()
+    try:
+        partition = partitions.divide(
+            source,
+            lambda labels, clients, rng: parts,
+            5,
+            0,
+            test=test,
+            labels="independent",
+            validation_fraction=share,
+        )
+    except JaxflError:
+        return
+    assert_fits(partition, source)
+
+
+@fuzz(2)
+@given(data=st.data())
+def test_two_rounds_on_random_partitions(tmp_path_factory, data):
+    """Whatever can be divided can be trained on: unequal clients, rows of one class, one row."""
+    source = tiny_source()
+    rows = st.lists(st.integers(0, 39), min_size=1, max_size=5).map(np.int32)
+    train = tuple(data.draw(rows) for _ in range(5))
+    test = tuple(data.draw(rows) for _ in range(5))
+    none = tuple(np.empty(0, np.int32) for _ in range(5))
+    relabel = np.tile(np.arange(3, dtype=np.int32), (5, 1))
+    folder = tmp_path_factory.mktemp("fuzz")
+    np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
+    saved = Partition(train, none, test, relabel, 3)
+    assert_fits(saved, source)
+    partitions.save(saved, sources.load(str(folder / "tiny.npz")), folder / "mine.npz")
+    result = jaxfl.run(
+        "fedper",
+        run_dir=folder / "run",
+        dataset=str(folder / "tiny.npz"),
+        partition=str(folder / "mine.npz"),
+        models=["mlp,hidden=3"],
+        clients=5,
+        participation=data.draw(st.sampled_from([0.2, 0.6, 1.0])),
+        epochs=1,
+        rounds=2,
+        eval_every=1,
+        devices=1,
+    )
+    assert len(store.read_metrics(folder / "run")) == 2
+    assert 0 <= result["accuracy"]["mean"] <= 1

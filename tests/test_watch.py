@@ -1,0 +1,245 @@
+"""Watching a run: its logs, `jaxfl watch`, and curves against simulated time.
+
+All tests look at one run of six rounds that logged to TensorBoard and to a stand-in for Weights & Biases.
+"""
+
+import io
+import json
+import os
+import shutil
+import struct
+import sys
+import time
+import types
+from collections import defaultdict
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_source
+from rich.console import Console
+from tensorboardX.proto.event_pb2 import Event
+
+from jaxfl import cli
+from jaxfl.errors import JaxflError
+from jaxfl.runs import plot, run, watch
+
+ROUNDS = 6
+GROUPS = ("mlp,hidden=3", "mlp,hidden=4")
+OPTIONS = (
+    f"--models {' '.join(GROUPS)} --clients 4 --epochs 1 --rounds {ROUNDS} --eval-every 2 "
+    "--partition classes,classes_per_client=2,samples_per_client=10 "
+    "--device-profile mlp,hidden=3=1e6:1e3 mlp,hidden=4=1e6:1e4 --log tensorboard wandb"
+).split()
+
+
+class Biases(types.ModuleType):
+    """A stand-in for wandb that keeps what its runs log, and refuses a step that a run has had already."""
+
+    errors = types.SimpleNamespace(Error=type("Error", (Exception,), {}))
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.server, self.options, self.ended = defaultdict(dict), [], []
+
+    def login(self):
+        """Everybody is logged in."""
+
+    def init(self, **options):
+        """Begin a run, or go on with one."""
+        name = options["id"] or f"id{len(self.server)}"
+        return BiasesRun(self, name, options)
+
+
+class BiasesRun:
+    """One of its runs, which goes on after its last step."""
+
+    def __init__(self, biases, name, options):
+        self.biases, self.name, self.steps = biases, name, biases.server[name]
+        self.step = max(self.steps, default=-1) + 1
+        os.makedirs(os.path.join(options["dir"], "wandb", f"run-20260101_000000-{name}"), exist_ok=True)
+        biases.options.append(options)
+
+    def log(self, values, step):
+        """Keep the values of a step."""
+        assert step not in self.steps
+        self.steps[step] = values
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.biases.ended.append((self.name, kind))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def biases():
+    with pytest.MonkeyPatch.context() as patch:
+        made = Biases()
+        patch.setitem(sys.modules, "wandb", made)
+        run._programs_without_rates.cache_clear()  # other modules' programs are optimised
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield made
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def compared(biases, tmp_path_factory):
+    """The folder of a comparison of one method with one seed."""
+    folder, source = tmp_path_factory.mktemp("watched"), tiny_source()
+    np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
+    begin = ["compare", "fedavg", "--dataset", str(folder / "tiny.npz")]
+    cli.main([*begin, *OPTIONS, "--run-dir", str(folder / "compared")])
+    return folder / "compared"
+
+
+@pytest.fixture
+def stopped(compared, tmp_path):
+    """A copy of its run as if it had been killed after five rounds: it can go on after the fourth."""
+    folder = tmp_path / "compared" / "fedavg" / "seed-0"
+    shutil.copytree(compared / "fedavg" / "seed-0", folder)
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "6")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:5]))
+    return folder
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(folder):
+    """All (round, number) by name, of all event files."""
+    found = defaultdict(list)
+    for path in sorted((folder / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:  # a length and its checksum, the event and its checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+            for value in event.summary.value:
+                found[value.tag].append((event.step, value.simple_value))
+    return found
+
+
+# --- logs
+
+
+def test_logs_hold_the_metrics(compared, biases):
+    records = metrics(compared / "fedavg" / "seed-0")
+    (steps,) = biases.server.values()
+    assert list(steps) == [record["round"] for record in records]
+    for record, values in zip(records, steps.values(), strict=True):
+        assert values["loss"] == record["loss"]
+        assert (values["bytes/up"], values["bytes/down"]) == (record["bytes_up"], record["bytes_down"])
+        assert values["seconds/simulated"] == record["simulated_seconds"]
+        assert ("accuracy/personal" in values) == (record["round"] % 2 == 0)
+    for moment, key in (("personal", "accuracy"), ("received", "received")):
+        assert values[f"accuracy/{moment}"] == record[key]["mean"]
+        assert [values[f"{moment}/{group}"] for group in GROUPS] == list(record[key]["per_group"].values())
+    options, (_, exception) = biases.options[0], biases.ended[0]
+    assert options["name"] == "fedavg, seed 0" and options["config"]["rounds"] == ROUNDS
+    assert exception is None
+
+
+def test_both_logs_hold_the_same(compared, biases):
+    drawn, (steps,) = events(compared / "fedavg" / "seed-0"), biases.server.values()
+    for name in steps[ROUNDS]:
+        expected = [(step, values[name]) for step, values in steps.items() if name in values]
+        tag = name.replace(",", "_").replace("=", "_")  # what TensorBoard takes
+        assert drawn[tag] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
+    assert len(drawn) == len(steps[ROUNDS])
+
+
+def test_no_round_is_logged_twice(stopped, biases):
+    ((name, steps),) = biases.server.items()
+    del steps[ROUNDS]
+    cli.main(["resume", str(stopped), "--log", "tensorboard", "wandb"])
+    assert list(biases.server) == [name]
+    assert list(steps) == list(range(1, ROUNDS + 1))
+    assert [step for step, _ in events(stopped)["loss"]] == list(range(1, ROUNDS + 1))
+
+
+def test_a_log_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, monkeypatch, biases, capsys):
+    def refused(name):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["run", "fedavg", "--log", name, "--run-dir", str(tmp_path / "run")])
+        assert end.value.code == 2 and not list(tmp_path.iterdir())
+        return capsys.readouterr().err
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    assert "pip install 'jaxfl[tensorboard]'" in refused("tensorboard")
+
+    def login():
+        raise biases.errors.Error("No API key configured.")
+
+    monkeypatch.setattr(biases, "login", login)
+    assert "No API key configured; or set WANDB_MODE=offline" in refused("wandb")
+
+
+# --- jaxfl watch
+
+
+def shown(folders, now):
+    """The cells of the one line of the table."""
+    out = Console(file=io.StringIO(), width=80)
+    watch.watch(folders, out, clock=lambda: now)
+    *_, line = filter(str.strip, out.file.getvalue().splitlines())
+    return " ".join(line.split())
+
+
+def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
+    records = metrics(stopped)
+    moved = [f"{sum(record[key] for record in records) / 1e6:.2f}" for key in ("bytes_up", "bytes_down")]
+    busy = 2 / (records[3]["seconds"]["train"] + records[3]["seconds"]["evaluate"])
+    score, loss = 100 * records[3]["accuracy"]["mean"], records[4]["loss"]
+    so_far = f"fedavg 0 5/6 {score:.1f} {loss:.3f} {moved[0]} {moved[1]} {busy:.3g} 0 s "
+    now = max(path.stat().st_mtime for path in stopped.iterdir())
+    assert shown([stopped, stopped.parent], now + 9) == so_far + "running"
+    assert shown([stopped], now + 600) == so_far + "silent since 10 min"
+    assert shown([compared], now).startswith("fedavg 0 6/6") and shown([compared], now).endswith("- finished")
+    monkeypatch.chdir(stopped.parents[1])
+    shutil.copytree(stopped, "other")
+    watch.watch([Path()], out := Console(file=io.StringIO(), width=120))
+    assert "fedavg in other" in out.file.getvalue() and "in fedavg/seed-0" in out.file.getvalue()
+    with pytest.raises(JaxflError, match="There is no run in"):
+        shown([stopped / "checkpoints"], now)
+
+
+def test_watch_follows_a_comparison_to_its_end(compared, stopped, monkeypatch):
+    folder, last = stopped.parents[1], compared / "fedavg" / "seed-0"
+
+    def write(name, source):
+        return lambda: (stopped / name).write_text((last / source).read_text())
+
+    events = [
+        write("metrics.jsonl", "metrics.jsonl"),
+        write("result.json", "result.json"),  # another run may follow: only the table ends it
+        lambda: shutil.copyfile(compared / "table.csv", folder / "table.csv"),
+    ]
+    monkeypatch.setattr(time, "sleep", lambda seconds: events.pop(0)())
+    out = Console(file=io.StringIO(), width=80, force_terminal=True)
+    watch.watch([folder], out)
+    assert not events
+    printed = out.file.getvalue()
+    assert printed.index("5/6") < printed.index("6/6") < printed.index("finished")
+
+
+# --- simulated time
+
+
+def test_curves_against_simulated_time(compared, tmp_path, monkeypatch):
+    records, figures = metrics(compared / "fedavg" / "seed-0"), []
+    monkeypatch.setattr(plot.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    timeless = [
+        {key: value for key, value in record.items() if key != "simulated_seconds"} for record in records
+    ]
+    plot.draw_curves({"timed": [records], "timeless": [timeless]}, tmp_path / "curves.png")
+    plot.draw_curves({"timeless": [timeless]}, tmp_path / "curves.png")
+    three, two = ([axes.get_xlabel() for axes in figure.axes] for figure in figures)
+    assert two == ["round", "megabytes sent and received"] and three == [*two, "simulated seconds"]
+    (line,) = figures[0].axes[2].lines
+    clock = np.cumsum([record["simulated_seconds"] for record in records])
+    np.testing.assert_allclose(line.get_xdata(), clock[1::2])
+    assert "simulated s" in (compared / "table.csv").read_text().splitlines()[0]
