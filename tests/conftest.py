@@ -51,8 +51,9 @@ def tiny_partition(source: Source, sizes=SIZES) -> Partition:
 
 
 def comparable(record):
-    """A round's metrics or a run's result, without times and compilations, which no two runs share."""
-    kept = {key: value for key, value in record.items() if key not in ("seconds", "compilations")}
+    """A round's metrics or a run's result, without what the same run has differently another time."""
+    apart = ("seconds", "together", "compilations")
+    kept = {key: value for key, value in record.items() if key not in apart}
     if kept.get("findings"):
         unshared = ("server seconds", "compiled parts")
         kept["findings"] = {key: value for key, value in kept["findings"].items() if key not in unshared}

@@ -6,10 +6,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import tiny_source
+from conftest import comparable, tiny_source
 
 from jaxfl import cli, memory
 from jaxfl.runs import batch, checkpoint, run, store
+from jaxfl.runs.watch import progress
 
 TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
 ROUNDS = 6
@@ -84,8 +85,8 @@ def assert_as_if_alone(folder, alone):
 
 
 def assert_equal(record, other):
-    """Two records of one round, but for the seconds that it took."""
-    left, right = ({name: value for name, value in r.items() if name != "seconds"} for r in (record, other))
+    """Compare two records of one round."""
+    left, right = comparable(record), comparable(other)
     assert jax.tree.structure(left) == jax.tree.structure(right)
     for found, expected in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         assert found == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
@@ -100,6 +101,13 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
     compare(options, tmp_path / "run", *GRID)
     assert "fedper,lr=0.05 fedper,lr=0.2: 4 runs as one program\n" in capsys.readouterr().out
     assert_as_if_alone(tmp_path / "run", alone)
+
+    last = [store.read_metrics(folder_of(tmp_path / "run", *of_run))[-1] for of_run in alone]
+    assert [record["together"] for record in last] == [4, 4, 4, 4]
+    # Who watches one of them sees it wait for all.
+    its_part = last[0]["seconds"]["train"] + last[0]["seconds"]["evaluate"]
+    seen = progress(folder_of(tmp_path / "run", GRID[0], SEEDS[0]))
+    assert seen.speed == pytest.approx(2 / (4 * its_part))
 
     results = [result(tmp_path / "run", *of_run) for of_run in alone]
     assert len({of_run["seconds"]["train"] for of_run in results}) == 1

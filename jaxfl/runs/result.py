@@ -18,9 +18,11 @@ def records(
     cohorts,
     compile_seconds: float,
     devices: dict[str, Device] | None = None,
+    together: int = 1,
 ) -> list[dict]:
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
+    Where several runs are one program, `together` says how many; the seconds of training are one run's part.
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
     A loss that is not finite is None. flops are the floating-point operations of training, see `jaxfl.flops`;
     cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
@@ -72,6 +74,8 @@ def records(
         "train": chunk.train_seconds,
         "evaluate": chunk.evaluate_seconds,
     }
+    if together > 1:
+        lines[-1]["together"] = together
     return lines
 
 

@@ -374,7 +374,9 @@ def _errors(runs, spent, profile) -> Iterator[tuple[int, JaxflError]]:
             stop = asked.to_stop
             for i, run in list(going.items()):
                 now = chosen.programs.seconds
-                new = records(of_runs[i], data.federation, cohorts[i], now - seconds, data.devices)
+                new = records(
+                    of_runs[i], data.federation, cohorts[i], now - seconds, data.devices, together=len(runs)
+                )
                 seconds = now
                 try:
                     _write(run, of_runs[i], new, stop)

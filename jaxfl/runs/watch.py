@@ -96,7 +96,9 @@ def _progress(run: Path, news: float, finished: bool) -> Progress:
     config, metrics = store.read_config(run), store.read_metrics(run)
     scored = [record for record in metrics if "accuracy" in record]
     ends = [0, *(record["round"] for record in metrics if "seconds" in record)]
-    seconds = metrics[ends[-1] - 1]["seconds"] if len(ends) > 1 else None
+    last = metrics[ends[-1] - 1] if len(ends) > 1 else {}
+    # Of several runs that are one program each has its part of the seconds.
+    seconds = {name: part * last.get("together", 1) for name, part in last.get("seconds", {}).items()}
     return Progress(
         label=config["label"],
         seed=config["options"]["seed"],
