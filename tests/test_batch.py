@@ -16,7 +16,7 @@ TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises 
 ROUNDS = 6
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 5 --participation 0.4 "
-    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every 2"
+    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --batch-size 3 --rounds {ROUNDS} --eval-every 2"
 ).split()
 GRID = ("fedper,lr=0.05", "fedper,lr=0.2")
 SEEDS = (3, 4)
