@@ -448,7 +448,7 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
     [
         ("metrics", (store, "append_metrics", 5)),
         ("a checkpoint", (checkpoint, "save", 2)),
-        ("the result", (store, "write_json", 2)),
+        ("the result", (store, "write_json", 1)),
     ],
 )
 @with_failed_io
@@ -559,11 +559,11 @@ HEAD = f"""# Faults
 
 Faults that the tests inject into real runs, how often, and what is lost: the most rounds whose metrics were
 written already and that had to be computed again, beside the rounds in progress. Runs have {ROUNDS} rounds,
-an evaluation every {EVERY} and a checkpoint every {CHECKPOINTS}. Nothing else is lost: afterwards metrics, result,
-matrices and checkpoints are compared, bit for bit, with those of a run that nothing happened to.
+an evaluation every {EVERY} and a checkpoint every {CHECKPOINTS}. Nothing else is lost: afterwards metrics,
+result, matrices and checkpoints are compared, bit for bit, with those of a run that nothing happened to.
 
-Kills are `kill -9` at random moments, {KILLS} for each of the {len(METHODS)} methods, of runs that start and of runs
-that are resumed. The table is written by
+Kills are `kill -9` at random moments, {KILLS} for each of the {len(METHODS)} methods, of runs that start
+and of runs that are resumed. The table is written by
 
     python -m pytest tests/test_faults.py -m ""
 
