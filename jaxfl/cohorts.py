@@ -28,7 +28,7 @@ def draw_cohorts(
 
     Returns:
       Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients in
-      any round, so all rounds have one shape; places that a round leaves empty are masked.
+      any round, and at least 1, so all rounds have one shape; places that a round leaves empty are masked.
     """
     clients = sum(group_sizes)
     active = max(1, int(participation * clients + 1e-9))
@@ -42,7 +42,7 @@ def draw_cohorts(
 
 def _slots(chosen: np.ndarray) -> Slots:
     counts = chosen.sum(1)
-    places = int(counts.max(initial=0))
+    places = int(counts.max(initial=1))
     # A stable sort on "not chosen" puts the chosen clients first, in the order of their ids.
     index = np.argsort(~chosen, axis=1, kind="stable")[:, :places].astype(np.int32)
     mask = np.arange(places) < counts[:, None]
@@ -88,7 +88,7 @@ def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slot
             index[t, device, count] = client
             if count + 1 < places:
                 heapq.heappush(loads, (rows + int(sizes[client]), count + 1, device))
-    used = (index < len(sizes)).sum(2).max(initial=0)
+    used = (index < len(sizes)).sum(2).max(initial=1)
     index = index[:, :, :used].reshape(rounds, devices * used)
     return Slots(index, index < len(sizes))
 
