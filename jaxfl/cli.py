@@ -21,6 +21,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, for_methods, load_source, prepare
+from jaxfl.processes import Processes, complete, join, leave
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.run import choose, resume, start
@@ -50,12 +51,13 @@ class Command(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with code 2 and one sentence where the user has to mend something."""
     try:
-        _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
+        with complete():
+            _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
-        sys.exit(2)
+        leave(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        leave(130)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -128,18 +130,20 @@ class Seeds:
 def _run(arguments: list[str]) -> None:
     if arguments in (["-h"], ["--help"]):
         defaults = {"federation": Setup(), "method": Training(), "output": RunFolder(), "profile": Profile()}
-        _parse("run METHOD", arguments, **defaults)
+        _parse("run METHOD", arguments, **defaults, processes=Processes())
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen_options = registry.method(choice)
     default = method.config(**chosen_options)
-    setup, config, where, profile = _parse(
+    setup, config, where, profile, processes = _parse(
         f"run {choice}",
         arguments,
         federation=Setup(),
         method=default,
         output=RunFolder(),
         profile=Profile(),
+        processes=Processes(),
     )
+    _join(processes)
     chosen, setup = choose(choice, method, config), for_methods(setup, [method])
     folder = where.run_dir or store.free_folder(method.name, setup.dataset)
     store.check_free(folder)
@@ -159,14 +163,16 @@ def _run(arguments: list[str]) -> None:
 def _compare(arguments: list[str]) -> None:
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     choices, arguments = arguments[:count], arguments[count:]
-    setup, training, seeds, where = _parse(
+    setup, training, seeds, where, processes = _parse(
         "compare METHOD ...",
         arguments,
         federation=Setup(),
         methods=Training(),
         seeds=Seeds(),
         output=RunFolder(),
+        processes=Processes(),
     )
+    _join(processes)
     if not choices:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     if seeds.seeds < 1:
@@ -196,8 +202,11 @@ def _compare(arguments: list[str]) -> None:
 
 
 def _resume(arguments: list[str]) -> None:
+    if arguments in (["-h"], ["--help"]):
+        _parse("resume RUN", arguments, processes=Processes())
     folder, rest = _positional(arguments, "resume", "RUN")
-    _nothing_left(rest, "resume")
+    (processes,) = _parse("resume RUN", rest, processes=Processes())
+    _join(processes)
     config = store.read_config(Path(folder))
     with _Watch(1, config["options"]["rounds"]) as watch:
         seed = config["options"]["seed"]
@@ -277,7 +286,7 @@ COMMANDS = {
         True,
     ),
     "report": Command("report RUN ...", "table and plot of finished runs", _report),
-    "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume),
+    "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
     "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
     "bench": Command(
         "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench, True
@@ -335,6 +344,12 @@ def _nothing_left(arguments: list[str], command: str) -> None:
 
 
 # Output ---------------------------------------------------------------------------------------
+
+
+def _join(processes: Processes) -> None:
+    """Meet the other processes, of which the first one speaks for all."""
+    join(processes)
+    OUT.quiet = jax.distributed.is_initialized() and jax.process_index() > 0
 
 
 def _announce(setup: Setup, saved_partition: Path | None = None) -> Data:

@@ -7,6 +7,7 @@ import jax
 
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
+from jaxfl.processes import by_first
 
 USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
 
@@ -22,6 +23,7 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
     )
 
 
+@by_first
 def available(federation: Federation) -> int | None:
     """Bytes on a device for a run's programs and the federation; None where devices do not tell (a CPU)."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()[: federation.devices]]

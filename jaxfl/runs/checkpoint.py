@@ -1,6 +1,7 @@
 """Checkpoints of an algorithm's state, by Orbax. The only module that knows it.
 
-A state is stored as a flat dict of named arrays, so its container types may change between versions.
+A state is stored as a flat dict of named arrays, so its container types may change between versions. Of several
+processes all save and load, as Orbax keeps them in step; the first alone writes, as of all that is NumPy's.
 """
 
 import shutil
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl.errors import JaxflError, quiet, writing
+from jaxfl.processes import by_first
 from jaxfl.runs.store import CHECKPOINTS
 
 
@@ -25,16 +28,24 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str) -> None:
     """
     path = folder / CHECKPOINTS / str(rounds)
     with writing(path):
-        ocp.save(path.absolute(), _named(state), custom_metadata={"fingerprint": fingerprint})
+        leaves = _named(jax.device_get(state))
+        ocp.save(path.absolute(), leaves, custom_metadata={"fingerprint": fingerprint})
+    _drop_older(folder)
+
+
+@by_first
+def _drop_older(folder: Path) -> None:
     for older in saved(folder)[:-2]:  # the last two are kept, should the newest be damaged
         shutil.rmtree(folder / CHECKPOINTS / str(older))
 
 
+@by_first
 def saved(folder: Path) -> list[int]:
     """The numbers of rounds after which there is a checkpoint, ascending."""
     return sorted(int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdigit())
 
 
+@by_first
 def keep(folder: Path, rounds: int) -> None:
     """Drop later checkpoints than the one after `rounds` rounds, and any that is not complete."""
     for path in (folder / CHECKPOINTS).glob("*"):
@@ -51,15 +62,14 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
       like: pytree of the same structure, shapes and dtypes.
       fingerprint: of the run's configuration.
 
+    Returns:
+      The state, with NumPy leaves.
+
     Raises:
       JaxflError: if it is damaged, or belongs to another configuration.
     """
     path = (folder / CHECKPOINTS / str(rounds)).absolute()
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
-        for name, leaf in _named(like).items()
-    }
+    wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _named(like).items()}
     try:
         with quiet():
             found = ocp.metadata(path)

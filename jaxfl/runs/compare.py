@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxfl.errors import JaxflError, writing
 from jaxfl.experiment import Data, Setup
+from jaxfl.processes import by_first
 from jaxfl.runs import store, table
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.run import Chosen, described, resume, start
@@ -48,6 +49,7 @@ def plan(
     return planned
 
 
+@by_first
 def runs_in(folder: Path) -> list[Path]:
     """The folders of a comparison's runs, finished or not."""
     with writing(folder):
@@ -78,7 +80,7 @@ def compare(
             watch(label, seed, new)
 
         try:
-            if (run / store.CONFIG).exists():
+            if store.holds(run, store.CONFIG):
                 resume(run, watch_run)
             else:
                 start(run, chosen, setup, data, watch_run)
@@ -87,6 +89,7 @@ def compare(
     return report([folder], folder) if len(failures) < len(planned) else None, failures
 
 
+@by_first
 def report(folders: list[Path], out: Path) -> table.Table:
     """Tabulate and plot finished runs.
 

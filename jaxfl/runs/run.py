@@ -23,6 +23,7 @@ from jaxfl.engine import Programs, compiled, programs, simulate, traced
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
+from jaxfl.processes import agree
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.plot import draw_assemblies, draw_curves, draw_findings, draw_matrices
 from jaxfl.runs.profile import profiled
@@ -102,6 +103,7 @@ def start(
       JaxflError: if the folder is not free, the method refuses the data or its options, or the loss is no
         longer finite. What was computed before stays in the folder; if nothing was, the folder goes.
     """
+    agree(described(chosen, setup))
     store.check_free(folder)
     spent = _spent(chosen)
     data = _as_many_as_fit(chosen, setup, data)
@@ -148,7 +150,7 @@ def resume(folder: Path, watch: Callable) -> dict:
         damaged or foreign.
     """
     config = store.read_config(folder)
-    if (folder / store.RESULT).exists():
+    if store.holds(folder, store.RESULT):
         watch(store.read_metrics(folder))
         return store.read_json(folder / store.RESULT)
     setup, chosen = restore(folder, config)
@@ -275,6 +277,7 @@ def environment() -> dict:
         "python": platform.python_version(),
         "device": f"{device.platform} {device.device_kind}",
         "devices": jax.device_count(),
+        "processes": jax.process_count(),
         "git": _revision(),
     }
 

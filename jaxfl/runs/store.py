@@ -1,5 +1,7 @@
 """A run is a folder, and nothing that a report or a resume needs is outside of it.
 
+Of several processes the first alone reads and writes it.
+
 Its files are
 
     config.json      options, models, versions, device
@@ -24,6 +26,7 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.errors import JaxflError, writing
+from jaxfl.processes import by_first
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
@@ -31,6 +34,7 @@ CHECKPOINTS, MATRICES = "checkpoints", "matrices"
 INCIDENTAL = ("seed", "data_dir", "clients_at_once", "devices", "convolution", "checkpoint_every")
 
 
+@by_first
 def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
@@ -47,6 +51,7 @@ def check_free(folder: Path) -> None:
             raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
 
 
+@by_first
 def create(folder: Path) -> Path:
     """Make a folder for a new run.
 
@@ -68,6 +73,7 @@ def create(folder: Path) -> Path:
     return made
 
 
+@by_first
 def discard(folder: Path, made: Path) -> None:
     """Undo `create`: remove a run and the folders made around it, unless these hold something else by now."""
     shutil.rmtree(folder)
@@ -77,6 +83,7 @@ def discard(folder: Path, made: Path) -> None:
             folder.rmdir()
 
 
+@by_first
 def free_folder(name: str, dataset: str = "") -> Path:
     """The first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
     if "." in dataset:  # a file: its folder and its ending do not matter
@@ -88,6 +95,13 @@ def free_folder(name: str, dataset: str = "") -> Path:
     return folder
 
 
+@by_first
+def holds(folder: Path, name: str) -> bool:
+    """Whether a run has one of its files."""
+    return (folder / name).exists()
+
+
+@by_first
 def write_json(path: Path, value: Any) -> None:
     """Write JSON at once: a reader sees the old file or the new one."""
     with writing(path):
@@ -96,6 +110,7 @@ def write_json(path: Path, value: Any) -> None:
         os.replace(part, path)
 
 
+@by_first
 def read_json(path: Path) -> Any:
     """Read JSON.
 
@@ -122,6 +137,7 @@ def read_config(folder: Path) -> dict:
     return config
 
 
+@by_first
 def append_metrics(folder: Path, records: list[dict]) -> None:
     """Append one line per round and flush it to the disk."""
     with writing(folder / METRICS), (folder / METRICS).open("a") as file:
@@ -130,6 +146,7 @@ def append_metrics(folder: Path, records: list[dict]) -> None:
         os.fsync(file.fileno())
 
 
+@by_first
 def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -> None:
     """Write arrays (N, N) by name, as they are after some rounds."""
     path = folder / MATRICES / f"{rounds}.npz"
@@ -138,11 +155,13 @@ def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -
         np.savez_compressed(path, **matrices)
 
 
+@by_first
 def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
     """Read what `write_matrices` wrote."""
     return npz.read(folder / MATRICES / f"{rounds}.npz", required=())
 
 
+@by_first
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     """The lines of the first `rounds` rounds (all by default); a line cut short by a crash is left out."""
     path = folder / METRICS
@@ -155,6 +174,7 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     return [record for record in records if rounds is None or record["round"] <= rounds]
 
 
+@by_first
 def keep_metrics(folder: Path, rounds: int) -> list[dict]:
     """Drop the lines after `rounds` rounds, before a run continues from a checkpoint."""
     kept = read_metrics(folder, rounds)
