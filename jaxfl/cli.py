@@ -21,6 +21,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, for_methods, load_source, prepare
+from jaxfl.processes import Processes, complete, join, leave
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.log import Log
@@ -55,13 +56,14 @@ def main(arguments: list[str] | None = None) -> None:
     After a Ctrl-C it exits with code 130.
     """
     try:
-        _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
+        with complete():
+            _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
-        sys.exit(2)
+        leave(2)
     except KeyboardInterrupt as stopped:
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {str(stopped) or 'Stopped.'}", markup=False)
-        sys.exit(130)
+        leave(130)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -146,11 +148,12 @@ def _run(arguments: list[str]) -> None:
         return
     if arguments in (["-h"], ["--help"]):
         defaults = {"federation": Setup(), "method": Training(), "output": RunFolder()}
-        _parse("run METHOD", arguments, **defaults, logs=Logs(), profile=Profile())
+        defaults |= {"logs": Logs(), "profile": Profile(), "processes": Processes()}
+        _parse("run METHOD", arguments, **defaults)
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen_options = registry.method(choice)
     default = method.config(**chosen_options)
-    setup, config, where, logs, profile = _parse(
+    setup, config, where, logs, profile, processes = _parse(
         f"run {choice}",
         arguments,
         federation=Setup(),
@@ -158,7 +161,9 @@ def _run(arguments: list[str]) -> None:
         output=RunFolder(),
         logs=Logs(),
         profile=Profile(),
+        processes=Processes(),
     )
+    _join(processes)
     log = Log(logs.log)
     chosen, setup = choose(choice, method, config), for_methods(setup, [method])
     _start(chosen, setup, where.run_dir, log, profile.profile)
@@ -166,9 +171,15 @@ def _run(arguments: list[str]) -> None:
 
 def _repeat(arguments: list[str]) -> None:
     name, arguments = _positional(arguments, "run", "RUN")
-    where, logs, profile = _parse(
-        "run --from RUN", arguments, output=RunFolder(), logs=Logs(), profile=Profile()
+    where, logs, profile, processes = _parse(
+        "run --from RUN",
+        arguments,
+        output=RunFolder(),
+        logs=Logs(),
+        profile=Profile(),
+        processes=Processes(),
     )
+    _join(processes)
     old, log = Path(name), Log(logs.log)
     setup, chosen = restore(old, store.read_config(old))
     _start(chosen, setup, where.run_dir, log, profile.profile, old / store.PARTITION)
@@ -198,7 +209,7 @@ def _start(
 def _compare(arguments: list[str]) -> None:
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     choices, arguments = arguments[:count], arguments[count:]
-    setup, training, seeds, where, logs = _parse(
+    setup, training, seeds, where, logs, processes = _parse(
         "compare METHOD ...",
         arguments,
         federation=Setup(),
@@ -206,7 +217,9 @@ def _compare(arguments: list[str]) -> None:
         seeds=Seeds(),
         output=RunFolder(),
         logs=Logs(),
+        processes=Processes(),
     )
+    _join(processes)
     if not choices:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     if seeds.seeds < 1:
@@ -244,9 +257,10 @@ def _compare(arguments: list[str]) -> None:
 
 def _resume(arguments: list[str]) -> None:
     if arguments in (["-h"], ["--help"]):
-        _parse("resume RUN", arguments, logs=Logs())
+        _parse("resume RUN", arguments, logs=Logs(), processes=Processes())
     name, rest = _positional(arguments, "resume", "RUN")
-    (logs,) = _parse("resume RUN", rest, logs=Logs())
+    logs, processes = _parse("resume RUN", rest, logs=Logs(), processes=Processes())
+    _join(processes)
     folder, log = Path(name), Log(logs.log)
     config = store.read_config(folder)
     with log, _Bar(1, config["options"]["rounds"]) as bar:
@@ -401,6 +415,12 @@ def _nothing_left(arguments: list[str], command: str) -> None:
 
 
 # Output ---------------------------------------------------------------------------------------
+
+
+def _join(processes: Processes) -> None:
+    """Meet the other processes, of which the first one speaks for all."""
+    join(processes)
+    OUT.quiet = jax.distributed.is_initialized() and jax.process_index() > 0
 
 
 def _announce(setup: Setup, saved_partition: Path | None = None) -> Data:

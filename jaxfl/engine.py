@@ -119,10 +119,12 @@ def programs(algorithm: Algorithm) -> Programs:
     """Prepare an algorithm for `simulate`."""
 
     def received(key, state, federation, cohort):
-        return score(algorithm.receive(key, state, federation, cohort), key, federation, cohort)
+        predictors = algorithm.receive(key, state, federation, cohort)
+        return federation.whole(score(predictors, key, federation, cohort))
 
     def personal(key, state, federation, cohort):
-        return score(algorithm.personal(key, state, federation, cohort), key, federation, cohort)
+        predictors = algorithm.personal(key, state, federation, cohort)
+        return federation.whole(score(predictors, key, federation, cohort))
 
     def rounds(key, state, federation, cohorts, score_key=None):
         def one(state, cohort):
@@ -135,11 +137,10 @@ def programs(algorithm: Algorithm) -> Programs:
             with flops.collect() as amounts:
                 round_key = jax.random.fold_in(key, cohort.round)
                 state, info = algorithm.step(round_key, state, federation, cohort)
-            if federation.mesh is not None:  # the state leaves a round as it came: whole, on every device
-                state = jax.lax.with_sharding_constraint(state, federation.everywhere)
+            state = federation.whole(state)  # it leaves a round as it came
             operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
             after = None if algorithm.host else scored(personal, state)  # a host step is still to come
-            return state, Report(info, operations, before, after)
+            return state, federation.whole(Report(info, operations, before, after))
 
         return jax.lax.scan(one, state, cohorts)
 

@@ -183,7 +183,8 @@ def on_this_machine(setup: Setup, models):
     largest = max(count for _, count in models)
     at_once = setup.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
     active = math.ceil(largest * setup.participation - 1e-9)
-    devices = setup.devices or max(1, min(jax.local_device_count(), active))
+    processes = jax.process_count()  # each takes part with equally many devices
+    devices = setup.devices or processes * max(1, min(jax.local_device_count(), active // processes))
     if setup.convolution == "measured":
         convolution = fastest(models, min(at_once, largest), cache_folder() / "convolutions.json")
     else:

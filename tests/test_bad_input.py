@@ -130,7 +130,7 @@ REFUSED = [
     ("run fedavg @own.args --device-profile mpl=1e9:1e6", "no architecture 'mpl'; did you mean 'mlp'?"),
     ("run fedavg @own.args --device-profile mlp=1e9", "is not architecture=FLOPS:BYTES"),
     ("run fedavg @own.args --device-profile mlp=0:1", "with two positive numbers"),
-    ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 2"),
+    ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 4"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
     # data
     ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean 'digits'?"),

@@ -70,8 +70,24 @@ class Federation:
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     def place(self, tree):
-        """The same arrays where all devices hold them in full."""
-        return tree if self.mesh is None else jax.device_put(tree, self.everywhere)
+        """The same arrays where all devices hold them in full.
+
+        Raises:
+          JaxflError: if the processes of the mesh have different ones.
+        """
+        if self.mesh is None:
+            return tree
+        try:
+            return jax.tree.map(lambda leaf: _put(leaf, self.everywhere), tree)
+        except AssertionError as error:
+            raise JaxflError(
+                "The processes of this run have not the same data and options; start all of them with one "
+                "command, where they see the same files."
+            ) from error
+
+    def whole(self, tree):
+        """Within a program, the same arrays, which all devices are to hold in full."""
+        return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, self.everywhere)
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -112,7 +128,8 @@ def federate(
       public: public images of another set; by default the partition's public rows are the public ones.
 
     Raises:
-      JaxflError: if the numbers of clients or outputs do not agree, or there are fewer devices.
+      JaxflError: if the numbers of clients or outputs do not agree, there are fewer devices, or they are not
+        equally many of each process.
     """
     clients = len(partition.train)
     if sum(count for _, count in models) != clients:
@@ -126,18 +143,9 @@ def federate(
                 f"{model.name} has {model.classes} outputs, but the partition's clients have "
                 f"{partition.outputs} classes; build it with classes={partition.outputs}."
             )
-    if devices > jax.local_device_count():
-        raise JaxflError(
-            f"The clients are to be shared by {devices} devices, but JAX has {jax.local_device_count()} "
-            f"({jax.default_backend()}); lower --devices, or set JAX_NUM_CPU_DEVICES={devices}."
-        )
     mean, std = _moments(source.images[source.train])
     dtype = jnp.result_type(float)
     starts = np.cumsum([0] + [count for _, count in models])
-    mesh = None
-    if devices > 1:
-        axis = (AxisType.Auto,)
-        mesh = jax.make_mesh((devices,), ("clients",), axis_types=axis, devices=jax.local_devices()[:devices])
     images, labels, rows = source.images, source.labels, partition.public
     unified = labelled = bool((partition.relabel == np.arange(source.classes)).all())
     if public is not None:
@@ -155,11 +163,39 @@ def federate(
         ),
         public=jnp.asarray(rows, jnp.int32),
         clients_at_once=clients_at_once,
-        mesh=mesh,
+        mesh=_mesh(devices),
         unified=unified,
         labelled=labelled,
     )
     return federation.place(federation)
+
+
+def _put(leaf, where: NamedSharding) -> jax.Array:
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.device_put(leaf, where)
+    # To devices of several processes `jax.device_put` takes no typed keys.
+    data = jax.device_put(jax.random.key_data(leaf), where)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+
+
+def _mesh(devices: int) -> Mesh | None:
+    """So many devices along one axis, of every process equally many; None for a single one."""
+    processes = jax.process_count()
+    if devices > jax.device_count():
+        raise JaxflError(
+            f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
+            f"({jax.default_backend()}); lower --devices, or set JAX_NUM_CPU_DEVICES={devices // processes}."
+        )
+    if devices % processes:
+        raise JaxflError(
+            f"{devices} devices are not equally many of {processes} processes; give --devices a multiple of "
+            f"{processes}."
+        )
+    if devices == 1:
+        return None
+    of_each = [jax.local_devices(process)[: devices // processes] for process in range(processes)]
+    chosen = [device for of_process in of_each for device in of_process]
+    return jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 def _moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

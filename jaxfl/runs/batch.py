@@ -51,7 +51,7 @@ def run_batch(
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     chosen, setup = next(iter(runs.values()))
-    begun = [folder for folder in runs if (folder / store.CONFIG).exists()]
+    begun = [folder for folder in runs if store.holds(folder, store.CONFIG)]
     spent = compilation(chosen)
     try:
         if begun:

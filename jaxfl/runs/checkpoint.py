@@ -1,6 +1,7 @@
 """Checkpoints of an algorithm's state, by Orbax. The only module that knows it.
 
-A state is stored as a flat dict of named arrays, so its container types may change between versions.
+A state is stored as a flat dict of named arrays, so its container types may change between versions. Several
+processes all save and load, for Orbax keeps them in step; of NumPy arrays it lets the first alone write.
 """
 
 import shutil
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl.errors import JaxflError, quiet, unwritable, writing
+from jaxfl.processes import by_first
 from jaxfl.runs.store import CHECKPOINTS
 
 
@@ -33,17 +36,20 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
     path = folder / CHECKPOINTS / str(rounds)
     try:
         with quiet():
-            ocp.save(path.absolute(), _named(state), custom_metadata={"fingerprint": fingerprint})
+            leaves = _named(jax.device_get(state))
+            ocp.save(path.absolute(), leaves, custom_metadata={"fingerprint": fingerprint})
     except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
         raise unwritable(path, error) from error
     trim(folder, rounds, keep)
 
 
+@by_first
 def saved(folder: Path) -> list[int]:
     """The numbers of rounds after which there is a checkpoint, ascending."""
     return sorted(int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal())
 
 
+@by_first
 def trim(folder: Path, rounds: int, keep: int) -> None:
     """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
     kept = [str(number) for number in saved(folder) if number <= rounds][-keep:]
@@ -92,16 +98,15 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
       like: pytree of the same structure, shapes and dtypes.
       fingerprint: of the run's configuration.
 
+    Returns:
+      The state, with NumPy leaves.
+
     Raises:
       Damaged: if it cannot be read.
       JaxflError: if it belongs to another configuration.
     """
     path = (folder / CHECKPOINTS / str(rounds)).absolute()
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
-        for name, leaf in _named(like).items()
-    }
+    wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _named(like).items()}
     try:
         with quiet():
             found = ocp.metadata(path)

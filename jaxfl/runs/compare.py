@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxfl.errors import JaxflError, writing
 from jaxfl.experiment import Data, Setup
+from jaxfl.processes import agree, by_first
 from jaxfl.runs import store, table
 from jaxfl.runs.batch import batches, run_batch
 from jaxfl.runs.interrupt import Interrupted, patient
@@ -50,6 +51,7 @@ def plan(
     return planned
 
 
+@by_first
 def runs_in(folder: Path) -> list[Path]:
     """The folders of a comparison's runs, finished or not."""
     with writing(folder):
@@ -78,13 +80,14 @@ def compare(
     Raises:
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
+    agree([described(chosen, setup) for chosen, setup in planned.values()])
     failures, unfinished = [], {}
     for run, (chosen, setup) in planned.items():
-        if (run / store.RESULT).exists():
+        if store.holds(run, store.RESULT):
             watch(chosen.label, setup.seed, store.read_metrics(run))
             continue
         try:
-            if (run / store.CONFIG).exists():
+            if store.holds(run, store.CONFIG):
                 setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
             unfinished[run] = chosen, setup
         except JaxflError as error:
@@ -96,7 +99,7 @@ def compare(
                     raise Interrupted
                 failures += run_batch(runs, data, watch, say)
         except Interrupted:
-            finished = sum((run / store.RESULT).exists() for run in planned)
+            finished = sum(store.holds(run, store.RESULT) for run in planned)
             raise Interrupted(
                 f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs finished; "
                 f"repeat the command, with --run-dir {folder}, to continue."
@@ -104,6 +107,7 @@ def compare(
     return report([folder], folder) if len(failures) < len(planned) else None, failures
 
 
+@by_first
 def report(folders: list[Path], out: Path) -> table.Table:
     """Tabulate and plot finished runs.
 

@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from jaxfl.processes import by_first
+
 
 class Interrupted(KeyboardInterrupt):
     """A run that ended early because somebody asked for it; the message says how to go on.
@@ -15,14 +17,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Asked:
-    """A handler of SIGINT.
-
-    Attributes:
-      to_stop: whether it was called.
-    """
+    """A handler of SIGINT."""
 
     def __init__(self):
-        self.to_stop = False
+        self._noted = False
+
+    @property
+    @by_first
+    def to_stop(self) -> bool:
+        """Whether it was called; several processes stop together, when the first one is asked to."""
+        return self._noted
 
     def __call__(self, number, frame):
         """Note the first signal, obey the second.
@@ -30,9 +34,9 @@ class Asked:
         Raises:
           KeyboardInterrupt: at the second signal.
         """
-        if self.to_stop:
+        if self._noted:
             raise KeyboardInterrupt
-        self.to_stop = True
+        self._noted = True
         # Not by print, which this handler may have interrupted.
         os.write(2, b"\nThe rounds in progress end and are saved; press Ctrl-C again to end at once.\n")
 

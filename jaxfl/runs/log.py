@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.processes import by_first
 from jaxfl.runs import store
 
 Write = Callable[[int, dict[str, float]], None]
@@ -37,6 +38,7 @@ class Log(contextlib.ExitStack):
         self.kinds = [KINDS[name]() for name in names]
         self.logs: dict[Path, tuple[contextlib.ExitStack, list[Write]]] = {}
 
+    @by_first
     def __call__(self, folder: Path, new: list[dict]) -> None:
         """Take a run's newest records, which are in its folder already; the last round closes its log."""
         if not self.kinds:

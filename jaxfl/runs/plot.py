@@ -8,10 +8,12 @@ from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 
 from jaxfl.errors import writing
+from jaxfl.processes import by_first
 
 MOST_NAMED = 40  # clients for whose numbers and networks a picture has room
 
 
+@by_first
 def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
     """Write a PNG: accuracy against rounds, against the bytes moved and, where it is known, simulated time.
 
@@ -62,6 +64,7 @@ def _simulated_seconds(record: dict) -> float:
     return record.get("simulated_seconds", 0.0)
 
 
+@by_first
 def draw_findings(metrics: list[dict], path: Path) -> None:
     """Write a PNG: a panel of lines for each finding ``{line: number}``, over the rounds; none without such.
 
@@ -93,6 +96,7 @@ def _numbers(lines) -> bool:
     return isinstance(lines, dict) and all(isinstance(value, int | float | None) for value in lines.values())
 
 
+@by_first
 def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray, path: Path) -> None:
     """Write a PNG: a heat map per matrix, clients with like labels side by side.
 
@@ -123,6 +127,7 @@ def _by_labels(counts: np.ndarray) -> np.ndarray:
     return leaves_list(linkage(shares, "average", optimal_ordering=len(counts) <= 500))
 
 
+@by_first
 def draw_assemblies(assembled: list[dict], path: Path) -> None:
     """Write a PNG: for each of up to 40 clients its own network as a row of blocks, and above it its teacher.
 

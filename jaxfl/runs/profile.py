@@ -8,6 +8,7 @@ import jax
 
 from jaxfl.engine import Chunk
 from jaxfl.errors import writing
+from jaxfl.processes import by_first
 
 
 def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
@@ -21,10 +22,18 @@ def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
     Raises:
       JaxflError: if the folder cannot be written.
     """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     yield from itertools.islice(chunks, at)
-    with jax.profiler.trace(folder):
+    by_first(jax.profiler.start_trace)(folder)
+    try:
         traced = list(itertools.islice(chunks, 1))
+    finally:
+        by_first(jax.profiler.stop_trace)()
     yield from traced
     yield from chunks
+
+
+@by_first
+def _make(folder: Path) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)

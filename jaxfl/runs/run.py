@@ -23,6 +23,7 @@ from jaxfl.engine import Chunk, Programs, compiled, programs, simulate, simulate
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Data, Setup, absolute, prepare
 from jaxfl.options import Unread, alternatives, check
+from jaxfl.processes import agree, by_first
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.interrupt import Interrupted, patient
 from jaxfl.runs.plot import draw_assemblies, draw_curves, draw_findings, draw_matrices
@@ -135,6 +136,7 @@ def start(
         longer finite. What was computed before stays in the folder; if nothing was, the folder goes.
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
+    agree(described(chosen, setup))
     store.check_free(folder)
     spent = compilation(chosen)
     setup, data = fitted(chosen, setup, data)
@@ -154,7 +156,6 @@ def begin(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
     Raises:
       JaxflError: if the folder is not free or cannot be written.
     """
-    made = store.create(folder)
     config = described(chosen, setup) | {
         "models": [
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
@@ -162,10 +163,17 @@ def begin(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
         ],
         "environment": environment(),
     }
+    made = _make(folder, config, data)
+    return Ready(folder, config, chosen, setup, data, watch, [], made=made)
+
+
+@by_first
+def _make(folder: Path, config: dict, data: Data) -> Path:
+    made = store.create(folder)
     with store.replacing(folder / store.CONFIG) as file:  # at its place last: then the folder is a run
         file.write(store.as_json(config))
         partitions.save(data.partition, data.source, folder / store.PARTITION)
-    return Ready(folder, config, chosen, setup, data, watch, [], made=made)
+    return made
 
 
 def described(chosen: Chosen, setup: Setup) -> dict:
@@ -188,7 +196,7 @@ def resume(folder: Path, watch: Callable) -> dict:
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     config = store.read_config(folder)
-    if (folder / store.RESULT).exists():
+    if store.holds(folder, store.RESULT):
         watch(store.read_metrics(folder))
         return store.read_result(folder)
     setup, chosen = restore(folder, config)
@@ -452,6 +460,7 @@ def environment() -> dict:
         "python": platform.python_version(),
         "device": f"{device.platform} {device.device_kind}",
         "devices": jax.device_count(),
+        "processes": jax.process_count(),
         "git": _revision(),
     }
 

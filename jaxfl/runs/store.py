@@ -12,7 +12,8 @@ Its files are
     tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
-it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short.
+it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short. Of several
+processes the first alone reads and writes the folder.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.errors import JaxflError, reading, writing
+from jaxfl.processes import by_first
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
@@ -43,6 +45,7 @@ INCIDENTAL = (
 )
 
 
+@by_first
 def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
@@ -64,6 +67,7 @@ def _of_killed_start(path: Path) -> bool:
     return path.is_dir() or (_part(path.parent / CONFIG).exists() and not (path.parent / CONFIG).exists())
 
 
+@by_first
 def create(folder: Path) -> Path:
     """Make a folder for a new run.
 
@@ -85,6 +89,7 @@ def create(folder: Path) -> Path:
     return made
 
 
+@by_first
 def discard(folder: Path, made: Path) -> None:
     """Undo `create`: remove a run and the folders made around it, unless these hold something else by now."""
     shutil.rmtree(folder)
@@ -94,6 +99,7 @@ def discard(folder: Path, made: Path) -> None:
             folder.rmdir()
 
 
+@by_first
 def free_folder(name: str, dataset: str = "") -> Path:
     """The first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
     if "." in dataset:  # a file: its folder and its ending do not matter
@@ -103,6 +109,12 @@ def free_folder(name: str, dataset: str = "") -> Path:
     while folder.exists():
         folder, number = Path("runs") / f"{stem}-{number}", number + 1
     return folder
+
+
+@by_first
+def holds(folder: Path, name: str) -> bool:
+    """Whether a run has one of its files."""
+    return (folder / name).exists()
 
 
 @contextlib.contextmanager
@@ -120,6 +132,7 @@ def _part(path: Path) -> Path:
     return path.with_suffix(".part")
 
 
+@by_first
 def write_json(path: Path, value: Any) -> None:
     """Write JSON at once."""
     with replacing(path) as file:
@@ -131,6 +144,7 @@ def as_json(value: Any) -> bytes:
     return f"{json.dumps(value, indent=1)}\n".encode()
 
 
+@by_first
 def read_json(path: Path) -> Any:
     """Read JSON.
 
@@ -192,6 +206,7 @@ def read_result(folder: Path) -> dict:
     return result
 
 
+@by_first
 def append_metrics(folder: Path, records: list[dict]) -> None:
     """Append one line per round and flush it to the disk."""
     with writing(folder / METRICS), (folder / METRICS).open("a") as file:
@@ -200,6 +215,7 @@ def append_metrics(folder: Path, records: list[dict]) -> None:
         os.fsync(file.fileno())
 
 
+@by_first
 def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -> None:
     """Write arrays (N, N) by name, as they are after some rounds."""
     path = folder / MATRICES / f"{rounds}.npz"
@@ -209,11 +225,13 @@ def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -
         np.savez_compressed(file, **matrices)
 
 
+@by_first
 def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
     """Read what `write_matrices` wrote."""
     return npz.read(folder / MATRICES / f"{rounds}.npz", required=())
 
 
+@by_first
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     """The lines of the first `rounds` rounds, all by default; they end before one that a crash cut short."""
     path = folder / METRICS
@@ -231,6 +249,7 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     return records
 
 
+@by_first
 def trim(folder: Path, rounds: int) -> list[dict]:
     """Drop the lines and the matrices after `rounds` rounds, before a run continues from a checkpoint.
 

@@ -155,7 +155,8 @@ def looked_at(workshop, state, federation, cohort, rows):
             return acts, public.logits(w, client, federation, federation.public)
 
         nothing, key = (None,) * len(federation.groups), jax.random.key(0)
-        return map_clients(client, key, federation, cohort, nothing, gather(weights, cohort))
+        seen = map_clients(client, key, federation, cohort, nothing, gather(weights, cohort))
+        return federation.whole(seen)
 
     seen = jax.device_get(workshop.program("look", look)(state.weights, federation, cohort, rows))
     acts, logits = {}, {}
