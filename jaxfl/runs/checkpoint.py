@@ -1,7 +1,7 @@
 """Checkpoints of an algorithm's state, by Orbax. The only module that knows it.
 
-A state is stored as a flat dict of named arrays, so its container types may change between versions. Of several
-processes all save and load, as Orbax keeps them in step; the first alone writes, as of all that is NumPy's.
+A state is stored as a flat dict of named arrays, so its container types may change between versions. Several
+processes all save and load, for Orbax keeps them in step; of NumPy arrays it lets the first alone write.
 """
 
 import shutil
