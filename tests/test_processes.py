@@ -2,8 +2,6 @@
 
 import json
 import os
-import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -21,38 +19,39 @@ METHODS = ("fedavg", "pfedclub")  # the second one has a server step between rou
 ROUNDS = 4
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --public held-out "
-    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every 2"
+    f"--models mlp,hidden=3 --epochs 1 --rounds {ROUNDS} --eval-every 2"
 ).split()
 
-COMMAND = "from jaxfl.cli import entry; entry()"
-
-# Every process follows the metrics: the second time, after round 4, number 1 is killed.
-KILLED = """
-import os, signal, sys
+# Process 1 cannot write to any file.
+COMMAND = """
+import os, resource, signal, sys
 from jaxfl.cli import entry
 from jaxfl.runs import run
 
+second = sys.argv[-1] == "1"
+if second:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+{}
+entry()
+"""
+
+# Every process turns chunks into records: at the second one, after round 4, process 1 is killed.
+KILL = """
 records, chunks = run.records, []
 
 def killed(*arguments):
     chunks.append(arguments)
-    if len(chunks) == 2 and sys.argv[-1] == "1":
+    if second and len(chunks) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return records(*arguments)
 
 run.records = killed
-entry()
 """
 
 
-def no_file():
-    """From now on the process cannot write to any file."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-def together(folder, arguments, program=COMMAND):
-    """Run a command in two processes, of which the second one cannot write; how each of them ended."""
+def together(folder, arguments, amendment=""):
+    """Run a command in two processes; how each of them ended."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = os.environ | {
@@ -63,17 +62,16 @@ def together(folder, arguments, program=COMMAND):
     meet = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process"]
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", program, *arguments, *meet, str(number)],
+            [sys.executable, "-c", COMMAND.format(amendment), *arguments, *meet, str(number)],
             env=settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=no_file if number else None,
         )
         for number in range(2)
     ]
     try:
-        said = [process.communicate(timeout=300) for process in running]
+        said = [process.communicate(timeout=200) for process in running]
     finally:
         for process in running:
             process.kill()
@@ -135,7 +133,7 @@ def test_two_processes_are_two_devices(compared, dataset, tmp_path):
 def test_a_lost_process_ends_the_run_and_both_resume_it(compared, dataset, tmp_path):
     folder = tmp_path / "run"
     arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(folder)]
-    first, second = together(tmp_path, arguments, KILLED)
+    first, second = together(tmp_path, arguments, KILL)
     assert first[0] == second[0] == 2
     for _, _, said in (first, second):
         assert said.splitlines()[-1].startswith("jaxfl: The processes of this run are no longer complete")
