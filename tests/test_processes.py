@@ -40,11 +40,11 @@ entry()
 KILL = """
 records, chunks = run.records, []
 
-def killed(*arguments):
+def killed(*arguments, **options):
     chunks.append(arguments)
     if second and len(chunks) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return records(*arguments)
+    return records(*arguments, **options)
 
 run.records = killed
 """
