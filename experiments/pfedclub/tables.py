@@ -1,0 +1,90 @@
+"""What pFedClub's server assembled and how long it took, from the folders of runs.
+
+    python experiments/pfedclub/tables.py RUN [RUN ...]
+
+Prints Markdown: the teachers' change in size per client (the paper's phi), statistics of candidates, and the
+server's seconds a round. The first round is left out of the seconds, as its programs are not warm.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+STEPS = ("signatures", "grouping", "search", "stitching", "matching", "lessons", "compilation")
+
+
+def main() -> None:
+    """Print three tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    runs = {json.loads((run / "config.json").read_text())["label"]: run for run in arguments.runs}
+    findings = {label: read(run) for label, run in runs.items()}
+
+    assembled = {
+        label: [found for each in rounds for found in each["assembled"]] for label, rounds in findings.items()
+    }
+    print_table(["client, parameters", *(f"{label}: mean, max" for label in runs)], sizes(assembled))
+    columns = "candidates of a client: mean, least|blocks|substituted|their similarity|teachers in order"
+    print_table(["", *columns.split("|"), "phi: mean, max"], map(candidates, assembled.items()))
+    print_table(["seconds a round", *STEPS, "programs"], map(seconds, findings.items()))
+
+
+def read(run: Path) -> list[dict]:
+    """The findings of every round."""
+    return [json.loads(line)["findings"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def sizes(assembled: dict[str, list[dict]]) -> Iterable[list[str]]:
+    """A row per client: the change in size of its teachers."""
+    parameters = {found["client"]: found["model"] for each in assembled.values() for found in each}
+    for client, size in sorted(parameters.items()):
+        own = ([found["phi"] for found in each if found["client"] == client] for each in assembled.values())
+        yield [f"{client}, {size:,}", *(change(phi) for phi in own)]
+
+
+def candidates(item: tuple[str, list[dict]]) -> list[str]:
+    """The statistics of a run's teachers and of the candidates that they were chosen from."""
+    label, found = item
+    blocks = [each["blocks"] for each in found]
+    substituted = [[block for block in each if block["substituted"]] for each in blocks]
+    ordered = [all(a["index"] < b["index"] for a, b in pairwise(each)) for each in blocks]
+    alike = [block["similarity"] for each in substituted for block in each]
+    counts = [each["candidates"] for each in found]
+    return [
+        label,
+        f"{np.mean(counts):.2f}, {min(counts)}",
+        f"{np.mean([*map(len, blocks)]):.2f}",
+        f"{np.mean([*map(len, substituted)]):.2f}",
+        f"{np.mean(alike):.2f}" if alike else "",
+        f"{sum(ordered)} of {len(found)}",
+        change([each["phi"] for each in found]),
+    ]
+
+
+def seconds(item: tuple[str, list[dict]]) -> list[str]:
+    """The server's seconds in a round, step by step, and how many programs it has compiled by the end."""
+    label, rounds = item
+    warm = [each["server seconds"] for each in rounds[1:] or rounds]
+    means = [np.mean([each[step] for each in warm]) for step in STEPS]
+    return [label, *(f"{mean:.2f}" for mean in means), str(rounds[-1]["compiled parts"]["programs"])]
+
+
+def change(phi: list[float]) -> str:
+    """Mean and largest change in size."""
+    return f"{np.mean(phi):+.3f}, {max(phi):+.3f}" if phi else ""
+
+
+def print_table(header: list[str], rows: Iterable[list[str]]) -> None:
+    """Print rows as a table of Markdown."""
+    for row in (header, ["---"] * len(header), *rows):
+        print("|", " | ".join(row), "|")
+    print()
+
+
+if __name__ == "__main__":
+    main()
