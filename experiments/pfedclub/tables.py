@@ -22,16 +22,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
     arguments = parser.parse_args()
-    runs = {json.loads((run / "config.json").read_text())["label"]: run for run in arguments.runs}
-    findings = {label: read(run) for label, run in runs.items()}
+    labels = [json.loads((run / "config.json").read_text())["label"] for run in arguments.runs]
+    findings = [read(run) for run in arguments.runs]
+    assembled = [[found for each in rounds for found in each["assembled"]] for rounds in findings]
 
-    assembled = {
-        label: [found for each in rounds for found in each["assembled"]] for label, rounds in findings.items()
-    }
-    print_table(["client, parameters", *(f"{label}: mean, max" for label in runs)], sizes(assembled))
+    print_table(["client, parameters", *(f"{label}: mean, max" for label in labels)], sizes(assembled))
     columns = "candidates of a client: mean, least|blocks|substituted|their similarity|teachers in order"
-    print_table(["", *columns.split("|"), "phi: mean, max"], map(candidates, assembled.items()))
-    print_table(["seconds a round", *STEPS, "programs"], map(seconds, findings.items()))
+    print_table(["", *columns.split("|"), "phi: mean, max"], map(candidates, labels, assembled))
+    print_table(["seconds a round", *STEPS, "programs"], map(seconds, labels, findings))
 
 
 def read(run: Path) -> list[dict]:
@@ -39,17 +37,16 @@ def read(run: Path) -> list[dict]:
     return [json.loads(line)["findings"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def sizes(assembled: dict[str, list[dict]]) -> Iterable[list[str]]:
+def sizes(assembled: list[list[dict]]) -> Iterable[list[str]]:
     """A row per client: the change in size of its teachers."""
-    parameters = {found["client"]: found["model"] for each in assembled.values() for found in each}
+    parameters = {found["client"]: found["model"] for each in assembled for found in each}
     for client, size in sorted(parameters.items()):
-        own = ([found["phi"] for found in each if found["client"] == client] for each in assembled.values())
+        own = ([found["phi"] for found in each if found["client"] == client] for each in assembled)
         yield [f"{client}, {size:,}", *(change(phi) for phi in own)]
 
 
-def candidates(item: tuple[str, list[dict]]) -> list[str]:
+def candidates(label: str, found: list[dict]) -> list[str]:
     """The statistics of a run's teachers and of the candidates that they were chosen from."""
-    label, found = item
     blocks = [each["blocks"] for each in found]
     substituted = [[block for block in each if block["substituted"]] for each in blocks]
     ordered = [all(a["index"] < b["index"] for a, b in pairwise(each)) for each in blocks]
@@ -66,9 +63,8 @@ def candidates(item: tuple[str, list[dict]]) -> list[str]:
     ]
 
 
-def seconds(item: tuple[str, list[dict]]) -> list[str]:
+def seconds(label: str, rounds: list[dict]) -> list[str]:
     """The server's seconds in a round, step by step, and how many programs it has compiled by the end."""
-    label, rounds = item
     warm = [each["server seconds"] for each in rounds[1:] or rounds]
     means = [np.mean([each[step] for each in warm]) for step in STEPS]
     return [label, *(f"{mean:.2f}" for mean in means), str(rounds[-1]["compiled parts"]["programs"])]
