@@ -1,5 +1,7 @@
 """Strict settings for every test, and federations small enough to compile in seconds."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -14,9 +16,22 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_num_cpu_devices", 4)
 
+# Almost all the time of these tests is compilation, of which this saves a third. Subprocesses inherit it, and
+# whoever sets it to true tests what users run. A later XLA does not know the flag, and aborts.
+FLAGS = os.environ.get("XLA_FLAGS", "")
+if jax.__version_info__ < (0, 11) and "xla_cpu_use_fusion_emitters" not in FLAGS:
+    os.environ["XLA_FLAGS"] = f"{FLAGS} --xla_cpu_use_fusion_emitters=false".strip()
+
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one
 PUBLIC = 10  # rows that everybody sees
+SHORT = {  # options with which a method does all that it does within a few rounds of tiny clients
+    "fedcmd": {"selection_rounds": 2},
+    "mnfl": {"public_batch": 4},
+    "draftfed": {"draft_batch": 4},
+    "pfedclub": {"server_epochs": 1, "candidates": 2},
+    "pfedclub-plus": {"server_epochs": 1, "candidates": 2},
+}
 
 
 def tiny_models():
@@ -58,6 +73,14 @@ def comparable(record):
         unshared = ("server seconds", "compiled parts")
         kept["findings"] = {key: value for key, value in kept["findings"].items() if key not in unshared}
     return kept
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """For programs that compile for seconds and run for milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

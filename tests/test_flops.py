@@ -17,7 +17,9 @@ from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.runs.result import records
 from jaxfl.training import fit, sweep
-from jaxfl.types import Info, Slots
+from jaxfl.types import Cohort, Info, Slots
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CLIENTS, HIDDEN, INPUTS = (3, 2), (5, 4), 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client
@@ -39,8 +41,10 @@ def reports(federation, choice, participation=1.0, rounds=1, **options):
     config = method.config(epochs=EPOCHS, batch_size=BATCH, **options)
     cohorts = draw_cohorts(CLIENTS, participation, rounds, seed=3)
     programs = engine.programs(method.build(config))
-    (chunk,) = engine.simulate(programs, federation, config, cohorts, KEY, eval_every=rounds)
-    return chunk.reports, cohorts
+    state = jax.tree.map(jnp.copy, programs.init(KEY, federation, engine.traced(config)))
+    of_rounds = Cohort(np.arange(rounds, dtype=np.int32), cohorts, rounds)
+    _, found = programs.rounds(KEY, state, federation, of_rounds)
+    return [jax.tree.map(lambda leaf, t=t: leaf[t], found) for t in range(rounds)], cohorts
 
 
 def multiplications(hidden):

@@ -14,6 +14,8 @@ from jaxfl.engine import traced
 from jaxfl.registry import METHODS
 from jaxfl.types import Cohort, Slots
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 NOBODY = 5  # of five clients; the id in an empty place
 
 
@@ -96,13 +98,16 @@ def test_what_a_client_receives_does_not_depend_on_its_place(federation, rng, na
     if name == "mnfl-homogeneous":
         state = state._replace(matrix=state.matrix.at[2].set(0))  # taught by nobody
 
+    @jax.jit
+    def models(state, cohort):
+        return [predictor.stacked for predictor in algorithm.receive(None, state, federation, cohort)]
+
     def received(*places):
         slots = [
             Slots(np.array(index, np.int32), np.array(index) < len(group.id))
             for index, group in zip(places, federation.groups, strict=True)
         ]
-        cohort = Cohort(np.int32(0), tuple(slots), rounds=1, part=True)
-        return [predictor.stacked for predictor in algorithm.receive(None, state, federation, cohort)]
+        return models(state, Cohort(np.int32(0), tuple(slots), rounds=1, part=True))
 
     places = [2, 3, 0, 1], [1, 0, 2]
     in_order, elsewhere = received([0, 1, 2], [0, 1]), received(*places)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_source
+from conftest import CLASSES, PUBLIC, SHAPE, SIZES, tiny_models, tiny_partition, tiny_source
 from reference import (
     compfl,
     ditto,
@@ -36,7 +36,7 @@ from reference import (
 
 from jaxfl.algorithms.compfl import runnable, select
 from jaxfl.algorithms.fedcmd_score import candidates
-from jaxfl.clientmap import everyone
+from jaxfl.clientmap import everyone, per_group
 from jaxfl.cohorts import draw_cohorts
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
@@ -47,18 +47,12 @@ from jaxfl.registry import METHODS
 from jaxfl.training import batch_order, initial_weights
 from jaxfl.types import Cohort
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 NETS = {"mlp": nets.mlp, "mcmahan": nets.cnn, "late": nets.late, "deep": nets.deep}
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
 COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs compile for seconds and run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +92,16 @@ def three_depths():
 # ---- what a client draws from its key in a round
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
 def orders(key, size: int, epochs: int):
     """The order of a client's rows in each epoch of a local phase: (epochs, size)."""
+    return padded_orders(key, jnp.int32(size), epochs)[:, :size]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def padded_orders(key, size, epochs: int):
+    """The same for clients of any size as one program, with what pads the rows behind them."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs, dtype=jnp.int32))
-    return jax.vmap(lambda epoch: batch_order(epoch, size, size))(keys)
+    return jax.vmap(lambda epoch: batch_order(epoch, size, max(*SIZES, PUBLIC)))(keys)
 
 
 def phases(**epochs: str) -> Callable:
@@ -450,7 +449,7 @@ def jaxfl_run(name):
     federation = dataclasses.replace(federation, unified=True)
     slots = draw_cohorts([n for _, n in case.models], PARTICIPATION, ROUNDS, COHORT_SEED)
     options = method.config(**TRAINING, **case.options)
-    keys = init_key, round_key, use_key = jax.random.split(jax.random.key(0), 3)
+    init_key, round_key, use_key = jax.random.split(jax.random.key(0), 3)
     clients = reference_clients(source, partition, case.models)
 
     def recorded(draws, key, ids):
@@ -470,30 +469,30 @@ def jaxfl_run(name):
 
     setting = Setting(
         clients=clients,
-        initial=[leaves(weights) for weights in jax.jit(initial_weights)(init_key, federation)],
+        initial=[leaves(weights) for weights in initial_weights(init_key, federation)],
         cohorts=[of_round(t) for t in range(ROUNDS)],
         draws_before_use=recorded(case.draws_before_use, use_key, range(len(clients))),
         options=options,
         x=images[~source.train],
     )
 
-    program = jax.jit(functools.partial(whole_run, method.build(options)))
-    rates = jax.tree.map(jnp.asarray, options)
+    algorithm = method.build(options)
+    state = algorithm.init(init_key, federation, jax.tree.map(jnp.asarray, options))
+    program = jax.jit(functools.partial(whole_run, algorithm))
     cohorts = Cohort(np.arange(ROUNDS, dtype=np.int32), slots, ROUNDS)
-    outputs = program(keys, federation, rates, cohorts, setting.x)
+    outputs = program(round_key, use_key, state, federation, cohorts, setting.x)
     states, losses, scores = jax.device_get(outputs)
     return {
         "state": [case.view(at(states, t), federation, t) for t in range(ROUNDS)],
         "loss": [
             {i: losses[group][t, place] for i, (group, place) in places[t].items()} for t in range(ROUNDS)
         ],
-        "scores": scores,
+        "scores": {name: list(np.concatenate(of_groups)) for name, of_groups in scores.items()},
     }, setting
 
 
-def whole_run(algorithm, keys, federation, options, cohorts, x):
-    """States and losses of all rounds, and all clients' logits of x after the last one."""
-    init_key, round_key, use_key = keys
+def whole_run(algorithm, round_key, use_key, state, federation, cohorts, x):
+    """States and losses of all rounds, and per group all clients' logits of x after the last one."""
 
     def one(state, cohort):
         key = jax.random.fold_in(round_key, cohort.round)
@@ -501,14 +500,11 @@ def whole_run(algorithm, keys, federation, options, cohorts, x):
         return state, (state, info.loss)
 
     def logits(predict):
-        predictors = predict(use_key, state, federation, last)
-        return [
-            p.predict(group.model, p.shared, at(p.stacked, row), x)
-            for group, p in zip(federation.groups, predictors, strict=True)
-            for row in range(len(group.id))
-        ]
+        def of_group(group, p):
+            return jax.lax.map(lambda one: p.predict(group.model, p.shared, one[1], x), (group.id, p.stacked))
 
-    state = algorithm.init(init_key, federation, options)
+        return per_group(of_group, federation.groups, predict(use_key, state, federation, last))
+
     state, (states, losses) = jax.lax.scan(one, state, cohorts)
     last = everyone(federation, at(cohorts, -1))
     scores = {"received": logits(algorithm.receive), "deployed": logits(algorithm.personal)}
