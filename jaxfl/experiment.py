@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from jaxfl import registry
+from jaxfl import memory, registry
 from jaxfl.clock import Device, profile
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate
@@ -109,6 +109,7 @@ class Data(NamedTuple):
     devices: dict[str, Device] | None
 
 
+@memory.enough()
 def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | None = None) -> Data:
     """Load, divide and put on the device.
 

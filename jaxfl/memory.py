@@ -1,7 +1,8 @@
 """Device memory: how many clients fit side by side and how many runs, and what to say where it ran out."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import psutil
@@ -91,22 +92,32 @@ def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], 
     )
 
 
-def enough(steps: Iterable, federation: Federation) -> Iterator:
-    """The same steps; out of memory in one of them becomes one sentence with the knob to turn.
+@contextlib.contextmanager
+def enough(federation: Federation | None = None) -> Iterator[None]:
+    """Turn a lack of memory into one sentence with the knob to turn.
+
+    Args:
+      federation: that is trained; None while it is put on the devices.
 
     Raises:
       JaxflError: if a device's memory is exhausted.
     """
     try:
-        yield from steps
+        yield
     except jax.errors.JaxRuntimeError as error:
         if not _out_of_memory(error):
             raise
-        at_once = federation.clients_at_once
-        advice = "lower --batch-size, --eval-every or --devices (each holds the data set and the state)"
-        if at_once > 1:
-            advice = f"start again with --clients-at-once {at_once // 2}"
-        raise JaxflError(f"A device's memory ran out with --clients-at-once {at_once}; {advice}.") from error
+        raise JaxflError(f"A device's memory ran out {_advice(federation)}.") from error
+
+
+def _advice(federation: Federation | None) -> str:
+    if federation is None:
+        return "while the data were put on it; end what else uses it, or take fewer or smaller images"
+    at_once = federation.clients_at_once
+    if at_once > 1:
+        return f"with --clients-at-once {at_once}; start again with --clients-at-once {at_once // 2}"
+    advice = "lower --batch-size, --eval-every or --devices (each holds the data set and the state)"
+    return f"with --clients-at-once {at_once}; {advice}"
 
 
 def _out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:

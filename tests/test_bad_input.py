@@ -310,6 +310,11 @@ def link_out(run):
     (run / "checkpoints").symlink_to(run.parent / "divided", target_is_directory=True)
 
 
+def link_in_a_circle(run):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to("checkpoints")
+
+
 def stopped_before_it_began(run):
     (run / "config.json").rename(run / "config.part")
 
@@ -349,6 +354,8 @@ DAMAGED = {
     "model within": (model_within, WITHIN),
     "code that is somewhere": (edited(method="trap.py:method"), WITHIN),
     "a link out": (link_out, ["checkpoints is a link that leads out of the run folder"]),
+    "a link in a circle": (link_in_a_circle, ["checkpoints is a link that leads", "or nowhere"]),
+    "more devices than here": (option(devices=8), ["by 8 devices, but JAX has 4", "JAX_NUM_CPU_DEVICES=8"]),
     "stopped before it began": (stopped_before_it_began, ["was stopped before it began; repeat the command"]),
 }
 
@@ -366,12 +373,34 @@ def test_damaged_runs_are_refused(folder, tmp_path, capsys, monkeypatch, damage)
     assert {path: path.is_file() and path.read_bytes() for path in contents(tmp_path)} == before
 
 
-def test_damaged_results_are_refused(folder, tmp_path, capsys):
+def result(**changes):
+    """A result with other entries."""
+    return file("result.json", lambda text: json.dumps(json.loads(text) | changes).encode())
+
+
+ACCURACY = {"mean": 0.5, "per_group": {"mlp": "high"}}
+UNFIT = {
+    "result cut short": (file("result.json", lambda text: b"{"), "result.json"),
+    "result a list": (file("result.json", lambda text: b"[]"), "result.json"),
+    "result empty": (file("result.json", lambda text: b"{}"), "result.json"),
+    "accuracy a text": (result(accuracy=ACCURACY), "result.json"),
+    "bytes a text": (result(bytes_up="many"), "result.json"),
+    "seconds a list": (result(seconds=[1.0]), "result.json"),
+    "a round of nothing": (file("metrics.jsonl", lambda text: b'{"round": 1}\n' + text), "metrics.jsonl"),
+    "rounds nested": (file("metrics.jsonl", lambda text: b"[" * 10**6), "metrics.jsonl"),
+    "no rounds": (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl"),
+}
+
+
+@pytest.mark.parametrize("damage", UNFIT)
+def test_damaged_results_are_refused(folder, tmp_path, capsys, damage):
+    damage, name = UNFIT[damage]
     run = Path(shutil.copytree(folder / "runs" / "fedavg-own", tmp_path / "run"))
-    for content in ("{", "[]", "{}"):
-        (run / "result.json").write_text(content)
-        for command in ("resume", "report"):
-            assert_refused(capsys, [command, str(run)], ["result.json is damaged", "restore it"])
+    damage(run)
+    for command in ("resume", "report"):
+        assert_refused(capsys, [command, str(run)], [f"{name} is damaged", "restore it"])
+    main(["watch", str(run)])
+    assert "finished" in capsys.readouterr().out
 
 
 def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):

@@ -1,14 +1,17 @@
 """Runs as one program: each as if it ran alone, whatever happens to the others, and a sentence says so."""
 
+import itertools
 import json
 import shutil
+import signal
 
 import jax
 import numpy as np
 import pytest
 from conftest import comparable, tiny_source
 
-from jaxfl import cli, memory
+from jaxfl import cli, engine, memory
+from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, run, store
 from jaxfl.runs.watch import progress
 
@@ -104,10 +107,11 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
 
     last = [store.read_metrics(folder_of(tmp_path / "run", *of_run))[-1] for of_run in alone]
     assert [record["together"] for record in last] == [4, 4, 4, 4]
-    # Who watches one of them sees it wait for all.
+    # Who watches one of them sees it wait for all, but what was compiled was compiled once.
     its_part = last[0]["seconds"]["train"] + last[0]["seconds"]["evaluate"]
     seen = progress(folder_of(tmp_path / "run", GRID[0], SEEDS[0]))
     assert seen.speed == pytest.approx(2 / (4 * its_part))
+    assert seen.busy == pytest.approx(4 * its_part + last[0]["seconds"]["compile"])
 
     results = [result(tmp_path / "run", *of_run) for of_run in alone]
     assert len({of_run["seconds"]["train"] for of_run in results}) == 1
@@ -117,7 +121,7 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
 
 @pytest.mark.parametrize("checkpoints", [(4, 4, 4, 4), (2, 4, 2, 4)])
 def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
-    """Those that stand at the same round together."""
+    """Those that stand at the same round together, and a sentence says so."""
     together, proceed = [], batch.proceed
 
     def spied(runs, *arguments):
@@ -132,9 +136,16 @@ def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypa
         for later in range(last + 2, ROUNDS + 1, 2):
             shutil.rmtree(folder / "checkpoints" / str(later))
 
+    capsys.readouterr()
     compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
     assert together[0] == [0, 0, 0, 0]
     assert together[1:] == ([[4, 4, 4, 4]] if len(set(checkpoints)) == 1 else [[2, 2], [4, 4]])
+    both = "fedper,lr=0.05 fedper,lr=0.2"
+    said = [f"{both}: 4 runs as one program"]
+    if len(together) == 3:
+        apart = "(other round than fedper,lr=0.05)"
+        said = [f"{both}: 2 runs as one program", f"{both}: 2 runs as one program {apart}"]
+    assert [line for line in capsys.readouterr().out.splitlines() if "program" in line] == said
     assert_as_if_alone(tmp_path / "run", alone)
     assert all(checkpoint.saved(folder_of(tmp_path / "run", *of_run))[-1] == ROUNDS for of_run in alone)
 
@@ -180,3 +191,28 @@ def test_runs_with_a_host_step_take_turns(options, tmp_path, capsys):
     because = "because the server's step is outside of the compiled program"
     assert f"hosted: 2 runs one after another, {because}" in capsys.readouterr().out
     assert all((tmp_path / "run" / "hosted" / f"seed-{seed}" / "result.json").exists() for seed in SEEDS)
+
+
+def test_a_run_that_goes_alone_says_why(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(batch, "proceed", lambda runs, spent: [JaxflError("Not now.")] * len(runs))
+    with pytest.raises(SystemExit):
+        choices = ["fedper", "fedavg", "fedper,epochs=2,batch_size=4"]
+        cli.main(["compare", *choices, *options, "--run-dir", str(tmp_path / "run")])
+    said = [line for line in capsys.readouterr().out.splitlines() if " alone" in line]
+    assert said == ["fedper,epochs=2,batch_size=4: 1 run alone (other epochs, batch_size than fedper)"]
+
+
+def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_path, capsys, monkeypatch):
+    evaluate, calls = engine.evaluate, itertools.count(1)
+
+    def pressed(*arguments):
+        if next(calls) == ROUNDS // 2:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(engine, "evaluate", pressed)
+    monkeypatch.setattr(memory, "most_that_fit", lambda *arguments: 1)
+    with pytest.raises(SystemExit) as end:
+        compare(options, tmp_path / "run", *GRID)
+    assert end.value.code == 130 and "stopped with 1 of 4 runs finished" in capsys.readouterr().err
+    assert len(list((tmp_path / "run").rglob("config.json"))) == 1

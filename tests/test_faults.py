@@ -64,8 +64,10 @@ FAULTS = {f"killed {moment}": RESUMED for moment in MOMENTS} | {
     "another file of the run cut short": f"one sentence that names the file, or {RESUMED}",
     "data file cut short": "one sentence that names the file; no folder is made",
     "NaN in the data": "one sentence that names the file; no folder is made",
+    "disk full, writing the configuration": f"one sentence; {REPEATED}",
     "disk full, writing metrics": f"one sentence; {RESUMED}",
     "disk full, writing a checkpoint": f"one sentence; {RESUMED}",
+    "disk full, drawing pictures": f"one sentence; {RESUMED}",
     "disk full, writing the result": f"one sentence; {RESUMED}",
     "folder read-only": f"one sentence; once it can be written, {RESUMED}",
     "one client has one sample, one class nobody has, cohorts of one": "a result like any other",
@@ -234,7 +236,7 @@ def killed_and_resumed(commands, dataset, folder, method, planned, kills):
         shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("method", ["mnfl", "pfedclub"])
+@pytest.mark.parametrize("method", ["mnfl", pytest.param("pfedclub", marks=pytest.mark.long)])
 def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, tmp_path, method):
     planned = {
         "mnfl": [Moment("making the folder", 1, 0.001), Moment("writing a checkpoint", 2, 0.05)],
@@ -447,19 +449,24 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
 @pytest.mark.parametrize(
     ("what", "where"),
     [
-        ("metrics", (store, "append_metrics", 5)),
-        ("a checkpoint", (checkpoint, "save", 2)),
-        ("the result", (store, "write_json", 1)),
+        ("writing the configuration", (partition, "save", 1)),
+        ("writing metrics", (store, "append_metrics", 5)),
+        ("writing a checkpoint", (checkpoint, "save", 2)),
+        ("drawing pictures", (run, "draw_curves", 1)),
+        ("writing the result", (store, "write_json", 1)),
     ],
 )
 @with_failed_io
 def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, where):
     run = tmp_path / "run"
+    words = ["run", "fedavg", *dataset, *PLAIN, "--run-dir", run]
     full_disk(monkeypatch, *where)
-    sentence = refusal(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    sentence = refusal(capsys, *words)
     assert str(run) in sentence and "cannot be written (" in sentence and "free some space" in sentence
-    injected(f"disk full, writing {what}", behind(run))
-    assert main(capsys, "resume", run)[0] == 0
+    injected(f"disk full, {what}", behind(run))
+    begun = (run / "config.json").exists()
+    assert begun == (what != "writing the configuration")
+    assert main(capsys, *(["resume", run] if begun else words))[0] == 0
     assert contents(run) == contents(finished)
 
 
@@ -523,6 +530,27 @@ EDGES = {
 }
 
 
+def at_the_edge(folder, method, edge, **options):
+    """Run a method for a few rounds: its result and its metrics."""
+    (folder / "edge.py").write_text(AT_THE_EDGE)
+    result = jaxfl.run(
+        CHOICES[method],
+        run_dir=folder / "run",
+        dataset=f"{folder}/edge.py:source",
+        partition=f"{folder}/edge.py:{edge}",
+        test="source",
+        participation=0.25 if edge == "odd" else 1.0,
+        clients=4,
+        models=["mlp,hidden=3", "mlp,hidden=4"],
+        epochs=1,
+        rounds=4,
+        eval_every=1,
+        seed=1,
+        **options,
+    )
+    return result, store.read_metrics(folder / "run")
+
+
 @pytest.mark.parametrize(
     ("method", "edge"),
     [
@@ -532,25 +560,24 @@ EDGES = {
     ],
 )
 def test_federations_at_the_edge(tmp_path, method, edge):
-    (tmp_path / "edge.py").write_text(AT_THE_EDGE)
-    result = jaxfl.run(
-        CHOICES[method],
-        run_dir=tmp_path / "run",
-        dataset=f"{tmp_path}/edge.py:source",
-        partition=f"{tmp_path}/edge.py:{edge}",
-        test="source",
-        participation=0.25 if edge == "odd" else 1.0,
-        clients=4,
-        models=["mlp,hidden=3", "mlp,hidden=4"],
-        epochs=1,
-        rounds=3 if method == "fedcmd" else 2,
-        eval_every=1,
-        **({"selection_rounds": 1} if method == "fedcmd" else {}),
-    )
+    result, lines = at_the_edge(tmp_path, method, edge)
     injected(EDGES[edge])
-    lines = store.read_metrics(tmp_path / "run")
     assert all(line["loss"] > 0 and len(line["clients"]) == (1 if edge == "odd" else 4) for line in lines)
+    assert any(0 in line["clients"] for line in lines)  # who has one sample
     assert len(result["accuracy"]["per_client"]) == 4 and 0 <= result["accuracy"]["mean"] <= 1
+
+
+def test_identical_clients_learn_the_same(tmp_path):
+    """In one batch of all rows, whose order makes no difference but for rounding."""
+    result, lines = at_the_edge(tmp_path, "fedper", "identical", batch_size=12)
+    injected(EDGES["identical"])
+    for line in lines:
+        assert line["clients"] == [0, 1, 2, 3]  # two of each architecture
+        first, second, third, fourth = line["client_loss"]
+        assert second == pytest.approx(first, rel=1e-5) and fourth == pytest.approx(third, rel=1e-5)
+        assert first != pytest.approx(third, rel=1e-5)
+    of_client = result["accuracy"]["per_client"]
+    assert of_client[0] == of_client[1] and of_client[2] == of_client[3]
 
 
 # --- the table

@@ -9,6 +9,7 @@ import pytest
 
 from jaxfl import engine, memory, registry
 from jaxfl.cohorts import draw_cohorts
+from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.experiment import Setup, prepare
 from jaxfl.runs import run
@@ -41,6 +42,10 @@ def data():
 
 def start(folder, chosen, data):
     return run.start(folder, chosen, SETUP, data, lambda new: None)
+
+
+def fail(*arguments):
+    raise OUT_OF_MEMORY
 
 
 def test_a_run_takes_as_many_clients_side_by_side_as_fit(chosen, data, tmp_path, monkeypatch):
@@ -81,10 +86,8 @@ def test_what_is_available(data, monkeypatch):
 
 
 def test_one_client_is_tried_where_nothing_fits(data):
-    def too_large(federation):
-        raise OUT_OF_MEMORY  # as the compiler for TPUs does
-
-    assert memory.as_many_as_fit(data.federation, too_large, 1).clients_at_once == 1
+    # The compiler for TPUs fails so.
+    assert memory.as_many_as_fit(data.federation, fail, 1).clients_at_once == 1
 
 
 @pytest.mark.parametrize(
@@ -92,10 +95,13 @@ def test_one_client_is_tried_where_nothing_fits(data):
     [(6, "start again with --clients-at-once 3."), (1, "lower --batch-size, --eval-every or --devices")],
 )
 def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_once, words):
-    def fail(self, *args):
-        raise OUT_OF_MEMORY
-
     monkeypatch.setattr(engine.Program, "__call__", fail)
     federation = dataclasses.replace(data.federation, clients_at_once=at_once)
     with pytest.raises(JaxflError, match=f"memory ran out with --clients-at-once {at_once}; {words}"):
         start(tmp_path / "run", chosen, data._replace(federation=federation))
+
+
+def test_out_of_memory_for_the_data_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(Federation, "place", fail)
+    with pytest.raises(JaxflError, match="memory ran out while the data were put on it; end what else"):
+        prepare(SETUP)

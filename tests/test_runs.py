@@ -397,6 +397,22 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
+def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch):
+    """Which are more than it would use by itself."""
+    folder, proceed, devices = tmp_path / "two", run.proceed, []
+
+    def spied(runs, *arguments):
+        devices.append(runs[0].data.federation.devices)
+        return proceed(runs, *arguments)
+
+    monkeypatch.setattr(run, "proceed", spied)
+    cli.main(["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "one")])
+    cli.main(["run", "fedavg", *dataset, *FEDERATION, "--devices", "2", "--run-dir", str(folder)])
+    (folder / "result.json").unlink()
+    cli.main(["resume", str(folder)])
+    assert devices == [1, 2, 2]
+
+
 def test_a_matrix_is_there_wherever_a_checkpoint_is(dataset, tmp_path, monkeypatch):
     """A run may stop right behind its last checkpoint."""
     save, folder = checkpoint.save, tmp_path / "mnfl"

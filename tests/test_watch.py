@@ -5,7 +5,6 @@ All tests look at one run of six rounds that logged to TensorBoard and to a stan
 
 import io
 import json
-import os
 import shutil
 import struct
 import sys
@@ -35,13 +34,16 @@ OPTIONS = (
 
 
 class Biases(types.ModuleType):
-    """A stand-in for wandb that keeps what its runs log, and refuses a step that a run has had already."""
+    """A stand-in for wandb that keeps what its runs log, and refuses a step that a run has had already.
+
+    Like the real one it leaves a link to its cache in the folder of a run.
+    """
 
     errors = types.SimpleNamespace(Error=type("Error", (Exception,), {}))
 
-    def __init__(self):
+    def __init__(self, cache):
         super().__init__("wandb")
-        self.server, self.options, self.ended = defaultdict(dict), [], []
+        self.cache, self.server, self.options, self.ended = cache, defaultdict(dict), [], []
 
     def login(self):
         """Everybody is logged in."""
@@ -58,7 +60,9 @@ class BiasesRun:
     def __init__(self, biases, name, options):
         self.biases, self.name, self.steps = biases, name, biases.server[name]
         self.step = max(self.steps, default=-1) + 1
-        os.makedirs(os.path.join(options["dir"], "wandb", f"run-20260101_000000-{name}"), exist_ok=True)
+        logs = Path(options["dir"], "wandb", f"run-20260101_{len(biases.options):06}-{name}", "logs")
+        logs.mkdir(parents=True)
+        (logs / "debug-core.log").symlink_to(biases.cache)
         biases.options.append(options)
 
     def log(self, values, step):
@@ -66,17 +70,17 @@ class BiasesRun:
         assert step not in self.steps
         self.steps[step] = values
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        self.biases.ended.append((self.name, kind))
+    def finish(self, exit_code):
+        """End it."""
+        self.biases.ended.append((self.name, exit_code))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def biases():
+def biases(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache") / "core-debug.log"
+    cache.touch()
     with pytest.MonkeyPatch.context() as patch:
-        made = Biases()
+        made = Biases(cache)
         patch.setitem(sys.modules, "wandb", made)
         run._programs_without_rates.cache_clear()  # other modules' programs are optimised
         jax.config.update("jax_disable_most_optimizations", True)
@@ -138,9 +142,9 @@ def test_logs_hold_the_metrics(compared, biases):
     for moment, key in (("personal", "accuracy"), ("received", "received")):
         assert values[f"accuracy/{moment}"] == record[key]["mean"]
         assert [values[f"{moment}/{group}"] for group in GROUPS] == list(record[key]["per_group"].values())
-    options, (_, exception) = biases.options[0], biases.ended[0]
+    options, (_, code) = biases.options[0], biases.ended[0]
     assert options["name"] == "fedavg, seed 0" and options["config"]["rounds"] == ROUNDS
-    assert exception is None
+    assert code == 0
 
 
 def test_both_logs_hold_the_same(compared, biases):
@@ -158,6 +162,20 @@ def test_no_round_is_logged_twice(stopped, biases):
     cli.main(["resume", str(stopped), "--log", "tensorboard", "wandb"])
     assert list(biases.server) == [name]
     assert list(steps) == list(range(1, ROUNDS + 1))
+    assert [step for step, _ in events(stopped)["loss"]] == list(range(1, ROUNDS + 1))
+
+
+@pytest.mark.parametrize(("of", "moment"), [(Biases, "init"), (BiasesRun, "log"), (BiasesRun, "finish")])
+def test_a_log_that_fails_ends_alone(stopped, biases, monkeypatch, of, moment):
+    def fail(*arguments, **options):
+        raise ConnectionError("The service is gone.")
+
+    monkeypatch.setattr(biases, "server", defaultdict(dict))
+    monkeypatch.setattr(of, moment, fail)
+    with pytest.warns(UserWarning, match="seed-0 has ended .The service is gone.") as warned:
+        cli.main(["resume", str(stopped), "--log", "wandb", "tensorboard"])
+    assert [str(warning.message).split()[:3] for warning in warned] == [["The", "log", "wandb"]]
+    assert len(metrics(stopped)) == ROUNDS and (stopped / "result.json").exists()
     assert [step for step, _ in events(stopped)["loss"]] == list(range(1, ROUNDS + 1))
 
 

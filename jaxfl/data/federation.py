@@ -184,7 +184,8 @@ def _mesh(devices: int) -> Mesh | None:
     if devices > jax.device_count():
         raise JaxflError(
             f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
-            f"({jax.default_backend()}); lower --devices, or set JAX_NUM_CPU_DEVICES={devices // processes}."
+            f"({jax.default_backend()}); give JAX as many, on CPUs with JAX_NUM_CPU_DEVICES="
+            f"{devices // processes}, or begin a run with fewer --devices."
         )
     if devices % processes:
         raise JaxflError(

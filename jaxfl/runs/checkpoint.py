@@ -4,6 +4,7 @@ A state is stored as a flat dict of named arrays, so its container types may cha
 processes all save and load, for Orbax keeps them in step; of NumPy arrays it lets the first alone write.
 """
 
+import math
 import shutil
 import warnings
 from collections.abc import Callable
@@ -44,15 +45,16 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
 
 
 @by_first
-def saved(folder: Path) -> list[int]:
-    """The numbers of rounds after which there is a checkpoint, ascending."""
-    return sorted(int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal())
+def saved(folder: Path, rounds: float = math.inf) -> list[int]:
+    """The numbers of rounds, up to `rounds`, after which there is a checkpoint, ascending."""
+    found = [int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
+    return sorted(number for number in found if number <= rounds)
 
 
 @by_first
 def trim(folder: Path, rounds: int, keep: int) -> None:
     """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
-    kept = [str(number) for number in saved(folder) if number <= rounds][-keep:]
+    kept = [str(number) for number in saved(folder, rounds)[-keep:]]
     for path in (folder / CHECKPOINTS).glob("*"):
         if path.name not in kept:
             with writing(path):
@@ -74,7 +76,7 @@ def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str)
     Raises:
       JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.
     """
-    numbers = [number for number in saved(folder) if number <= rounds]
+    numbers = saved(folder, rounds)
     if not numbers:
         return 0, None
     like = like()

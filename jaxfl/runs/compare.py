@@ -7,8 +7,8 @@ from pathlib import Path
 from jaxfl.errors import JaxflError, writing
 from jaxfl.experiment import Data, Setup
 from jaxfl.processes import agree, by_first
-from jaxfl.runs import store, table
-from jaxfl.runs.batch import batches, run_batch
+from jaxfl.runs import checkpoint, store, table
+from jaxfl.runs.batch import Unfinished, batches, run_batch
 from jaxfl.runs.interrupt import Interrupted, patient
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.run import Chosen, described, restore
@@ -78,26 +78,32 @@ def compare(
       The table, None if no run has finished; and for every other run the sentence that says why not.
 
     Raises:
+      JaxflError: if another process was given something else to compare, a finished run is damaged, or the
+        table cannot be written.
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     agree([described(chosen, setup) for chosen, setup in planned.values()])
     failures, unfinished = [], {}
     for run, (chosen, setup) in planned.items():
         if store.holds(run, store.RESULT):
-            watch(chosen.label, setup.seed, store.read_metrics(run))
+            _, metrics = store.read_finished(run)
+            watch(chosen.label, setup.seed, metrics)
             continue
         try:
+            done = 0
             if store.holds(run, store.CONFIG):
                 setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
-            unfinished[run] = chosen, setup
+                done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
+            unfinished[run] = Unfinished(chosen, setup, done)
         except JaxflError as error:
             failures.append(str(error))
     with patient() as asked:
         try:
-            for runs in batches(unfinished):
+            parts = batches(unfinished)
+            for i, runs in enumerate(parts):
                 if asked.to_stop:
                     raise Interrupted
-                failures += run_batch(runs, data, watch, say)
+                failures += run_batch(runs, parts[:i], data, watch, say)
         except Interrupted:
             finished = sum(store.holds(run, store.RESULT) for run in planned)
             raise Interrupted(
@@ -116,20 +122,22 @@ def report(folders: list[Path], out: Path) -> table.Table:
       out: where table.csv, .md, .tex and curves.png are written.
 
     Raises:
-      JaxflError: if a folder has no finished run, or two runs are the same but for their folders.
+      JaxflError: if a folder has no finished run, a run is damaged, two are the same but for their folders,
+        or the table cannot be written.
     """
     finished = {}  # a set in order: a run that is named twice counts once
     for folder in folders:
-        found = {path.resolve().parent: None for path in folder.rglob(store.RESULT)}
+        found = {path.parent.resolve(): None for path in folder.rglob(store.RESULT)}
         if not found:
             raise JaxflError(f"There is no finished run in {folder}.")
         finished |= found
     runs = sorted(finished, key=lambda run: (run / store.RESULT).stat().st_mtime)
     results, metrics, folder_of = [], {}, {}
     for run, label in zip(runs, _labels([store.read_config(run) for run in runs]), strict=True):
-        results.append((label, store.read_result(run)))
-        metrics.setdefault(label, []).append(store.read_metrics(run))
-        same = folder_of.setdefault((label, results[-1][1]["seed"]), run)
+        result, of_run = store.read_finished(run)
+        results.append((label, result))
+        metrics.setdefault(label, []).append(of_run)
+        same = folder_of.setdefault((label, result["seed"]), run)
         if same != run:
             raise JaxflError(f"{run} and {same} are both {label} with one seed; report one of them.")
     made = table.tabulate(results)

@@ -9,7 +9,8 @@ import contextlib
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from jaxfl.errors import JaxflError, nearest
@@ -35,25 +36,46 @@ class Log(contextlib.ExitStack):
         for name in names:
             if name not in KINDS:
                 raise JaxflError(f"There is no log {name!r}; {nearest(name, KINDS)}")
-        self.kinds = [KINDS[name]() for name in names]
-        self.logs: dict[Path, tuple[contextlib.ExitStack, list[Write]]] = {}
+        self.kinds = {name: KINDS[name]() for name in names}
+        self.logs: dict[Path, list[Generator]] = {}
 
     @by_first
     def __call__(self, folder: Path, new: list[dict]) -> None:
-        """Take a run's newest records, which are in its folder already; the last round closes its log."""
+        """Take a run's newest records, which are in its folder already; the last round closes its logs."""
         if not self.kinds:
             return
-        config = store.read_config(folder)
         if folder not in self.logs:
-            stack = self.enter_context(contextlib.ExitStack())
-            self.logs[folder] = stack, [stack.enter_context(open_(folder, config)) for open_ in self.kinds]
+            config = store.read_config(folder)
             new = store.read_metrics(folder)  # of a run that was resumed, also what came before
-        stack, writers = self.logs[folder]
-        for write in writers:
-            for record in new:
-                write(record["round"], scalars(record))
-        if new[-1]["round"] == config["options"]["rounds"]:
-            stack.close()
+            self.logs[folder] = [_log(name, open_, folder, config) for name, open_ in self.kinds.items()]
+            for log in self.logs[folder]:
+                self.callback(log.close)
+                next(log, None)
+        for log in self.logs[folder]:
+            with contextlib.suppress(StopIteration):  # it has ended
+                log.send(new)
+
+
+def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, list[dict], None]:
+    """A log of a run: takes the records that it is sent, up to those of the last round.
+
+    What goes wrong in it ends it with a warning, and not the run.
+    """
+    done = 0
+    try:
+        with open_(folder, config) as write:
+            while done < config["options"]["rounds"]:
+                new = yield
+                for record in new:
+                    write(record["round"], scalars(record))
+                done = new[-1]["round"]
+    except Exception as error:  # whatever its package meets
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        warnings.warn(
+            f"The log {name} of {folder} has ended ({reason}); the run goes on, and its metrics.jsonl holds "
+            "all that is missing there.",
+            stacklevel=2,
+        )
 
 
 def scalars(record: dict) -> dict[str, float]:
@@ -118,14 +140,17 @@ def wandb() -> Open:
             config=config["options"] | {"environment": config["environment"]},
             settings={"console": "off", "silent": True},  # the terminal shows the progress of the run
         )
-        first = run.step
+        first, code = run.step, 1
 
         def write(step, values):
             if step >= first:
                 run.log(values, step=step)
 
-        with run:
+        try:
             yield write
+            code = 0
+        finally:
+            run.finish(exit_code=code)
 
     return open_
 

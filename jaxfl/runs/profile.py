@@ -22,7 +22,7 @@ def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
     Raises:
       JaxflError: if the folder cannot be written.
     """
-    _make(folder)
+    _make_folder(folder)
     yield from itertools.islice(chunks, at)
     by_first(jax.profiler.start_trace)(folder)
     try:
@@ -34,6 +34,6 @@ def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
 
 
 @by_first
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -163,12 +163,12 @@ def begin(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callabl
         ],
         "environment": environment(),
     }
-    made = _make(folder, config, data)
+    made = _write_folder(folder, config, data)
     return Ready(folder, config, chosen, setup, data, watch, [], made=made)
 
 
 @by_first
-def _make(folder: Path, config: dict, data: Data) -> Path:
+def _write_folder(folder: Path, config: dict, data: Data) -> Path:
     made = store.create(folder)
     with store.replacing(folder / store.CONFIG) as file:  # at its place last: then the folder is a run
         file.write(store.as_json(config))
@@ -197,8 +197,9 @@ def resume(folder: Path, watch: Callable) -> dict:
     """
     config = store.read_config(folder)
     if store.holds(folder, store.RESULT):
-        watch(store.read_metrics(folder))
-        return store.read_result(folder)
+        found, metrics = store.read_finished(folder)
+        watch(metrics)
+        return found
     setup, chosen = restore(folder, config)
     data = prepare(setup, folder / store.PARTITION)
     return _only(proceed([reopen(folder, chosen, setup, data, watch)], compilation(chosen)))
@@ -269,9 +270,7 @@ def _refuse_code_within(folder: Path, values: Iterable) -> None:
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
     for text in texts:
         path, py, _ = text.rpartition(".py:") if isinstance(text, str) else ("", "", "")
-        if py and (
-            Path(path + ".py").resolve().is_relative_to(folder.resolve()) or not Path(path).is_absolute()
-        ):
+        if py and (store.inside(Path(path + ".py"), folder) or not Path(path).is_absolute()):
             raise JaxflError(
                 f"{folder / store.CONFIG} names code in the run folder itself ({text}), which is not "
                 "executed; move that file, and name it by its absolute path."
@@ -299,11 +298,10 @@ def _as_many_as_fit(chosen: Chosen, setup: Setup, data: Data) -> Data:
         return data
 
     def needed(federation):
-        programs, cohorts = chosen.programs, cohorts_of(setup, federation)
+        cohorts, key = cohorts_of(setup, federation), jax.random.key(setup.seed)
         settings = {"eval_every": setup.eval_every, "score_cohort": setup.score_cohort}
-        key = jax.random.key(setup.seed)
-        runs = compiled(programs, federation, chosen.config, cohorts, key, **settings)
-        return max(map(memory.peak_bytes, runs))
+        executables = compiled(chosen.programs, federation, chosen.config, cohorts, key, **settings)
+        return max(map(memory.peak_bytes, executables))
 
     fitting = memory.as_many_as_fit(federation, needed, limit)
     if fitting.clients_at_once < federation.clients_at_once:
@@ -350,56 +348,62 @@ def proceed(
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     compilations, _ = spent
-    programs, outcomes = runs[0].chosen.programs, {}
-    try:
-        for i, error in _errors(runs, spent, profile):
-            outcomes[i] = error
-    except JaxflError as error:
-        outcomes = dict.fromkeys(range(len(runs)), error) | outcomes
+    ended, outcomes = _train(runs, spent, profile), []
     for i, run in enumerate(runs):
-        if i not in outcomes:
-            try:
-                outcomes[i] = _conclude(run, programs.compilations - compilations)
-                compilations = programs.compilations
-            except JaxflError as error:
-                outcomes[i] = error
-        elif run.made and not store.read_metrics(run.folder):
-            store.discard(run.folder, run.made)
-    return [outcomes[i] for i in range(len(runs))]
+        if i in ended:
+            outcomes.append(ended[i])
+            if run.made and not store.read_metrics(run.folder):
+                store.discard(run.folder, run.made)
+            continue
+        compiled_by_now, _ = compilation(run.chosen)
+        try:
+            outcomes.append(_conclude(run, compiled_by_now - compilations))
+            compilations = compiled_by_now
+        except JaxflError as error:
+            outcomes.append(error)
+    return outcomes
 
 
-def _errors(runs, spent, profile) -> Iterator[tuple[int, JaxflError]]:
-    """Compute and write down all rounds; yields the numbers of runs that end early, and why, as they do."""
+def _train(runs, spent, profile) -> dict[int, JaxflError]:
+    """Compute and write down all rounds.
+
+    Returns:
+      Of the runs that end early, by their numbers, why.
+    """
     chosen, setup, data = runs[0].chosen, runs[0].setup, runs[0].data
-    cohorts = join([cohorts_of(run.setup, data.federation) for run in runs], data.federation)
+    going, ended = dict(enumerate(runs)), {}
     _, seconds = spent
-    chunks = memory.enough(_chunks(runs, cohorts), data.federation)
-    if profile:
-        chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
-    going = dict(enumerate(runs))
-    with patient() as asked:
-        for of_runs in chunks:
-            stop = asked.to_stop
-            for i, run in list(going.items()):
-                now = chosen.programs.seconds
-                new = records(
-                    of_runs[i], data.federation, cohorts[i], now - seconds, data.devices, together=len(runs)
-                )
-                seconds = now
-                try:
-                    _write(run, of_runs[i], new, stop)
-                except JaxflError as error:
-                    yield i, error
-                    del going[i]
-            of_runs.clear()  # the next rounds need the memory
-            if not going:
-                return
-            first = next(iter(going.values()))
-            if stop and first.done < setup.rounds:
-                raise Interrupted(
-                    f"{chosen.label} has stopped after round {first.done} of {setup.rounds}; continue with "
-                    f"`jaxfl resume {first.folder}`."
-                )
+    try:
+        cohorts = join([cohorts_of(run.setup, data.federation) for run in runs], data.federation)
+        chunks = _chunks(runs, cohorts)
+        if profile:
+            chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
+        with memory.enough(data.federation), patient() as asked:
+            for of_runs in chunks:
+                stop = asked.to_stop
+                for i, run in list(going.items()):
+                    _, now = compilation(chosen)
+                    new = records(
+                        of_runs[i], data.federation, cohorts[i], now - seconds, data.devices, len(runs)
+                    )
+                    seconds = now
+                    try:
+                        _write(run, of_runs[i], new, stop)
+                    except JaxflError as error:
+                        ended[i] = error
+                        del going[i]
+                of_runs.clear()  # the next rounds need the memory
+                if not going:
+                    break
+                first = next(iter(going.values()))
+                if stop and first.done < setup.rounds:
+                    raise Interrupted(
+                        f"{chosen.label} has stopped after round {first.done} of {setup.rounds}; continue "
+                        f"with `jaxfl resume {first.folder}`."
+                    )
+    except JaxflError as error:
+        return dict.fromkeys(going, error) | ended
+    return ended
 
 
 def _chunks(runs, cohorts) -> Iterator[dict[int, Chunk]]:

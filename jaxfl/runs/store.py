@@ -30,9 +30,11 @@ import numpy as np
 from jaxfl.data import npz
 from jaxfl.errors import JaxflError, reading, writing
 from jaxfl.processes import by_first
+from jaxfl.runs import forms
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
+LOGS = ("tensorboard", "wandb")
 # Options that runs of one experiment may differ in.
 INCIDENTAL = (
     "seed",
@@ -92,7 +94,7 @@ def create(folder: Path) -> Path:
 @by_first
 def discard(folder: Path, made: Path) -> None:
     """Undo `create`: remove a run and the folders made around it, unless these hold something else by now."""
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # the run has ended with an error of its own to tell
     with contextlib.suppress(OSError):
         while folder != made:
             folder = folder.parent
@@ -144,23 +146,25 @@ def as_json(value: Any) -> bytes:
     return f"{json.dumps(value, indent=1)}\n".encode()
 
 
-@by_first
-def read_json(path: Path) -> Any:
-    """Read JSON.
-
-    Raises:
-      JaxflError: if the file is missing or is not JSON.
-    """
+def _read_json(path: Path, form: dict) -> dict:
     with reading(path):
         if not path.is_file():
             raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
         text = path.read_bytes()
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (RecursionError, ValueError) as error:
-        raise JaxflError(f"{path} is damaged ({error}); restore it from a copy.") from None
+        raise _damaged(path, error) from None
+    if not forms.fits(value, form):
+        raise _damaged(path, "it lacks entries, or they are of another type")
+    return value
 
 
+def _damaged(path: Path, how: str | Exception) -> JaxflError:
+    return JaxflError(f"{path} is damaged ({how}); restore it from a copy.")
+
+
+@by_first
 def read_config(folder: Path) -> dict:
     """Read a run's configuration.
 
@@ -171,39 +175,39 @@ def read_config(folder: Path) -> dict:
         if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
             raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
         _refuse_links(folder)
-    config = read_json(folder / CONFIG)
-    kinds = {"method": str | None, "label": str, "options": dict, "environment": dict}
-    whole = isinstance(config, dict) and all(
-        name in config and isinstance(config[name], kind) for name, kind in kinds.items()
-    )
-    if not whole or not all(type(config["options"].get(name)) is int for name in ("rounds", "seed")):
-        raise JaxflError(
-            f"{folder / CONFIG} is damaged (it lacks entries, or they are of another type); restore it from "
-            "a copy."
-        )
-    return config
+    return _read_json(folder / CONFIG, forms.CONFIG)
 
 
 def _refuse_links(folder: Path) -> None:
-    """A run folder may come from somebody else, and what is resumed in it is written and deleted."""
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise JaxflError(
-                f"{path} is a link that leads out of the run folder; put what it means in its place."
-            )
+    """A run folder may come from somebody else, and what is resumed in it is written and deleted.
+
+    What logs are made of is their packages' own affair: W&B links to its cache.
+    """
+    for part in folder.glob("*"):
+        for path in (part, *(part.rglob("*") if part.name not in LOGS else ())):
+            if path.is_symlink() and not (path.exists() and inside(path, folder)):
+                raise JaxflError(
+                    f"{path} is a link that leads out of the run folder or nowhere; put what it means in its "
+                    "place."
+                )
 
 
-def read_result(folder: Path) -> dict:
-    """Read a finished run's result.
+def inside(path: Path, folder: Path) -> bool:
+    """Whether a path is in a folder when links are followed, which may form a circle."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+@by_first
+def read_finished(folder: Path) -> tuple[dict, list[dict]]:
+    """Read a finished run's result, and the metrics of all its rounds.
 
     Raises:
-      JaxflError: if there is none, or the file is damaged.
+      JaxflError: if one of them is missing or damaged.
     """
-    result = read_json(folder / RESULT)
-    entries = {"seed", "accuracy", "received", "bytes_up", "bytes_down", "seconds"}
-    if not isinstance(result, dict) or not entries <= result.keys():
-        raise JaxflError(f"{folder / RESULT} is damaged (it lacks entries); restore it from a copy.")
-    return result
+    result, metrics = _read_json(folder / RESULT, forms.RESULT), read_metrics(folder)
+    if not 0 < len(metrics) == result["rounds"]:
+        raise _damaged(folder / METRICS, f"{len(metrics)} of {result['rounds']} rounds can be read")
+    return result, metrics
 
 
 @by_first
@@ -233,7 +237,10 @@ def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
 
 @by_first
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
-    """The lines of the first `rounds` rounds, all by default; they end before one that a crash cut short."""
+    """The lines of the first `rounds` rounds, all by default.
+
+    They end before one that is not whole: a crash has cut it short, or somebody has changed it.
+    """
     path = folder / METRICS
     with reading(path):
         lines = path.read_bytes().splitlines()[:rounds] if path.exists() else []
@@ -241,9 +248,9 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (RecursionError, ValueError):
             break
-        if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+        if not forms.fits(record, forms.ROUND) or record["round"] != len(records) + 1:
             break
         records.append(record)
     return records

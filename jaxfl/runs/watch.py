@@ -97,8 +97,10 @@ def _progress(run: Path, news: float, finished: bool) -> Progress:
     scored = [record for record in metrics if "accuracy" in record]
     ends = [0, *(record["round"] for record in metrics if "seconds" in record)]
     last = metrics[ends[-1] - 1] if len(ends) > 1 else {}
-    # Of several runs that are one program each has its part of the seconds.
-    seconds = {name: part * last.get("together", 1) for name, part in last.get("seconds", {}).items()}
+    seconds, together = last.get("seconds"), last.get("together", 1)
+    # Runs that are one program wait for one another: each has its part of the seconds of training, and then
+    # they are evaluated in turn. What was compiled stands with one of them.
+    took = together * (seconds["train"] + seconds["evaluate"]) if seconds else None
     return Progress(
         label=config["label"],
         seed=config["options"]["seed"],
@@ -107,9 +109,9 @@ def _progress(run: Path, news: float, finished: bool) -> Progress:
         loss=metrics[-1]["loss"] if metrics else None,
         bytes_up=sum(record["bytes_up"] for record in metrics),
         bytes_down=sum(record["bytes_down"] for record in metrics),
-        speed=(ends[-1] - ends[-2]) / max(seconds["train"] + seconds["evaluate"], 1e-9) if seconds else None,
+        speed=(ends[-1] - ends[-2]) / max(took, 1e-9) if seconds else None,
         news=news,
-        busy=sum(seconds.values()) if seconds else 0.0,
+        busy=took + seconds["compile"] if seconds else 0.0,
         finished=finished,
     )
 
