@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -219,11 +220,11 @@ def _compare(arguments: list[str]) -> None:
         logs=Logs(),
         processes=Processes(),
     )
-    _join(processes)
     if not choices:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     if seeds.seeds < 1:
         raise JaxflError(f"--seeds must be at least 1, not {seeds.seeds}.")
+    _join(processes)
     common = {
         field.name: getattr(training, field.name)
         for field in dataclasses.fields(Training)
@@ -501,8 +502,14 @@ def entry() -> None:
         # One device per core: clients train on all of them at the same time.
         affinity = getattr(os, "sched_getaffinity", None)
         jax.config.update("jax_num_cpu_devices", len(affinity(0)) if affinity else os.cpu_count() or 1)
-    if "collective_call_terminate" not in flags:
-        # Devices wait for each other at the end of a round; XLA would end the process after 40 seconds.
-        day = "--xla_cpu_collective_call_{}_timeout_seconds=86400"
-        os.environ["XLA_FLAGS"] = f"{flags} {day.format('terminate')} {day.format('warn_stuck')}".strip()
-    main()
+    if "xla_cpu_collective" not in flags:
+        # Devices wait for each other at the end of a round, and so do processes; XLA would end those of one
+        # process after 40 seconds, and several processes after 30 minutes.
+        waits = ("call_terminate_timeout", "call_warn_stuck_timeout", "timeout")
+        days = " ".join(f"--xla_cpu_collective_{wait}_seconds=86400" for wait in waits)
+        os.environ["XLA_FLAGS"] = f"{flags} {days}".strip()
+    try:
+        main()
+    except Exception:  # a fault of ours; of several processes, none waits for the others to end
+        traceback.print_exc()
+        leave(1)

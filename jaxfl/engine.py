@@ -17,6 +17,7 @@ from jaxfl import flops
 from jaxfl.cohorts import balance
 from jaxfl.data.federation import Federation
 from jaxfl.evaluate import score
+from jaxfl.processes import agree
 from jaxfl.types import Algorithm, Cohort, Info, PerGroup, Slots
 
 CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of personal models built at once
@@ -245,6 +246,7 @@ def simulate(
                 host_round_key = jax.random.fold_in(host_key, t)
                 state, more = programs.host(host_round_key, state, federation, cohort)
                 state = federation.place(state)
+                agree("results of the server's step", state)
                 report = report._replace(info=_with_host(report.info, more))
                 if score_cohort:  # the round ends only now
                     of_round = jax.random.fold_in(score_key, t)

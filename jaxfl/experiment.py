@@ -25,6 +25,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.options import check, within
+from jaxfl.processes import agree
 from jaxfl.types import Method
 
 
@@ -123,6 +124,7 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     """
     check_setup(setup)
     _require_device()
+    agree("options", absolute(setup))
     source = source or load_source(setup)
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))

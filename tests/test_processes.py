@@ -1,5 +1,6 @@
 """Two real processes on this machine, each with one device: one run, one writer, and what if one is lost."""
 
+import itertools
 import json
 import os
 import socket
@@ -9,13 +10,14 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import tiny_source
+from conftest import comparable, tiny_source
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl import cli
 from jaxfl.runs import run
 
 METHODS = ("fedavg", "pfedclub")  # the second one has a server step between rounds
+SEEDS = ("seed-0", "seed-1")  # as one program, but for a method with such a step
 ROUNDS = 4
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --public held-out "
@@ -24,34 +26,70 @@ FEDERATION = (
 
 # Process 1 cannot write to any file.
 COMMAND = """
-import os, resource, signal, sys
+import functools, os, resource, signal, sys
+import jax
+from jaxfl import engine, experiment
 from jaxfl.cli import entry
-from jaxfl.runs import run
+from jaxfl.runs import checkpoint
 
-second = sys.argv[-1] == "1"
-if second:
+number = int(sys.argv[-1])
+
+def write_no_more():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+def before(module, name, do):
+    function = getattr(module, name)
+
+    def amended(*arguments, **options):
+        do()
+        return function(*arguments, **options)
+
+    setattr(module, name, amended)
+
+if number == 1:
+    write_no_more()
 {}
 entry()
 """
 
-# Every process turns chunks into records: at the second one, after round 4, process 1 is killed.
-KILL = """
-records, chunks = run.records, []
+# Every process scores chunks: at the first or second one, after round 2 or 4, one of them gets a signal.
+SIGNAL = """
+chunks = []
 
-def killed(*arguments, **options):
-    chunks.append(arguments)
-    if second and len(chunks) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return records(*arguments, **options)
+def send():
+    chunks.append(number)
+    if chunks == {} * [{}]:
+        os.kill(os.getpid(), signal.{})
 
-run.records = killed
+before(engine, "_scored", send)
 """
+OTHER_OPTIONS = """
+if number == 1:
+    sys.argv += ["--clients", "2"]
+"""
+OTHER_DATA = """
+load = experiment.load_source
+
+def darker(setup):
+    source = load(setup)
+    return source._replace(images=source.images // 2)
+
+if number == 1:
+    experiment.load_source = darker
+"""
+FULL_DISK = """
+if number == 0:
+    before(checkpoint, "_named", write_no_more)
+"""
+IMPATIENT = """
+jax.distributed.initialize = functools.partial(jax.distributed.initialize, initialization_timeout=2)
+"""
+NOT_COMPLETE = "jaxfl: The processes of this run have not found each other, or are no longer complete"
 
 
-def together(folder, arguments, amendment=""):
-    """Run a command in two processes; how each of them ended."""
+def together(folder, arguments, amendment="", numbers=(0, 1)):
+    """Run a command in two processes, or in some of them; how each ended."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = os.environ | {
@@ -68,7 +106,7 @@ def together(folder, arguments, amendment=""):
             stderr=subprocess.PIPE,
             text=True,
         )
-        for number in range(2)
+        for number in numbers
     ]
     try:
         said = [process.communicate(timeout=200) for process in running]
@@ -86,9 +124,8 @@ def state(folder):
 
 
 def lines(folder):
-    """The metrics without times, and without what the server found out, which has times in it."""
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: line[name] for name in line if name not in ("seconds", "findings")} for line in found]
+    """The metrics, without what the same run has differently another time."""
+    return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +140,21 @@ def dataset(tmp_path_factory):
 def compared(dataset, tmp_path_factory):
     """The folder of a comparison that two processes have made."""
     folder = tmp_path_factory.mktemp("processes")
-    arguments = ["compare", *METHODS, *dataset, *FEDERATION, "--run-dir", str(folder / "compared")]
+    arguments = [
+        "compare",
+        *METHODS,
+        *dataset,
+        *FEDERATION,
+        "--seeds",
+        "2",
+        "--run-dir",
+        f"{folder}/compared",
+    ]
     first, second = together(folder, arguments)
     assert first[0] == 0, first[2]
     assert second[0] == 0, second[2]
     assert "on 2 x cpu" in first[1] and "compared: table.csv" in first[1]
+    assert "fedavg: 2 runs as one program" in first[1]
     assert "fedavg" not in second[1]  # one speaks for both
     return folder / "compared"
 
@@ -117,41 +164,89 @@ def test_two_processes_are_two_devices(compared, dataset, tmp_path):
     run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        cli.main(
-            ["compare", *METHODS, *dataset, *FEDERATION, "--devices", "2", "--run-dir", str(tmp_path / "one")]
-        )
+        arguments = ["compare", *METHODS, *dataset, *FEDERATION, "--seeds", "2", "--devices", "2"]
+        cli.main([*arguments, "--run-dir", str(tmp_path / "one")])
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
         run._programs_without_rates.cache_clear()
-    for method in METHODS:
-        one, two = (folder / method / "seed-0" for folder in (tmp_path / "one", compared))
+    for method, seed in itertools.product(METHODS, SEEDS):
+        one, two = (folder / method / seed for folder in (tmp_path / "one", compared))
         assert lines(two) == lines(one)
         assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
         jax.tree.map(np.testing.assert_array_equal, state(two), state(one))
 
 
-def test_a_lost_process_ends_the_run_and_both_resume_it(compared, dataset, tmp_path):
-    folder = tmp_path / "run"
-    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(folder)]
-    first, second = together(tmp_path, arguments, KILL)
-    assert first[0] == second[0] == 2
-    for _, _, said in (first, second):
-        assert said.splitlines()[-1].startswith("jaxfl: The processes of this run are no longer complete")
-        assert "Traceback" not in said
+def resumed(folder, compared):
+    """Resume a run in two processes: it becomes what it is undisturbed."""
     assert not (folder / "result.json").exists()
-
-    for code, _, said in together(tmp_path, ["resume", str(folder)]):
+    for code, _, said in together(folder.parent, ["resume", str(folder)]):
         assert code == 0, said
     undisturbed = compared / "fedavg" / "seed-0"
     assert lines(folder) == lines(undisturbed)
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(undisturbed))
 
 
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_a_lost_process_ends_the_run_and_both_resume_it(lost, compared, dataset, tmp_path):
+    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
+    for code, _, said in together(tmp_path, arguments, SIGNAL.format(2, lost, "SIGKILL")):
+        assert code == 2 and "Traceback" not in said
+        assert said.splitlines()[-1].startswith(NOT_COMPLETE)
+    resumed(tmp_path / "run", compared)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [0, 1])
+def test_all_processes_stop_when_one_is_asked_to(asked, compared, dataset, tmp_path):
+    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
+    for code, _, said in together(tmp_path, arguments, SIGNAL.format(1, asked, "SIGINT")):
+        assert code == 130
+        assert "stopped after round 2 of 4; continue with `jaxfl resume" in said.splitlines()[-1]
+    resumed(tmp_path / "run", compared)
+
+
+@pytest.mark.long
+def test_a_full_disk_ends_all_processes(compared, dataset, tmp_path):
+    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
+    first, second = together(tmp_path, arguments, FULL_DISK)
+    assert first[0] == second[0] == 2
+    assert "cannot be written" in first[2].splitlines()[-1]
+    assert second[2].splitlines()[-1].startswith(NOT_COMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("amendment", "what"),
+    [(OTHER_OPTIONS, "options"), pytest.param(OTHER_DATA, "data", marks=pytest.mark.long)],
+    ids=("options", "data"),
+)
+def test_processes_that_have_different_things_all_refuse(amendment, what, dataset, tmp_path):
+    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
+    for code, _, said in together(tmp_path, arguments, amendment):
+        assert code == 2
+        assert said.splitlines()[-1].startswith(
+            f"jaxfl: Process 1 has other {what} than process 0; start all"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_finds_no_other_says_so(number, dataset, tmp_path):
+    ((code, _, said),) = together(tmp_path, ["run", "fedavg", *dataset], IMPATIENT, numbers=[number])
+    assert code == 2 and said.splitlines()[-1].startswith(NOT_COMPLETE)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--processes 2 --process 0", "--processes 2 needs --coordinator HOST:PORT"),
-        ("--processes 2 --process 2 --coordinator localhost:1", "a number from 0 to 1 for each"),
+        ("--processes 2 --process 0", "--processes 2 --process 0 does not say who meets where"),
+        ("--processes 2 --process 2 --coordinator node:1", "a number from 0 to N - 1, for each its own"),
+        ("--processes 2 --process 0 --coordinator node", "--coordinator node does not say who meets where"),
+        ("--processes 2 --process 0 --coordinator :1", "--coordinator HOST:PORT, the same for all"),
+        (
+            "--processes 0 --process 0 --coordinator node:1",
+            "--processes 0 --process 0 --coordinator node:1 does",
+        ),
         ("--processes auto --process 1", "finds --process and --coordinator by itself"),
     ],
 )

@@ -14,6 +14,7 @@ from jaxfl.data.public_images import Public
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
+from jaxfl.processes import agree
 from jaxfl.types import Client, PerGroup, static
 
 
@@ -77,13 +78,10 @@ class Federation:
         """
         if self.mesh is None:
             return tree
-        try:
-            return jax.tree.map(lambda leaf: _put(leaf, self.everywhere), tree)
-        except AssertionError as error:
-            raise JaxflError(
-                "The processes of this run have not the same data and options; start all of them with one "
-                "command, where they see the same files."
-            ) from error
+        own = list(filter(_of_process, jax.tree.leaves(tree)))
+        if own and not self.everywhere.is_fully_addressable:
+            agree("data", own)
+        return jax.tree.map(lambda leaf: _put(leaf, self.everywhere), tree)
 
     def whole(self, tree):
         """Within a program, the same arrays, which all devices are to hold in full."""
@@ -170,11 +168,18 @@ def federate(
     return federation.place(federation)
 
 
+def _of_process(leaf) -> bool:
+    """Whether an array is one process's own, rather than spread over the devices of several."""
+    return getattr(leaf, "is_fully_addressable", True)
+
+
 def _put(leaf, where: NamedSharding) -> jax.Array:
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if where.is_fully_addressable or not _of_process(leaf):
         return jax.device_put(leaf, where)
-    # To devices of several processes `jax.device_put` takes no typed keys.
-    data = jax.device_put(jax.random.key_data(leaf), where)
+    # To devices of several processes `jax.device_put` would gather on each what every process has.
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.make_array_from_callback(leaf.shape, where, lambda _: leaf)
+    data = _put(jax.random.key_data(leaf), where)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl.errors import JaxflError, quiet, unwritable, writing
-from jaxfl.processes import by_first
+from jaxfl.processes import by_first, ends_all
 from jaxfl.runs.store import CHECKPOINTS
 
 
@@ -33,6 +33,9 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
       state: pytree of arrays.
       fingerprint: of the run's configuration.
       keep: how many checkpoints are left, this one included.
+
+    Raises:
+      JaxflError: if it cannot be written. Of several processes one that cannot do so ends all.
     """
     path = folder / CHECKPOINTS / str(rounds)
     try:
@@ -40,7 +43,7 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
             leaves = _named(jax.device_get(state))
             ocp.save(path.absolute(), leaves, custom_metadata={"fingerprint": fingerprint})
     except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
-        raise unwritable(path, error) from error
+        raise ends_all(unwritable(path, error)) from error
     trim(folder, rounds, keep)
 
 

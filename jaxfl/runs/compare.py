@@ -82,7 +82,7 @@ def compare(
         table cannot be written.
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
-    agree([described(chosen, setup) for chosen, setup in planned.values()])
+    agree("options", [(run.absolute(), described(*chosen)) for run, chosen in planned.items()])
     failures, unfinished = [], {}
     for run, (chosen, setup) in planned.items():
         if store.holds(run, store.RESULT):

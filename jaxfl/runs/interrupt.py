@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from jaxfl.processes import by_first
+from jaxfl.processes import anywhere
 
 
 class Interrupted(KeyboardInterrupt):
@@ -23,10 +23,9 @@ class Asked:
         self._noted = False
 
     @property
-    @by_first
     def to_stop(self) -> bool:
-        """Whether it was called; several processes stop together, when the first one is asked to."""
-        return self._noted
+        """Whether it was called; several processes look together, and stop when any of them is asked to."""
+        return anywhere(self._noted)
 
     def __call__(self, number, frame):
         """Note the first signal, obey the second.

@@ -136,7 +136,7 @@ def start(
         longer finite. What was computed before stays in the folder; if nothing was, the folder goes.
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
-    agree(described(chosen, setup))
+    agree("options", (described(chosen, setup), folder.absolute(), profile))
     store.check_free(folder)
     spent = compilation(chosen)
     setup, data = fitted(chosen, setup, data)
@@ -227,6 +227,7 @@ def reopen(folder: Path, chosen: Chosen, setup: Setup, data: Data, watch: Callab
 
     written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
     done, state = checkpoint.newest(folder, written, like, mark)
+    agree("checkpoints", done)
     metrics = store.trim(folder, done)
     checkpoint.trim(folder, done, setup.keep_checkpoints)
     state = jax.device_get(state)  # a run of several waits for the others; the device has other work
