@@ -37,8 +37,9 @@ PRODUCT = {"full": 1e9, "bfloat16": 4e9}  # FLOP/s of a device
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """One more workload, and devices of known speed."""
+    """One more workload, and two devices of known speed."""
     monkeypatch.setitem(workloads.WORKLOADS, "tiny", TINY)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
     monkeypatch.setattr(measure, "matmul_flops", lambda precision, devices: PRODUCT[precision] * devices)
 
 

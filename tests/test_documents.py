@@ -1,5 +1,6 @@
 """What the README and the notebook show is run as it stands."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from jaxfl.cli import main
 ROOT = Path(__file__).parent.parent
 
 
-def test_notebook_runs():
+def test_notebook_runs(monkeypatch):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # its programs compile longer than they run
     notebook = nbformat.read(ROOT / "notebooks" / "walkthrough.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
@@ -28,6 +30,22 @@ def test_method_of_the_readme_runs(tmp_path, capsys):
         f"--models mlp,hidden=4 mlp,hidden=5 --run-dir {tmp_path}/run".split()
     )
     assert "fedprox,mu=0.1" in capsys.readouterr().out
+
+
+def test_nothing_is_unpickled_but_what_processes_of_one_run_tell_each_other():
+    imported, allowed = {}, []
+    for path in (ROOT / "jaxfl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import(names):
+                    imported.setdefault(path.name, set()).update(name.name for name in names)
+                case ast.ImportFrom(module):
+                    imported.setdefault(path.name, set()).add(module)
+                case ast.keyword("allow_pickle", value):
+                    allowed.append(ast.unparse(value))
+    unpickling = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    assert {name for name, modules in imported.items() if modules & unpickling} == {"processes.py"}
+    assert set(allowed) == {"False"}
 
 
 def test_readme_lists_every_method():

@@ -29,9 +29,12 @@ from jaxfl.models.conv import (
 )
 from jaxfl.models.zoo.densenet import DenseLayer, Transition
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
 LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
-V3_PARTS = "stem", "residual1", "residual4", "fc1", "classifier"  # with strides, gates and a 5x5 kernel
+SHUFFLENET_PARTS = "stem", "stage1_1", "stage1_2", "conv", "classifier"  # both kinds of units
+V3_PARTS = "stem", "residual4", "fc1", "classifier"  # with a stride, a gate and a 5x5 kernel
 
 
 def normal(seed, *shape):
@@ -131,8 +134,8 @@ def test_shuffling_takes_the_halves_in_turn(name):
     "model",
     [
         zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.06),
-        brief(zoo.resnet9(shape=(16, 16, 1), classes=3, width=0.06)),
-        brief(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1)),
+        part(zoo.resnet9(shape=(16, 16, 1), classes=3, width=0.06), "conv1", "residual2", "classifier"),
+        part(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1), *SHUFFLENET_PARTS),
         part(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), *V3_PARTS),
     ],
     ids=lambda model: model.name,
