@@ -42,7 +42,7 @@ class Processes:
     processes: int | Literal["auto"] = 1
     """How many; auto where SLURM, Open MPI or a TPU slice says all that there is to know."""
     process: int | None = None
-    """The number of this one, from 0, which alone writes results and prints them."""
+    """The number of this one; 0 alone writes results and prints them."""
     coordinator: str | None = None
     """HOST:PORT, the machine of process 0 and a free port there."""
 
