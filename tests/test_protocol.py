@@ -368,9 +368,9 @@ def test_a_run_on_four_devices_is_that_on_one(name, tmp_path):
     choice = ",".join([name, *(f"{option}={value}" for option, value in SHORT.get(name, {}).items())])
     for devices in "14":
         cli.main(
-            f"run {choice} --dataset {tmp_path}/tiny.npz --partition quantity,min_samples=4 --clients 12 --participation 0.9 "
-            "--models mlp,hidden=4 mcmahan,width=0.06,padding=same --epochs 2 --batch-size 3 --rounds 3 "
-            f"--eval-every 3 --devices {devices} --run-dir {tmp_path / devices}".split()
+            f"run {choice} --dataset {tmp_path}/tiny.npz --partition quantity,min_samples=4 --clients 12 "
+            "--participation 0.9 --models mlp,hidden=4 mcmahan,width=0.06,padding=same "
+            f"--epochs 2 --rounds 3 --eval-every 3 --devices {devices} --run-dir {tmp_path / devices}".split()
         )
     one, four = (outcome(tmp_path / devices) for devices in "14")
     jax.tree.map(assert_alike, four, one)
