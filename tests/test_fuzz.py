@@ -23,20 +23,15 @@ from jaxfl.experiment import Setup
 from jaxfl.options import alternatives
 from jaxfl.registry import METHODS
 from jaxfl.runs import run, store
+from jaxfl.types import Cohort
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def fuzz(examples):
     """The same examples every time: a test that fails, fails for everybody."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs are compiled for a few rounds of milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +48,13 @@ class Begins(Exception):
 
 @pytest.fixture
 def stops_before_rounds(monkeypatch):
-    """Stop runs when nothing is left to refuse; only shapes are computed."""
+    """Stop runs when nothing is left to refuse; of the first round only shapes are computed."""
 
-    def begin(programs, federation, hyper, cohorts, key, **options):
-        jax.eval_shape(programs.init, key, federation, traced(hyper))
+    def begin(programs, federation, hyper, cohorts, key, *, score_cohort, **options):
+        state = jax.eval_shape(programs.init, key, federation, traced(hyper))
+        slots = jax.tree.map(lambda leaf: leaf[:1], cohorts)
+        first = Cohort(np.zeros(1, np.int32), slots, rounds=len(cohorts[0].mask))
+        programs.rounds._jitted.eval_shape(key, state, federation, first, key if score_cohort else None)
         raise Begins
 
     monkeypatch.setattr(run, "simulate", begin)
@@ -113,6 +111,66 @@ def commands(draw):
 def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
     assert is_clean(capsys, [*words, "--dataset", str(dataset), "--run-dir", str(tmp_path / "run")])
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+def sensible(hint):
+    """Values of a type that make sense by themselves."""
+    numbers = {int: st.integers(1, 3), float: st.sampled_from([0.01, 0.3, 0.9])}
+    kinds = [numbers.get(kind, st.just(kind)) for kind in alternatives(hint) if kind is not str]
+    return st.one_of(kinds).map(lambda value: str(value).lower())
+
+
+SENSIBLE = [  # one of each
+    [
+        "--partition iid",
+        "--partition classes,classes_per_client=2,samples_per_client=4",
+        "--partition quantity",
+    ],
+    [
+        "--models mlp,hidden=3 mcmahan,width=0.06,padding=same",
+        "--models mlp,hidden=3",
+        "--models lenet5,width=0.1",
+    ],
+    ["--labels unified", "--labels independent"],
+    ["--validation-fraction 0", "--validation-fraction 0.3"],
+    ["--public auto", "--public held-out,share=0.3", "--public none"],
+    ["--participation 0.1", "--participation 0.5", "--participation 1"],
+    ["", "--score-cohort"],
+    ["--clients-at-once 1", "--clients-at-once 2"],
+    ["--devices 1", "--devices 3"],
+    ["--convolution rows", "--convolution patches", "--convolution plain"],
+    ["--precision full", "--precision bfloat16"],
+]
+
+
+@st.composite
+def sensible_commands(draw):
+    """A method with all its options, of which each makes sense by itself, on some federation."""
+    method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
+    choice = [method.name]
+    for name, hint in typing.get_type_hints(method.config).items():
+        if alternatives(hint) != (str,):
+            choice.append(f"{name}={draw(sensible(hint))}")
+    return ["run", ",".join(choice), *" ".join(draw(st.sampled_from(texts)) for texts in SENSIBLE).split()]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # a legend that names so many options
+def test_two_rounds_of_random_options(dataset, tmp_path, capsys):
+    finished = []
+
+    @fuzz(50)
+    @given(words=sensible_commands())
+    def run_or_refuse(words):
+        folder = tmp_path / "run"
+        words += ["--clients", "5", "--rounds", "2", "--eval-every", "1", "--run-dir", str(folder)]
+        with jax.numpy_dtype_promotion("standard"):  # Optax's Adam mixes integers and floats
+            assert is_clean(capsys, [*words, "--dataset", str(dataset)])
+        finished.append((folder / store.RESULT).exists())
+        shutil.rmtree(folder, ignore_errors=True)
+
+    run_or_refuse()
+    assert sum(finished) > len(finished) / 2
 
 
 # --- run folders
@@ -258,9 +316,16 @@ def test_partitioners_of_ones_own(parts, test, share):
     assert_fits(partition, source)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedper",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("compfl", "fedcmd", "fedrod", "mnfl")),
+    ],
+)
 @fuzz(2)
 @given(data=st.data())
-def test_two_rounds_on_random_partitions(tmp_path_factory, data):
+def test_two_rounds_on_random_partitions(tmp_path_factory, method, data):
     """Whatever can be divided can be trained on: unequal clients, rows of one class, one row."""
     source = tiny_source()
     rows = st.lists(st.integers(0, 39), min_size=1, max_size=5).map(np.int32)
@@ -274,7 +339,7 @@ def test_two_rounds_on_random_partitions(tmp_path_factory, data):
     assert_fits(saved, source)
     partitions.save(saved, sources.load(str(folder / "tiny.npz")), folder / "mine.npz")
     result = jaxfl.run(
-        "fedper",
+        method,
         run_dir=folder / "run",
         dataset=str(folder / "tiny.npz"),
         partition=str(folder / "mine.npz"),

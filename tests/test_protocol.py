@@ -13,17 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, PUBLIC
+from conftest import CLASSES, PUBLIC, SHORT, comparable, tiny_source
 from jax.sharding import AxisType
+from orbax.checkpoint import v1 as ocp
 
-from jaxfl import tree
+from jaxfl import cli, tree
 from jaxfl.engine import Program, programs, traced
 from jaxfl.registry import METHODS
+from jaxfl.runs import store
 from jaxfl.training import Training
 from jaxfl.types import Algorithm, Cohort, Info, Slots
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 OPTIONS = {"epochs": 2, "batch_size": 3}
-OWN_OPTIONS = {"fedcmd": {"selection_rounds": 2}, "mnfl": {"public_batch": 4}, "draftfed": {"draft_batch": 4}}
 TOLERANCE = 1e-6  # absolute and relative, where the order of sums changes
 ROUNDS = 3
 CLIENTS = (3, 2)  # of each group; every cohort has as many places, so a method compiles once
@@ -104,18 +107,10 @@ class Case(NamedTuple):
     stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs compile for seconds and run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
 def case(request, federation):
     method = request.param
-    config = method.config(**OPTIONS, **OWN_OPTIONS.get(method.name, {}))
+    config = method.config(**OPTIONS, **SHORT.get(method.name, {}))
     algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
 
     def start(federation):
@@ -357,3 +352,45 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(case, federa
         up, down = expected if isinstance(expected, tuple) else (expected, expected)
         assert info.up[g].tolist() == present * [up] + absent * [0]
         assert info.down[g].tolist() == present * [down] + absent * [0]
+
+
+# ---- the command, with several devices
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "fedavg" else pytest.mark.long) for name in METHODS],
+)
+def test_a_run_on_four_devices_is_that_on_one(name, tmp_path):
+    """All that it writes, and its last checkpoint, up to the tolerance that docs/devices.md states."""
+    source = tiny_source()
+    np.savez(tmp_path / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
+    choice = ",".join([name, *(f"{option}={value}" for option, value in SHORT.get(name, {}).items())])
+    for devices in "14":
+        cli.main(
+            f"run {choice} --dataset {tmp_path}/tiny.npz --partition quantity,min_samples=4 --clients 12 "
+            "--participation 0.9 --models mlp,hidden=4 mcmahan,width=0.06,padding=same "
+            f"--epochs 2 --rounds 3 --eval-every 3 --devices {devices} --run-dir {tmp_path / devices}".split()
+        )
+    one, four = (outcome(tmp_path / devices) for devices in "14")
+    jax.tree.map(assert_alike, four, one)
+
+
+def outcome(folder):
+    """Metrics, result and the arrays of the last checkpoint of a finished run."""
+    lines = [comparable(line) for line in store.read_metrics(folder)]
+    for line in lines:  # its clients, in the order of their places on the devices
+        order = np.argsort(line["clients"])
+        of_clients = [key for key in line if key.startswith("client")]
+        line.update({key: np.array(line[key])[order] for key in of_clients})
+    path = folder / store.CHECKPOINTS / str(len(lines))
+    arrays = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in ocp.metadata(path).metadata.items()}
+    return lines, comparable(store.read_result(folder)), ocp.load(path, arrays)
+
+
+def assert_alike(actual, expected):
+    """Compare two leaves: words, or numbers up to rounding."""
+    if isinstance(expected, str):
+        assert actual == expected
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)

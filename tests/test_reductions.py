@@ -21,6 +21,8 @@ from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.types import Cohort, Slots
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TRAINING = {"epochs": 2, "batch_size": max(SIZES), "weight_decay": 0.1}
 PERSONAL = {"personal_epochs": TRAINING["epochs"]}  # of Ditto
 EVERYONE = range(len(SIZES))
