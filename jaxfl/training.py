@@ -177,7 +177,8 @@ def descend(
             return loss(Weights(frozen | free, stats), batch, key)
 
         (value, stats), gradient = jax.value_and_grad(objective, has_aux=True)(free)
-        step, moments = optimizer.update(gradient, moments, free)
+        with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
+            step, moments = optimizer.update(gradient, moments, free)
         return (optax.apply_updates(free, step), stats, moments), value
 
     start = (free, weights.stats, optimizer.init(free))

@@ -1,5 +1,6 @@
 """Curves of one or several runs, and what a method has found out."""
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from jaxfl.errors import writing
 from jaxfl.processes import by_first
 
+LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers and networks a picture has room
 
 
@@ -37,7 +39,8 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
         )
         rounds = [record["round"] for record in scored[0][:length]]
         mean = accuracy.mean(0)
-        (line,) = left.plot(rounds, mean, marker=".", label=label)
+        wrapped = textwrap.fill(label.replace(",", ", "), LABEL_WIDTH)
+        (line,) = left.plot(rounds, mean, marker=".", label=wrapped)
         if len(seeds) > 1:
             spread = accuracy.std(0, ddof=1)
             left.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15)
