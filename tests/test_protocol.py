@@ -378,14 +378,15 @@ def test_a_run_on_four_devices_is_that_on_one(name, tmp_path):
 
 def outcome(folder):
     """Metrics, result and the arrays of the last checkpoint of a finished run."""
-    lines = [comparable(line) for line in store.read_metrics(folder)]
+    result, metrics = store.read_finished(folder)
+    lines = [comparable(line) for line in metrics]
     for line in lines:  # its clients, in the order of their places on the devices
         order = np.argsort(line["clients"])
         of_clients = [key for key in line if key.startswith("client")]
         line.update({key: np.array(line[key])[order] for key in of_clients})
     path = folder / store.CHECKPOINTS / str(len(lines))
     arrays = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in ocp.metadata(path).metadata.items()}
-    return lines, comparable(store.read_result(folder)), ocp.load(path, arrays)
+    return lines, comparable(result), ocp.load(path, arrays)
 
 
 def assert_alike(actual, expected):
