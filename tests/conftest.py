@@ -5,11 +5,13 @@ import os
 import jax
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from jaxfl.data.federation import federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.models import zoo
+from jaxfl.runs import run
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -75,12 +77,28 @@ def comparable(record):
     return kept
 
 
+def arrays_of(checkpoint):
+    """The arrays of a checkpoint, the path of one, by name."""
+    found = ocp.metadata(checkpoint).metadata
+    return ocp.load(checkpoint, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
+
+
 @pytest.fixture(scope="module")
 def quick_compilation():
-    """For programs that compile for seconds and run for milliseconds."""
+    """For programs that compile for seconds and run for milliseconds; optimised ones round otherwise."""
+    run._programs_without_rates.cache_clear()
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+    run._programs_without_rates.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory):
+    """The options that name a tiny data set."""
+    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
+    np.savez(path, images=source.images, labels=source.labels, split=source.train)
+    return ["--dataset", str(path)]
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,7 @@ from conftest import tiny_source
 import jaxfl
 from jaxfl.cli import main
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs are compiled for a few rounds of milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class Trap:

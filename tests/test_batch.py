@@ -6,14 +6,15 @@ import shutil
 import signal
 
 import jax
-import numpy as np
 import pytest
-from conftest import comparable, tiny_source
+from conftest import comparable
 
 from jaxfl import cli, engine, memory
 from jaxfl.errors import JaxflError
-from jaxfl.runs import batch, checkpoint, run, store
+from jaxfl.runs import batch, checkpoint, store
 from jaxfl.runs.watch import progress
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
 ROUNDS = 6
@@ -41,21 +42,10 @@ hosted = fedper._replace(name="hosted", build=build)
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs are compiled for a few rounds of milliseconds."""
-    run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
+def options(dataset):
     """Of a federation of tiny images."""
-    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
-    np.savez(path, images=source.images, labels=source.labels, split=source.train)
-    return ["--dataset", str(path), *FEDERATION]
+    return [*dataset, *FEDERATION]
 
 
 @pytest.fixture(scope="module")

@@ -5,22 +5,15 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-import jax
 import numpy as np
 import pytest
-from orbax.checkpoint import v1 as ocp
+from conftest import arrays_of
 
 import jaxfl
 from jaxfl import registry
 from jaxfl.cli import COMMANDS, main
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs are compiled for a few rounds of milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,9 +41,7 @@ def metrics(run):
 
 def weights(run, within):
     """The bytes of the weights in the last checkpoint, by name."""
-    path = run / "checkpoints" / "4"
-    found = ocp.metadata(path).metadata
-    leaves = ocp.load(path, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
+    leaves = arrays_of(run / "checkpoints" / "4")
     own = {name: leaf for name, leaf in leaves.items() if name.startswith(within)}
     return {name.removeprefix(within): leaf.tobytes() for name, leaf in own.items()}
 

@@ -22,9 +22,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import comparable, tiny_source
+from conftest import arrays_of, comparable, tiny_source
 from killing import MOMENTS, Commands, Moment
-from orbax.checkpoint import v1 as ocp
 
 import jaxfl
 from jaxfl import cli, engine
@@ -32,6 +31,8 @@ from jaxfl.data import partition
 from jaxfl.registry import METHODS
 from jaxfl.runs import checkpoint, run, store
 from jaxfl.runs.interrupt import patient
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "faults.md"
 ROUNDS, EVERY, CHECKPOINTS = 16, 2, 4
@@ -81,15 +82,6 @@ def injected(fault, lost=0):
     INJECTED.setdefault(fault, []).append(lost)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs are compiled for a few rounds of milliseconds."""
-    run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture
 def failed_io():
     """Orbax leaves coroutines of a failed read or write behind, which complain when they are collected."""
@@ -101,14 +93,6 @@ def with_failed_io(test):
     """Mark a test in which Orbax fails to read or to write."""
     ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     return ignored(pytest.mark.usefixtures("failed_io")(test))
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """The options that name a tiny data set."""
-    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
-    np.savez(path, images=source.images, labels=source.labels, split=source.train)
-    return ["--dataset", str(path)]
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +159,7 @@ def contents(folder):
     for path in (folder / "matrices").glob("*"):
         found[f"matrices/{path.name}"] = arrays(np.load(path))
     for path in (folder / "checkpoints").glob("*"):
-        leaves = ocp.metadata(path).metadata
-        wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
-        found[f"checkpoints/{path.name}"] = arrays(ocp.load(path, wanted))
+        found[f"checkpoints/{path.name}"] = arrays(arrays_of(path))
     return found
 
 

@@ -34,14 +34,6 @@ def fuzz(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """A file of tiny data."""
-    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
-    np.savez(path, images=source.images, labels=source.labels, split=source.train)
-    return path
-
-
 class Begins(Exception):
     """The run would begin: all options are accepted and there is a state."""
 
@@ -109,7 +101,7 @@ def commands(draw):
 @fuzz(80)
 @given(words=commands())
 def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
-    assert is_clean(capsys, [*words, "--dataset", str(dataset), "--run-dir", str(tmp_path / "run")])
+    assert is_clean(capsys, [*words, *dataset, "--run-dir", str(tmp_path / "run")])
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
@@ -163,7 +155,7 @@ def test_two_rounds_of_random_options(dataset, tmp_path, capsys):
     def run_or_refuse(words):
         folder = tmp_path / "run"
         words += ["--clients", "5", "--rounds", "2", "--eval-every", "1", "--run-dir", str(folder)]
-        assert is_clean(capsys, [*words, "--dataset", str(dataset)])
+        assert is_clean(capsys, [*words, *dataset])
         finished.append((folder / store.RESULT).exists())
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -187,7 +179,7 @@ def begun(dataset, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(run, "simulate", lambda *arguments, **options: (_ for _ in ()).throw(KeyboardInterrupt))
         options = {"partition": "iid", "models": ["mlp,hidden=3"], "clients": 4}
-        jaxfl.run("fedavg", run_dir=folder, dataset=str(dataset), **options)
+        jaxfl.run("fedavg", run_dir=folder, dataset=dataset[1], **options)
     return folder
 
 
@@ -267,10 +259,10 @@ def test_arrays_of_partitions(begun, dataset, tmp_path, changes):
     with np.load(begun / store.PARTITION) as file:
         np.savez(tmp_path / "fuzz.npz", **dict(file) | changes)
     try:
-        loaded = partitions.load(tmp_path / "fuzz.npz", sources.load(str(dataset)))
+        loaded = partitions.load(tmp_path / "fuzz.npz", sources.load(dataset[1]))
     except JaxflError:
         return
-    assert_fits(loaded, sources.load(str(dataset)))
+    assert_fits(loaded, sources.load(dataset[1]))
 
 
 def assert_fits(partition, source):

@@ -10,11 +10,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import comparable, tiny_source
-from orbax.checkpoint import v1 as ocp
+from conftest import arrays_of, comparable
 
 from jaxfl import cli
-from jaxfl.runs import run
 
 METHODS = ("fedavg", "pfedclub")  # the second one has a server step between rounds
 SEEDS = ("seed-0", "seed-1")  # as one program, but for a method with such a step
@@ -118,22 +116,12 @@ def together(folder, arguments, amendment="", numbers=(0, 1)):
 
 def state(folder):
     """The arrays of the last checkpoint, by name."""
-    path = folder.absolute() / "checkpoints" / str(ROUNDS)
-    found = ocp.metadata(path).metadata
-    return ocp.load(path, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
+    return arrays_of(folder.absolute() / "checkpoints" / str(ROUNDS))
 
 
 def lines(folder):
     """The metrics, without what the same run has differently another time."""
     return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """The options that name a tiny data set."""
-    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
-    np.savez(path, images=source.images, labels=source.labels, split=source.train)
-    return ["--dataset", str(path)]
 
 
 @pytest.fixture(scope="module")
@@ -159,16 +147,11 @@ def compared(dataset, tmp_path_factory):
     return folder / "compared"
 
 
+@pytest.mark.usefixtures("quick_compilation")  # as the processes have it
 def test_two_processes_are_two_devices(compared, dataset, tmp_path):
     """Up to the order of sums; here there is but one order of two summands."""
-    run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        arguments = ["compare", *METHODS, *dataset, *FEDERATION, "--seeds", "2", "--devices", "2"]
-        cli.main([*arguments, "--run-dir", str(tmp_path / "one")])
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
-        run._programs_without_rates.cache_clear()
+    arguments = ["compare", *METHODS, *dataset, *FEDERATION, "--seeds", "2", "--devices", "2"]
+    cli.main([*arguments, "--run-dir", str(tmp_path / "one")])
     for method, seed in itertools.product(METHODS, SEEDS):
         one, two = (folder / method / seed for folder in (tmp_path / "one", compared))
         assert lines(two) == lines(one)

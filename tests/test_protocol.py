@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, PUBLIC, SHORT, comparable, tiny_source
+from conftest import CLASSES, PUBLIC, SHORT, arrays_of, comparable
 from jax.sharding import AxisType
-from orbax.checkpoint import v1 as ocp
 
 from jaxfl import cli, tree
 from jaxfl.engine import Program, programs, traced
@@ -361,14 +360,12 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(case, federa
     "name",
     [pytest.param(name, marks=() if name == "fedavg" else pytest.mark.long) for name in METHODS],
 )
-def test_a_run_on_four_devices_is_that_on_one(name, tmp_path):
+def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
     """All that it writes, and its last checkpoint, up to the tolerance that docs/devices.md states."""
-    source = tiny_source()
-    np.savez(tmp_path / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
     choice = ",".join([name, *(f"{option}={value}" for option, value in SHORT.get(name, {}).items())])
     for devices in "14":
         cli.main(
-            f"run {choice} --dataset {tmp_path}/tiny.npz --partition quantity,min_samples=4 --clients 12 "
+            f"run {choice} {' '.join(dataset)} --partition quantity,min_samples=4 --clients 12 "
             "--participation 0.9 --models mlp,hidden=4 mcmahan,width=0.06,padding=same "
             f"--epochs 2 --rounds 3 --eval-every 3 --devices {devices} --run-dir {tmp_path / devices}".split()
         )
@@ -384,9 +381,7 @@ def outcome(folder):
         order = np.argsort(line["clients"])
         of_clients = [key for key in line if key.startswith("client")]
         line.update({key: np.array(line[key])[order] for key in of_clients})
-    path = folder / store.CHECKPOINTS / str(len(lines))
-    arrays = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in ocp.metadata(path).metadata.items()}
-    return lines, comparable(result), ocp.load(path, arrays)
+    return lines, comparable(result), arrays_of(folder / store.CHECKPOINTS / str(len(lines)))
 
 
 def assert_alike(actual, expected):

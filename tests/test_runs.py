@@ -12,12 +12,13 @@ import statistics
 import jax
 import numpy as np
 import pytest
-from conftest import comparable, tiny_source
-from orbax.checkpoint import v1 as ocp
+from conftest import arrays_of, comparable
 
 from jaxfl import cli, registry
 from jaxfl.errors import JaxflError
 from jaxfl.runs import checkpoint, plot, run
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
@@ -27,23 +28,6 @@ FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --participation 0.5 "
     f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every {EVERY}"
 ).split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs are compiled for a few rounds of milliseconds."""
-    run._programs_without_rates.cache_clear()  # other modules' programs are optimised, and round otherwise
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """The options that name a tiny data set."""
-    path, source = tmp_path_factory.mktemp("data") / "tiny.npz", tiny_source()
-    np.savez(path, images=source.images, labels=source.labels, split=source.train)
-    return ["--dataset", str(path)]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +73,7 @@ def metrics(folder):
 
 def state(folder):
     """The arrays of the last checkpoint, by name."""
-    path = folder / "checkpoints" / str(ROUNDS)
-    found = ocp.metadata(path).metadata
-    return ocp.load(path, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
+    return arrays_of(folder / "checkpoints" / str(ROUNDS))
 
 
 def assert_same_run(folder, other):
