@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import registry
-from jaxfl.cohorts import balance, draw_cohorts
-from jaxfl.engine import Program, traced
-from jaxfl.experiment import Setup, for_methods, prepare
-from jaxfl.types import Cohort
+from jaxfl.core.cohorts import balance, draw_cohorts
+from jaxfl.core.engine import traced
+from jaxfl.core.programs import Program
+from jaxfl.core.protocol import Cohort
+from jaxfl.runs.prepare import Setup, for_methods, prepare
 
 METHODS = {
     "fedcmd": {"selection_rounds": 0, "personal": "fc1"},  # the largest layer, in the second phase
@@ -62,7 +63,7 @@ def measure(name, options, clients, participation, arguments):
         federation, groups=(dataclasses.replace(group, size=jnp.zeros_like(group.size)),)
     )
     step = Program(algorithm.step)
-    arguments_of = [federation.place((key, state, one, cohort)) for one in (federation, idle)]
+    arguments_of = [federation.replicate((key, state, one, cohort)) for one in (federation, idle)]
     times = [[], []]
     for repetition in range(arguments.repetitions + 1):
         for taken, of_round in zip(times, arguments_of, strict=True):

@@ -5,12 +5,13 @@ result = jaxfl.run("compfl", dataset="digits", rounds=50, lam=0.5)
 print(result["accuracy"]["mean"])
 """
 
-from jaxfl import tree
 from jaxfl.api import run
+from jaxfl.config.options import options, within
+from jaxfl.core import tree
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
+from jaxfl.core.training import Training
+from jaxfl.data.federation import Client
 from jaxfl.errors import JaxflError
-from jaxfl.options import options, within
-from jaxfl.training import Training
-from jaxfl.types import Algorithm, Client, Cohort, Info, Method, Predictor, Slots
 
 __all__ = [
     "Algorithm",

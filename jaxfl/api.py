@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxfl import registry
+from jaxfl.core.protocol import Method
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.experiment import Setup, check_setup, for_methods, prepare
 from jaxfl.runs import store
 from jaxfl.runs.log import Log
+from jaxfl.runs.prepare import Setup, check_setup, for_methods, prepare
 from jaxfl.runs.run import choose, start
-from jaxfl.types import Method
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
         kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
       log: where else metrics go: ``"tensorboard"``, ``"wandb"`` or both in a list.
-      **options: fields of `jaxfl.experiment.Setup` and of the method's configuration.
+      **options: fields of `jaxfl.runs.prepare.Setup` and of the method's configuration.
 
     Returns:
       The result, see `jaxfl.runs.result.result`.

@@ -18,18 +18,31 @@ from rich.table import Table
 from jaxfl import registry
 from jaxfl.bench import report as speed
 from jaxfl.bench.bench import Bench, bench
+from jaxfl.config import choices
+from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
+from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.data.sources import DATASETS
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.experiment import Data, Setup, cache_folder, check_setup, divide, for_methods, load_source, prepare
-from jaxfl.processes import Processes, complete, join, leave
+from jaxfl.machine.processes import Processes, connect, explained_loss, leave
+from jaxfl.models.zoo import MODELS
 from jaxfl.runs import compare as comparison
 from jaxfl.runs import store
 from jaxfl.runs.log import Log
+from jaxfl.runs.prepare import (
+    Data,
+    Setup,
+    cache_folder,
+    check_setup,
+    divide,
+    for_methods,
+    load_source,
+    prepare,
+)
 from jaxfl.runs.run import Chosen, choose, restore, resume, start
 from jaxfl.runs.table import as_text, tabulate
 from jaxfl.runs.watch import watch
-from jaxfl.training import Training
 
 # Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
 OUT = Console(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
@@ -57,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     After a Ctrl-C it exits with code 130.
     """
     try:
-        with complete():
+        with explained_loss():
             _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
@@ -209,7 +222,7 @@ def _start(
 
 def _compare(arguments: list[str]) -> None:
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
-    choices, arguments = arguments[:count], arguments[count:]
+    named, arguments = arguments[:count], arguments[count:]
     setup, training, seeds, where, logs, processes = _parse(
         "compare METHOD ...",
         arguments,
@@ -220,7 +233,7 @@ def _compare(arguments: list[str]) -> None:
         logs=Logs(),
         processes=Processes(),
     )
-    if not choices:
+    if not named:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     if seeds.seeds < 1:
         raise JaxflError(f"--seeds must be at least 1, not {seeds.seeds}.")
@@ -231,7 +244,7 @@ def _compare(arguments: list[str]) -> None:
         if getattr(training, field.name) != field.default
     }
     methods = []
-    for choice in choices:
+    for choice in named:
         method, options = registry.method(choice)
         methods.append(choose(choice, method, method.config(**(common | options))))
     setup = for_methods(setup, [chosen.method for chosen in methods])
@@ -322,14 +335,14 @@ def _list(arguments: list[str]) -> None:
         own = [field.name for field in dataclasses.fields(method.config) if field.name not in common]
         methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
-    for title, table in (("Models", registry.MODELS), ("Partitions", registry.PARTITIONS)):
+    for title, table in (("Models", MODELS), ("Partitions", PARTITIONS)):
         drawn = Table(title[:-1].lower(), "what", "options", title=title, title_justify="left")
         for name, function in table.items():
             what = (function.__doc__ or "").strip().splitlines()[0]
-            drawn.add_row(name, what, ", ".join(registry.keywords(function)))
+            drawn.add_row(name, what, ", ".join(choices.keywords(function)))
         OUT.print(drawn)
     sources = Table("data set", "what", title="Data sets", title_justify="left")
-    for name, what in registry.DATASETS.items():
+    for name, what in DATASETS.items():
         sources.add_row(name, what)
     OUT.print(sources)
 
@@ -420,7 +433,7 @@ def _nothing_left(arguments: list[str], command: str) -> None:
 
 def _join(processes: Processes) -> None:
     """Meet the other processes, of which the first one speaks for all."""
-    join(processes)
+    connect(processes)
     OUT.quiet = jax.distributed.is_initialized() and jax.process_index() > 0
 
 

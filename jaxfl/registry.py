@@ -1,170 +1,43 @@
-"""Every built-in method, model and partition, by name; and the user's own, by file.
+"""Every built-in method by name: whatever stands in a file under `jaxfl.algorithms` is found there."""
 
-A *choice* is written ``name`` or ``name,option=value,option=value``. In place of a name stands
-``path/to/file.py:object`` for one that is not part of jaxfl: it is used exactly like a built-in one.
-"""
-
-import contextlib
-import importlib.util
-import inspect
-import sys
+import importlib
+import pkgutil
 import typing
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from jaxfl.algorithms.compfl import compfl
-from jaxfl.algorithms.ditto import ditto
-from jaxfl.algorithms.draftfed import draftfed
-from jaxfl.algorithms.fedavg import fedavg, fedavg_ft
-from jaxfl.algorithms.fedbabu import fedbabu
-from jaxfl.algorithms.fedcmd import fedcmd
-from jaxfl.algorithms.fedper import fedper
-from jaxfl.algorithms.fedrep import fedrep
-from jaxfl.algorithms.fedrod import fedrod
-from jaxfl.algorithms.lg_fedavg import lg_fedavg
-from jaxfl.algorithms.local import local
-from jaxfl.algorithms.mnfl import mnfl
-from jaxfl.algorithms.mnfl_homogeneous import mnfl_homogeneous
-from jaxfl.algorithms.pfedclub import pfedclub, pfedclub_plus
-from jaxfl.data import partitioners
-from jaxfl.errors import JaxflError, nearest
-from jaxfl.models import zoo
-from jaxfl.options import alternatives, wanted
-from jaxfl.types import Method
+from jaxfl import algorithms
+from jaxfl.config import choices
+from jaxfl.core.protocol import Method
+from jaxfl.errors import JaxflError
 
-METHODS = {
-    method.name: method
-    for method in (
-        local,
-        fedavg,
-        fedavg_ft,
-        lg_fedavg,
-        fedper,
-        fedrep,
-        fedbabu,
-        ditto,
-        fedrod,
-        compfl,
-        fedcmd,
-        mnfl,
-        mnfl_homogeneous,
-        draftfed,
-        pfedclub,
-        pfedclub_plus,
-    )
-}
-DATASETS = {
-    "digits": "1,797 handwritten digits, 8x8, ten classes; comes with scikit-learn",
-    "cifar10, mnist, fashion_mnist, svhn_cropped, ...": "any image classification set of "
-    "tensorflow-datasets, by its name",
-    "emnist/byclass": "a configuration of a set",
-    "cifar100:coarse_label": "another label of a set",
-    "path/to/file.npz": "arrays images (N, H, W[, C]), labels (N,), and perhaps split",
-    "path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/",
-    "path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source",
-}
-GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
-MODELS = {name: getattr(zoo, name) for name in zoo.__all__}
-PARTITIONS = partitioners.PARTITIONS
+
+def discover(package: ModuleType) -> dict[str, Method]:
+    """The methods that the modules of a package define, by name, sorted.
+
+    Raises:
+      JaxflError: if two different methods have one name.
+    """
+    found = {}
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for entry in vars(importlib.import_module(info.name)).values():
+            if not isinstance(entry, Method):
+                continue
+            other, _ = found.setdefault(entry.name, (entry, info.name))
+            if other is not entry:
+                raise JaxflError(
+                    f"{info.name} and {found[entry.name][1]} both define a method {entry.name!r}; rename one."
+                )
+    return {name: found[name][0] for name in sorted(found)}
+
+
+METHODS = discover(algorithms)
 
 
 def method(choice: str) -> tuple[Method, dict[str, Any]]:
     """The method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False})."""
-    name, options = split(choice)
-    found = lookup("method", METHODS, name)
+    name, options = choices.split(choice)
+    found = choices.lookup("method", METHODS, name)
     if not isinstance(found, Method):
         raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; name one of these.")
-    return found, convert(found.name, typing.get_type_hints(found.config), options)
-
-
-def function(kind: str, table: Mapping[str, Callable], choice: str) -> tuple[str, Callable, dict]:
-    """The function of a choice, and its options as keyword arguments."""
-    name, options = split(choice)
-    found = lookup(kind, table, name)
-    return name, found, convert(name, keywords(found), options)
-
-
-def keywords(function: Callable) -> dict[str, Any]:
-    """A function's options with their types: its keyword-only parameters that are not `GIVEN`."""
-    types = typing.get_type_hints(function)
-    parameters = inspect.signature(function).parameters.values()
-    return {
-        p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN
-    }
-
-
-def split(choice: str) -> tuple[str, dict[str, str]]:
-    """``"name,a=1,b=2"`` -> ("name", {"a": "1", "b": "2"}); a file's path may hold commas."""
-    file, py, rest = choice.rpartition(".py:")
-    name, *pairs = rest.split(",")
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise JaxflError(f"{pair!r} in {choice!r} is not an option; write it as option=value.")
-        options[key.strip().replace("-", "_")] = value.strip()
-    return (file + py + name).strip(), options
-
-
-def absolute(choice: str) -> str:
-    """The choice with an absolute path where it names an object in a Python file."""
-    file, py, rest = choice.rpartition(".py:")
-    return f"{Path(file).resolve()}{py}{rest}" if py else choice
-
-
-def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
-    """An entry by name, or the object that ``file.py:object`` names."""
-    path, _, attribute = name.rpartition(":")
-    if path.endswith(".py"):
-        found = from_file(Path(path), attribute)
-        if kind != "method" and not callable(found):
-            raise JaxflError(f"{name} is a {type(found).__name__}; name a function that makes a {kind}.")
-        return found
-    if name.endswith(".py"):
-        raise JaxflError(f"{name} is a file; add which {kind} in it you mean: {name}:NAME.")
-    if name not in table:
-        raise JaxflError(f"There is no {kind} {name!r}; {nearest(name, table)}")
-    return table[name]
-
-
-def from_file(path: Path, attribute: str) -> Any:
-    """Load an object from a Python file."""
-    if not path.is_file():
-        raise JaxflError(f"There is no file {path} to take {attribute!r} from; check the path.")
-    module_name = f"jaxfl_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise JaxflError(f"{path} does not load: {type(error).__name__}: {error}.") from error
-    if not hasattr(module, attribute):
-        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}")
-    return getattr(module, attribute)
-
-
-def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:
-    """Option strings as values of the annotated types."""
-    for key in options:
-        if key not in types:
-            raise JaxflError(f"{name} has no option {key!r}; {nearest(key, types)}")
-    return {key: _convert(name, key, types[key], value) for key, value in options.items()}
-
-
-def _convert(name: str, key: str, annotation: Any, text: str) -> Any:
-    allowed = [kind for kind in alternatives(annotation) if kind != tuple[str, ...]]
-    if not allowed:
-        raise JaxflError(
-            f"{name}: {key} is annotated as {annotation}, which is not read from text; annotate it as bool, "
-            "int, float, str, Path or a Literal."
-        )
-    for kind in sorted(allowed, key=lambda kind: isinstance(kind, type)):  # none before a text "none"
-        if not isinstance(kind, type):
-            if text.lower() == str(kind).lower():
-                return kind
-        else:
-            with contextlib.suppress(ValueError):
-                return kind(text)
-    raise JaxflError(f"{name}: {key} must be {wanted(allowed)}, not {text!r}.")
+    return found, choices.convert(found.name, typing.get_type_hints(found.config), options)

@@ -19,9 +19,10 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxfl import cli, engine
-from jaxfl.algorithms.club import assembly
+from jaxfl import cli
+from jaxfl.core import engine
 from jaxfl.data import partition
+from jaxfl.mechanisms.reassembly import assembly
 from jaxfl.runs import checkpoint, run, store
 
 

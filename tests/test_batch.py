@@ -9,7 +9,8 @@ import jax
 import pytest
 from conftest import comparable
 
-from jaxfl import cli, engine, memory
+from jaxfl import cli
+from jaxfl.core import engine, memory
 from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, store
 from jaxfl.runs.watch import progress

@@ -15,13 +15,13 @@ from jaxfl.bench import count, measure, workloads
 from jaxfl.bench.measure import matmul_flops
 from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Cohort, Phase
+from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import federate
-from jaxfl.engine import traced
-from jaxfl.experiment import divide
 from jaxfl.models import zoo
-from jaxfl.training import initial_weights
-from jaxfl.types import Cohort, Phase
+from jaxfl.runs.prepare import divide
 
 TINY = Workload(
     "six clients of ten digits, three a round",

@@ -12,6 +12,9 @@ from conftest import arrays_of
 import jaxfl
 from jaxfl import registry
 from jaxfl.cli import COMMANDS, main
+from jaxfl.config import choices
+from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.models.zoo import MODELS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -90,7 +93,7 @@ def test_help_of_options(capsys, command, sentences):
 
 def test_list_has_every_name(capsys):
     out = printed(capsys, "list")
-    for name in [*registry.METHODS, *registry.MODELS, *registry.PARTITIONS, "digits"]:
+    for name in [*registry.METHODS, *MODELS, *PARTITIONS, "digits"]:
         assert f" {name} " in out
     assert "head_init" in out and "min_samples" in out
 
@@ -127,7 +130,7 @@ def test_partition_is_drawn_and_used_again(folder):
     ],
 )
 def test_options_have_their_annotated_type(annotation, text, value):
-    converted = registry.convert("own", {"option": annotation}, {"option": text})["option"]
+    converted = choices.convert("own", {"option": annotation}, {"option": text})["option"]
     assert converted == value and isinstance(converted, type(value))
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from jaxfl.algorithms.club.blocks import BlockRef, Pool, describe, identity
-from jaxfl.algorithms.club.cmsr import bounded, cmsr, continuations, generate, search
-from jaxfl.algorithms.club.grouping import ITERATIONS, kmeans, kmedoids
-from jaxfl.algorithms.club.matching import match
-from jaxfl.algorithms.club.signatures import cka, features, gram, signatures, similarity
+from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool, describe, identity
+from jaxfl.mechanisms.reassembly.cmsr import bounded, cmsr, continuations, generate, search
+from jaxfl.mechanisms.reassembly.grouping import ITERATIONS, kmeans, kmedoids
+from jaxfl.mechanisms.reassembly.matching import match
+from jaxfl.mechanisms.reassembly.signatures import cka, features, gram, signatures, similarity
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=100, deadline=None)

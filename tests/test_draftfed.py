@@ -10,15 +10,15 @@ import pytest
 from conftest import CLASSES, SHAPE
 from reference import draftfed as reference
 
-from jaxfl import tree
-from jaxfl.algorithms.draftfed import DraftFed, Drafts, aggregate, draft_loss, ends, supplied
+from jaxfl.algorithms.public_images.draftfed import DraftFed, Drafts, aggregate, draft_loss, ends, supplied
+from jaxfl.core import tree
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Batch
-from jaxfl.engine import traced
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
 from jaxfl.models.maps import match, resize
-from jaxfl.types import Cohort, Slots
 
 IMAGES = 4
 

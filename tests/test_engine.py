@@ -11,16 +11,16 @@ from conftest import CLASSES, SHAPE, SHORT, comparable, tiny_models, tiny_partit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfl import engine, evaluate, tree
-from jaxfl.clientmap import LARGEST_MESSAGE, scatter, sent
-from jaxfl.cohorts import SPARE, balance, draw_cohorts, join
+from jaxfl.core import engine, evaluate, tree
+from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent
+from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
+from jaxfl.core.evaluate import Score, score
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
-from jaxfl.evaluate import Score, score
 from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.registry import METHODS
-from jaxfl.types import Algorithm, Cohort, Info, Predictor, Slots
 
 CLIENTS = (3, 2)
 ROUNDS = 5
@@ -203,7 +203,7 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     sizes = [np.asarray(group.size) for group in federation.groups]
     drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
     assert len({slots[0].mask.shape for slots in drawn}) > 1
-    joined = join([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
+    joined = align([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
     joined = jax.tree.map(lambda *leaves: np.stack(leaves), *joined)
     keys = jax.random.split(KEY, 3)
     states = [jax.tree.map(jnp.copy, programs.init(key, federation, engine.traced(CONFIG))) for key in keys]
@@ -300,7 +300,7 @@ def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
     )
     federation = federate(source._replace(images=images), partition, tiny_models(), devices=devices)
     images[partition.test[3][5]] = np.nan  # client 0's only test row is another
-    federation = dataclasses.replace(federation, images=federation.place(jnp.asarray(images)))
+    federation = dataclasses.replace(federation, images=federation.replicate(jnp.asarray(images)))
     cohort = Cohort(np.int32(0), jax.tree.map(lambda leaf: leaf[0], draw_cohorts(CLIENTS, 0.8, 1, seed=0)), 1)
     weights = tuple(model.init(KEY) for model in federation.models)
 

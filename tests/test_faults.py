@@ -26,11 +26,12 @@ from conftest import arrays_of, comparable, tiny_source
 from killing import MOMENTS, Commands, Moment
 
 import jaxfl
-from jaxfl import cli, engine
+from jaxfl import cli
+from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.registry import METHODS
 from jaxfl.runs import checkpoint, run, store
-from jaxfl.runs.interrupt import patient
+from jaxfl.runs.interrupt import deferred
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -303,7 +304,7 @@ def test_ctrl_c_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, mo
 
 def test_who_handles_ctrl_c_already_still_does():
     def handler():
-        with patient():
+        with deferred():
             return signal.getsignal(signal.SIGINT)
 
     seen = []

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
 
-from jaxfl import engine, flops
-from jaxfl.clock import profile
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.core import engine, flops
+from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.engine import Chunk
+from jaxfl.core.protocol import Cohort, Info, Slots
+from jaxfl.core.training import fit, sweep
 from jaxfl.data.federation import federate
-from jaxfl.engine import Chunk
+from jaxfl.machine.clock import profile
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.runs.result import records
-from jaxfl.training import fit, sweep
-from jaxfl.types import Cohort, Info, Slots
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

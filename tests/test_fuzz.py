@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 import jaxfl
 from jaxfl import cli
+from jaxfl.config.options import alternatives
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Cohort
 from jaxfl.data import partition as partitions
 from jaxfl.data import sources
 from jaxfl.data.partition import Partition
-from jaxfl.engine import traced
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup
-from jaxfl.options import alternatives
 from jaxfl.registry import METHODS
 from jaxfl.runs import run, store
-from jaxfl.types import Cohort
+from jaxfl.runs.prepare import Setup
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

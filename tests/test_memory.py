@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxfl import engine, memory, registry
-from jaxfl.cohorts import draw_cohorts
+from jaxfl import registry
+from jaxfl.core import engine, memory
+from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, prepare
 from jaxfl.runs import run
+from jaxfl.runs.prepare import Setup, prepare
 
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
 SETUP = Setup(
@@ -102,6 +103,6 @@ def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_onc
 
 
 def test_out_of_memory_for_the_data_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(Federation, "place", fail)
+    monkeypatch.setattr(Federation, "replicate", fail)
     with pytest.raises(JaxflError, match="memory ran out while the data were put on it; end what else"):
         prepare(SETUP)

@@ -7,12 +7,12 @@ import pytest
 from reference.mnfl import nearest
 from scipy import integrate, stats
 
-from jaxfl import mixing
-from jaxfl.algorithms import teaching
-from jaxfl.algorithms.fedcmd_score import Gaussian, gaussian, vote, wasserstein
-from jaxfl.engine import traced
+from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.mechanisms import learned_matrix as teaching
+from jaxfl.mechanisms import mixing
 from jaxfl.registry import METHODS
-from jaxfl.types import Cohort, Slots
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -50,11 +50,11 @@ def test_models_are_mixed_within_the_round_or_among_all_who_are_scored(federatio
     assert [i.tolist() for i in everyone] == [[0, 1, 2], [3, 4]]
 
 
-def test_part_undoes_join(cohort):
+def test_split_undoes_concatenate(cohort):
     groups = floats([[1, 2], [3, 4]]), floats([[5, 6], [7, 8]])
-    joined = mixing.join(groups)
+    joined = mixing.concatenate(groups)
     assert joined.shape == (4, 2)
-    assert all((a == b).all() for a, b in zip(mixing.part(joined, cohort), groups, strict=True))
+    assert all((a == b).all() for a, b in zip(mixing.split(joined, cohort), groups, strict=True))
 
 
 def test_pairs_of_empty_places_are_zero_and_never_written():

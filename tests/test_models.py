@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from jaxfl.errors import JaxflError
-from jaxfl.models import Block, Model, fold, measured, zoo
+from jaxfl.models import Block, Model, measured, repeated, zoo
 from jaxfl.models.blocks import Bottleneck, ConvBlock, DenseBlock, Linear, Norm
 from jaxfl.models.conv import (
     CONVOLUTIONS,
@@ -402,12 +402,12 @@ def test_a_loop_over_blocks_equals_the_blocks(model, depths, monkeypatch):
         traced = jax.jit(jax.vmap(jax.value_and_grad(loss, has_aux=True))).trace(*clients)
         return traced.lower().compile()(*clients), str(traced.jaxpr).count(" scan[")
 
-    monkeypatch.setattr(fold, "LONGEST", 3)
+    monkeypatch.setattr(repeated, "LONGEST", 3)
     with jax.enable_x64(True):
         clients = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
         x, mask = normal(1, 4, 6, 6, 4), jnp.arange(4) < 3
         looped, loops = outcome()
-        monkeypatch.setattr(fold, "SHORTEST", len(model.blocks))
+        monkeypatch.setattr(repeated, "SHORTEST", len(model.blocks))
         unrolled, none = outcome()
         assert (loops, none) == (2, 0)
         assert_close(looped, unrolled, rtol=1e-8, atol=1e-10)

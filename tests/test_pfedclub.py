@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, tiny_partition, tiny_source
 
-from jaxfl.algorithms.club import assembly, stitching
-from jaxfl.algorithms.club.assembly import Images
-from jaxfl.algorithms.club.blocks import Candidate, Pool, identity
-from jaxfl.algorithms.club.chain import Frozen, Learnt, Workshop, gradients, run
-from jaxfl.algorithms.club.networks import Network, dismantled, networks, references, weights_of
-from jaxfl.algorithms.club.stitching import Stitch
-from jaxfl.algorithms.club.views import view
-from jaxfl.algorithms.pfedclub import PFedClub, PFedClubPlus, State, build, from_teacher
+from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus, State, build, from_teacher
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Batch, federate
-from jaxfl.engine import traced
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.reassembly import assembly, stitching
+from jaxfl.mechanisms.reassembly.assembly import Images
+from jaxfl.mechanisms.reassembly.blocks import Candidate, Pool, identity
+from jaxfl.mechanisms.reassembly.chain import Frozen, Learnt, Workshop, gradients, run
+from jaxfl.mechanisms.reassembly.networks import Network, dismantled, networks, references, weights_of
+from jaxfl.mechanisms.reassembly.stitching import Stitch
+from jaxfl.mechanisms.reassembly.views import view
 from jaxfl.models import zoo
-from jaxfl.types import Cohort, Slots
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

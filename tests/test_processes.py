@@ -26,7 +26,8 @@ FEDERATION = (
 COMMAND = """
 import functools, os, resource, signal, sys
 import jax
-from jaxfl import engine, experiment
+from jaxfl.core import engine
+from jaxfl.runs import prepare as experiment
 from jaxfl.cli import entry
 from jaxfl.runs import checkpoint
 

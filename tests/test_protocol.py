@@ -16,12 +16,14 @@ import pytest
 from conftest import CLASSES, PUBLIC, SHORT, arrays_of, comparable
 from jax.sharding import AxisType
 
-from jaxfl import cli, tree
-from jaxfl.engine import Program, programs, traced
+from jaxfl import cli
+from jaxfl.core import tree
+from jaxfl.core.engine import programs, traced
+from jaxfl.core.programs import Program
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
+from jaxfl.core.training import Training
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
-from jaxfl.training import Training
-from jaxfl.types import Algorithm, Cohort, Info, Slots
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -312,9 +314,9 @@ def test_rounds_may_be_scanned_and_clients_padded_side_by_side_and_on_four_devic
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
     groups = tuple(map(widen, federation.groups))
     other = dataclasses.replace(federation, groups=groups, clients_at_once=2, mesh=mesh)
-    other = other.place(other)
+    other = other.replicate(other)
     copy = jax.tree.map(jnp.copy, case.state)  # the engine's programs consume the state
-    key, copy = other.place((key, copy))
+    key, copy = other.replicate((key, copy))
     dealt = [dataclasses.replace(one, groups=tuple(map(deal, one.groups, DEALT))) for one in cohorts]
     stack = jax.tree.map(lambda *leaves: np.stack(leaves), *dealt)
     scanned, reports = programs(case.algorithm).rounds(key, copy, other, stack)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_source
 
-from jaxfl import public
 from jaxfl.data import partition
 from jaxfl.data.federation import federate
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, check_setup, divide, for_methods
+from jaxfl.mechanisms import public_images as public
 from jaxfl.registry import METHODS
+from jaxfl.runs.prepare import Setup, check_setup, divide, for_methods
 
 SOURCE = tiny_source()
 KEY = jax.random.key(0)

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from conftest import CLASSES, SHAPE, SIZES, tiny_models, tiny_partition, tiny_source
 
-from jaxfl import tree
+from jaxfl.core import tree
+from jaxfl.core.engine import traced
+from jaxfl.core.programs import Program
+from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import federate
-from jaxfl.engine import Program, traced
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
-from jaxfl.types import Cohort, Slots
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

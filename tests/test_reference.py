@@ -34,18 +34,18 @@ from reference import (
     training,
 )
 
-from jaxfl.algorithms.compfl import runnable, select
-from jaxfl.algorithms.fedcmd_score import candidates
-from jaxfl.clientmap import everyone, per_group
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.algorithms.experts.compfl import runnable, select
+from jaxfl.algorithms.mixing.fedcmd_score import candidates
+from jaxfl.core.client_map import everyone, per_group
+from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.protocol import Cohort
+from jaxfl.core.training import batch_order, initial_weights
 from jaxfl.data.federation import federate
+from jaxfl.mechanisms.public_images import subset
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
-from jaxfl.public import subset
 from jaxfl.registry import METHODS
-from jaxfl.training import batch_order, initial_weights
-from jaxfl.types import Cohort
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -1,1 +1,1 @@
-"""The methods, one file each; `partial_sharing` is the mechanism that most of them share."""
+"""The methods, a file each, in a folder for each mechanism. What is here is found, see `jaxfl.registry`."""

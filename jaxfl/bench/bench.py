@@ -10,7 +10,8 @@ from jaxfl import registry
 from jaxfl.bench.measure import measure
 from jaxfl.bench.report import machine, versions
 from jaxfl.bench.workloads import VARIANTS, WORKLOADS, repetitions_of, setup_of, source_of, strategies
-from jaxfl.options import check, within
+from jaxfl.config import choices
+from jaxfl.config.options import check, within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     """
     check("bench", options)
     known = WORKLOADS | VARIANTS
-    workloads = {name: registry.lookup("workload", known, name) for name in names or WORKLOADS}
+    workloads = {name: choices.lookup("workload", known, name) for name in names or WORKLOADS}
     ways = strategies(options.strategies)
     for choice in options.methods:
         registry.method(choice)

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import memory
 from jaxfl.bench.workloads import Strategy
-from jaxfl.cohorts import balance, join
-from jaxfl.data.federation import Federation
-from jaxfl.engine import traced
-from jaxfl.experiment import Setup
+from jaxfl.core import memory
+from jaxfl.core.cohorts import align, balance
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Cohort, Phase
+from jaxfl.core.training import initial_weights
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.runs.prepare import Setup
 from jaxfl.runs.run import Chosen
-from jaxfl.training import initial_weights
-from jaxfl.types import Cohort, PerGroup, Phase
 
 TORCH = "torch"  # stands in place of a strategy
 TORCH_METHODS = ("fedavg", "fedper", "fedrep", "ditto")
@@ -33,7 +33,7 @@ class Contestant(NamedTuple):
       clients_at_once: how many clients train side by side on a device.
       compile_s: seconds of tracing and compiling; fewer where the persistent cache had the program, 0
         where an earlier contestant compiled the same one.
-      peak_bytes: what the compiled rounds hold at once, see `jaxfl.memory.peak_bytes`.
+      peak_bytes: what the compiled rounds hold at once, see `jaxfl.core.memory.peak_bytes`.
     """
 
     strategy: str
@@ -79,12 +79,12 @@ def in_jaxfl(
     states = [jax.tree.map(jnp.copy, chosen.programs.init(key, federation, hyper)) for key in keys]
     if strategy.together:
         keys, states = [jnp.stack(keys)], [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)]
-    keys, states = federation.place((keys, states))
+    keys, states = federation.replicate((keys, states))
 
     def cohorts(federation):
         """For every repetition those of each program."""
         sizes = [np.asarray(group.size) for group in federation.groups]
-        of_runs = join([balance(run, sizes, federation) for run in runs], federation)
+        of_runs = align([balance(run, sizes, federation) for run in runs], federation)
         slots = jax.tree.map(lambda *leaves: np.stack(leaves), *of_runs)
         numbers = np.tile(np.arange(rounds, dtype=np.int32), (strategy.seeds, 1))
         of_turns = [Cohort(numbers, of_turn, rounds) for of_turn in chunks(slots, rounds)]

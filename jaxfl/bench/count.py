@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import flops
-from jaxfl.data.federation import Batch, Federation
+from jaxfl.core import flops
+from jaxfl.core.protocol import Phase, Slots
+from jaxfl.core.training import batches, cross_entropy
+from jaxfl.data.federation import Batch, Federation, PerGroup
 from jaxfl.models.model import Model, Weights
-from jaxfl.training import batches, cross_entropy
-from jaxfl.types import PerGroup, Phase, Slots
 
 
 class Work(NamedTuple):
@@ -61,7 +61,7 @@ def _normalises(model: Model, phase: Phase) -> bool:
 def flops_per_sample(model: Model, blocks: tuple[str, ...]) -> int:
     """Floating-point operations of one image's loss and its gradient in `blocks`.
 
-    What counts, see `jaxfl.flops.of`.
+    What counts, see `jaxfl.core.flops.of`.
     """
 
     def loss(trained, weights, x):

@@ -21,9 +21,9 @@ from jaxfl import registry
 from jaxfl.bench.contestants import TORCH, TORCH_METHODS, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import work
 from jaxfl.bench.workloads import Strategy, Workload
-from jaxfl.cohorts import draw_cohorts
+from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.sources import Source
-from jaxfl.experiment import Setup, prepare
+from jaxfl.runs.prepare import Setup, prepare
 from jaxfl.runs.run import choose
 
 

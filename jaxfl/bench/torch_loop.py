@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfl.core.protocol import Phase
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear
 from jaxfl.models.model import Model, Weights
-from jaxfl.types import Phase
 
 try:
     import torch

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfl import registry
+from jaxfl.config import choices
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Setup, load_source
+from jaxfl.runs.prepare import Setup, load_source
 
 REPETITIONS = 5
 
@@ -48,7 +48,7 @@ def strategies(names: Sequence[str]) -> dict[str, Strategy]:
     }
     chosen = {}
     for name in names:
-        chosen |= registry.lookup("strategy", known, name)
+        chosen |= choices.lookup("strategy", known, name)
     return chosen
 
 

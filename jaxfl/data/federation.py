@@ -9,13 +9,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxfl.config.options import static
 from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
-from jaxfl.processes import agree
-from jaxfl.types import Client, PerGroup, static
+
+PerGroup = tuple  # one entry per architecture group
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """One client's data, as row numbers; with a leading axis on every leaf, all clients of a group."""
+
+    id: jax.Array  # () int32, the client's number in the federation
+    rows: jax.Array  # (m,) int32 training rows, padded
+    size: jax.Array  # () int32, how many of them are real; 0 for an absent client
+    validation_rows: jax.Array  # (v,) int32
+    validation_size: jax.Array  # () int32
+    test_rows: jax.Array  # (t,) int32
+    test_size: jax.Array  # () int32
+    relabel: jax.Array  # (classes,) int32, class -> the client's output; -1: not on this client
+    class_counts: jax.Array  # (outputs,) int32, training rows per output
+    model: Model = static()
 
 
 class Batch(NamedTuple):
@@ -66,11 +85,11 @@ class Federation:
         return 1 if self.mesh is None else self.mesh.size
 
     @property
-    def everywhere(self) -> NamedSharding | None:
+    def replicated_sharding(self) -> NamedSharding | None:
         """Where arrays lie that all devices hold in full; None for a single device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
-    def place(self, tree):
+    def replicate(self, tree):
         """The same arrays where all devices hold them in full.
 
         Raises:
@@ -79,13 +98,13 @@ class Federation:
         if self.mesh is None:
             return tree
         own = list(filter(_of_process, jax.tree.leaves(tree)))
-        if own and not self.everywhere.is_fully_addressable:
+        if own and not self.replicated_sharding.is_fully_addressable:
             agree("data", own)
-        return jax.tree.map(lambda leaf: _put(leaf, self.everywhere), tree)
+        return jax.tree.map(lambda leaf: _put(leaf, self.replicated_sharding), tree)
 
-    def whole(self, tree):
+    def keep_replicated(self, tree):
         """Within a program, the same arrays, which all devices are to hold in full."""
-        return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, self.everywhere)
+        return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, self.replicated_sharding)
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -165,7 +184,7 @@ def federate(
         unified=unified,
         labelled=labelled,
     )
-    return federation.place(federation)
+    return federation.replicate(federation)
 
 
 def _of_process(leaf) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxfl.data import npz
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, writing
-from jaxfl.processes import by_first
+from jaxfl.machine.processes import by_first
 
 PARTS = ("train", "validation", "test")
 

@@ -11,6 +11,17 @@ from sklearn.model_selection import train_test_split
 from jaxfl.data import npz, tfds
 from jaxfl.errors import JaxflError
 
+DATASETS = {
+    "digits": "1,797 handwritten digits, 8x8, ten classes; comes with scikit-learn",
+    "cifar10, mnist, fashion_mnist, svhn_cropped, ...": "any image classification set of "
+    "tensorflow-datasets, by its name",
+    "emnist/byclass": "a configuration of a set",
+    "cifar100:coarse_label": "another label of a set",
+    "path/to/file.npz": "arrays images (N, H, W[, C]), labels (N,), and perhaps split",
+    "path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/",
+    "path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source",
+}
+
 
 class Source(NamedTuple):
     """Labelled images in memory, the training images first, then the test images.

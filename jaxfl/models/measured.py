@@ -12,9 +12,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jaxfl.machine.processes import by_first
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.models.model import Model
-from jaxfl.processes import by_first
 
 BATCH, STEPS, REPETITIONS = 32, 10, 3
 

@@ -20,7 +20,7 @@ from flax.errors import InvalidRngError
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.conv import suited, using
-from jaxfl.models.fold import Outline, loop, outline, runs
+from jaxfl.models.repeated import Outline, loop, outline, runs
 
 
 class Weights(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfl import memory
-from jaxfl.cohorts import join
-from jaxfl.engine import compiled_together
+from jaxfl.core import memory
+from jaxfl.core.cohorts import align
+from jaxfl.core.engine import compiled_together
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Data, Setup, prepare
 from jaxfl.runs import store
-from jaxfl.runs.interrupt import Interrupted, patient
+from jaxfl.runs.interrupt import Interrupted, deferred
+from jaxfl.runs.prepare import Data, Setup, prepare
 from jaxfl.runs.run import Chosen, begin, cohorts_of, compilation, fitted, proceed, reopen
 
 
@@ -92,7 +92,7 @@ def run_batch(
         number = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
         say(f"{labels}: {number} {how}{apart}")
     failures = []
-    with patient() as asked:
+    with deferred() as asked:
         for first in range(0, len(runs), size):
             if asked.to_stop:
                 raise Interrupted
@@ -127,7 +127,7 @@ def _together(runs: list[Unfinished], data: Data) -> tuple[int, str]:
             chosen.programs,
             data.federation,
             chosen.config,
-            join(cohorts[:number], data.federation),
+            align(cohorts[:number], data.federation),
             [jax.random.key(setup.seed)] * number,
             eval_every=setup.eval_every,
             score_cohort=setup.score_cohort,

@@ -16,7 +16,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl.errors import JaxflError, quiet, unwritable, writing
-from jaxfl.processes import by_first, ends_all
+from jaxfl.machine.processes import by_first, ends_all
 from jaxfl.runs.store import CHECKPOINTS
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxfl.errors import JaxflError, writing
-from jaxfl.experiment import Data, Setup
-from jaxfl.processes import agree, by_first
+from jaxfl.machine.processes import agree, by_first
 from jaxfl.runs import checkpoint, store, table
 from jaxfl.runs.batch import Unfinished, batches, run_batch
-from jaxfl.runs.interrupt import Interrupted, patient
+from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.plot import draw_curves
+from jaxfl.runs.prepare import Data, Setup
 from jaxfl.runs.run import Chosen, described, restore
 
 
@@ -97,7 +97,7 @@ def compare(
             unfinished[run] = Unfinished(chosen, setup, done)
         except JaxflError as error:
             failures.append(str(error))
-    with patient() as asked:
+    with deferred() as asked:
         try:
             parts = batches(unfinished)
             for i, runs in enumerate(parts):

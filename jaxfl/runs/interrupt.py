@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from jaxfl.processes import anywhere
+from jaxfl.machine.processes import anywhere
 
 
 class Interrupted(KeyboardInterrupt):
@@ -41,7 +41,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def patient() -> Iterator[Asked]:
+def deferred() -> Iterator[Asked]:
     """Within, a Ctrl-C interrupts nothing: whoever loops looks at `Asked.to_stop` between two steps.
 
     Where somebody else handles or ignores the signal, and outside of the main thread, which alone gets

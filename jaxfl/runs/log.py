@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.processes import by_first
+from jaxfl.machine.processes import by_first
 from jaxfl.runs import store
 
 Write = Callable[[int, dict[str, float]], None]

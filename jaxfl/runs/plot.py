@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 
 from jaxfl.errors import writing
-from jaxfl.processes import by_first
+from jaxfl.machine.processes import by_first
 
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers and networks a picture has room

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import jax
 
-from jaxfl.engine import Chunk
+from jaxfl.core.engine import Chunk
 from jaxfl.errors import writing
-from jaxfl.processes import by_first
+from jaxfl.machine.processes import by_first
 
 
 def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:

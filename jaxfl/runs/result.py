@@ -3,11 +3,10 @@
 import jax
 import numpy as np
 
-from jaxfl import clock
-from jaxfl.clock import Device
-from jaxfl.data.federation import Federation
-from jaxfl.engine import Chunk
-from jaxfl.types import PerGroup
+from jaxfl.core.engine import Chunk
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.machine import clock
+from jaxfl.machine.clock import Device
 
 BYTES_PER_SCALAR = 4
 
@@ -24,9 +23,10 @@ def records(
 
     Where several runs are one program, `together` says how many; the seconds of training are one run's part.
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
-    A loss that is not finite is None. flops are the floating-point operations of training, see `jaxfl.flops`;
-    cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
-    known (by architecture): the time of the slowest client; findings where the method has some.
+    A loss that is not finite is None. flops are the floating-point operations of training, see
+    `jaxfl.core.flops`; cohort is there where the cohorts of rounds are scored, simulated_seconds where the
+    clients' devices are known (by architecture): the time of the slowest client; findings where the method
+    has some.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):

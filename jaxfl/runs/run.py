@@ -15,22 +15,24 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfl import memory, registry
-from jaxfl.cohorts import balance, draw_cohorts, join
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.options import Unread, alternatives, check
+from jaxfl.core import memory
+from jaxfl.core.cohorts import align, balance, draw_cohorts
+from jaxfl.core.engine import Chunk, Programs, compiled, programs, simulate, simulate_together, traced
+from jaxfl.core.protocol import Method
+from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
-from jaxfl.data.federation import Federation
-from jaxfl.engine import Chunk, Programs, compiled, programs, simulate, simulate_together, traced
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.experiment import Data, Setup, absolute, prepare
-from jaxfl.options import Unread, alternatives, check
-from jaxfl.processes import agree, by_first
+from jaxfl.machine.processes import agree, by_first
 from jaxfl.runs import checkpoint, store
-from jaxfl.runs.interrupt import Interrupted, patient
+from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.plot import draw_assemblies, draw_curves, draw_findings, draw_matrices
+from jaxfl.runs.prepare import Data, Setup, absolute, prepare
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
-from jaxfl.training import Training
-from jaxfl.types import Method, PerGroup
 
 
 class Chosen(NamedTuple):
@@ -95,7 +97,7 @@ def choose(choice: str | None, method: Method, config: Any) -> Chosen:
       JaxflError: if an option is of another type or out of range.
     """
     check(method.name, config)
-    name, given = registry.split(registry.absolute(choice)) if choice else (None, {})
+    name, given = choices.split(choices.absolute(choice)) if choice else (None, {})
     common = {field.name for field in dataclasses.fields(Training)}
     told = [
         f"{field.name}={str(getattr(config, field.name)).lower()}"
@@ -336,7 +338,7 @@ def proceed(
 
     Args:
       runs: they differ in their seeds and in rates alone, stand at the same round and share their data and
-        their programs, see `jaxfl.engine.simulate_together`. On a CPU each has the same bits as alone.
+        their programs, see `jaxfl.core.engine.simulate_together`. On a CPU each has the same bits as alone.
       spent: `compilation` before anything was compiled for them.
       profile: a folder for a trace of the second chunk of rounds, or of the only one.
 
@@ -375,11 +377,11 @@ def _train(runs, spent, profile) -> dict[int, JaxflError]:
     going, ended = dict(enumerate(runs)), {}
     _, seconds = spent
     try:
-        cohorts = join([cohorts_of(run.setup, data.federation) for run in runs], data.federation)
+        cohorts = align([cohorts_of(run.setup, data.federation) for run in runs], data.federation)
         chunks = _chunks(runs, cohorts)
         if profile:
             chunks = profiled(chunks, profile, at=int(setup.rounds > setup.eval_every))
-        with memory.enough(data.federation), patient() as asked:
+        with memory.explained(data.federation), deferred() as asked:
             for of_runs in chunks:
                 stop = asked.to_stop
                 for i, run in list(going.items()):

@@ -29,8 +29,8 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.errors import JaxflError, reading, writing
-from jaxfl.processes import by_first
-from jaxfl.runs import forms
+from jaxfl.machine.processes import by_first
+from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
@@ -155,7 +155,7 @@ def _read_json(path: Path, form: dict) -> dict:
         value = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise _damaged(path, error) from None
-    if not forms.fits(value, form):
+    if not schema.fits(value, form):
         raise _damaged(path, "it lacks entries, or they are of another type")
     return value
 
@@ -175,7 +175,7 @@ def read_config(folder: Path) -> dict:
         if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
             raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
         _refuse_links(folder)
-    return _read_json(folder / CONFIG, forms.CONFIG)
+    return _read_json(folder / CONFIG, schema.CONFIG)
 
 
 def _refuse_links(folder: Path) -> None:
@@ -204,7 +204,7 @@ def read_finished(folder: Path) -> tuple[dict, list[dict]]:
     Raises:
       JaxflError: if one of them is missing or damaged.
     """
-    result, metrics = _read_json(folder / RESULT, forms.RESULT), read_metrics(folder)
+    result, metrics = _read_json(folder / RESULT, schema.RESULT), read_metrics(folder)
     if not 0 < len(metrics) == result["rounds"]:
         raise _damaged(folder / METRICS, f"{len(metrics)} of {result['rounds']} rounds can be read")
     return result, metrics
@@ -250,7 +250,7 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
             record = json.loads(line)
         except (RecursionError, ValueError):
             break
-        if not forms.fits(record, forms.ROUND) or record["round"] != len(records) + 1:
+        if not schema.fits(record, schema.ROUND) or record["round"] != len(records) + 1:
             break
         records.append(record)
     return records

@@ -8,11 +8,11 @@ import numpy as np
 import optax
 
 import jaxfl
-from jaxfl import tree
-from jaxfl.clientmap import map_clients, per_group, sent, sizes
+from jaxfl.core import tree
+from jaxfl.core.client_map import map_clients, per_group, sent, sizes
+from jaxfl.core.training import cross_entropy, descend, initial_weights
 from jaxfl.data.sources import Source
 from jaxfl.models import Block, Model
-from jaxfl.training import cross_entropy, descend, initial_weights
 
 
 @jaxfl.options

@@ -39,3 +39,5 @@ __all__ = [
     "resnet9",
     "shufflenet",
 ]
+
+MODELS = {name: globals()[name] for name in __all__}

@@ -1,0 +1,1 @@
+"""Methods in which clients train architectures other than their own."""

@@ -1,0 +1,1 @@
+"""Methods that give every client a mixture of its own of what the others hold."""

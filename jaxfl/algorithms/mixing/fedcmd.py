@@ -1,0 +1,295 @@
+"""FedCMD: vote for the layer that is to be personal, then mix the layers behind it by its similarity.
+
+Chen et al. 2024, "Towards optimal customized architecture for heterogeneous federated learning with
+contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algorithms 1-3. w_i is client i's
+model, phi_i its personal layer l*, K_p = `selection_rounds`.
+
+Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer of the least score (eq. 6, see
+`fedcmd_score`); the client's choice, the round's and at last l* are majorities. Then all
+clients start from the global model, and in a round of the cohort S_t client i trains (eqs. 7-8)
+
+    layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
+    layer l*           phi_i
+    layers behind l*   sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
+                       Phi_ij = max(0, cos(phi_i, phi_j)),  Phi_ii = 1
+
+Which layer is personal is data: both phases are one program. Each architecture votes for itself. What a
+client deploys is its own w_i after training; what it receives is assembled as above. Ties go to the earlier
+layer. Where all clients are scored, models are mixed over all of them.
+
+Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.
+Eq. 7 mixes at upload in Algorithm 3 and at download in the text: here at download. `personal` fixes the
+layer or the layers (``fc1+classifier``) instead of voting, after the same K_p rounds; Phi is then taken over
+all of them, and "before" means before the first. The authors' results keep BatchNorm's statistics on the
+clients (``bn_stats="local"``).
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.mixing.fedcmd_layers import assemble, cosine, cosine_of_outputs
+from jaxfl.algorithms.mixing.fedcmd_score import candidates, tallying
+from jaxfl.config.options import options, within
+from jaxfl.core import tree
+from jaxfl.core.client_map import everyone, gather, map_clients, per_group, scatter, sizes
+from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
+from jaxfl.core.training import Training, descend, initial_weights
+from jaxfl.data.federation import PerGroup
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs, rows_of_one
+from jaxfl.mechanisms.sharing import predict
+
+
+@options
+class FedCMD(Training):
+    """Options of FedCMD."""
+
+    selection_rounds: int = within("[0, inf)", 20)
+    """K_p, rounds of FedAvg in which clients vote for the layer."""
+    personal: str = "vote"
+    """The personal layer: vote, or a name (fc2), or several (fc1+classifier)."""
+    distance: Literal["wasserstein", "mean"] = "wasserstein"
+    """Between two distributions: of means and deviations, or of means alone."""
+    score: Literal["signed", "absolute"] = "signed"
+    """Whether a layer's two movements are differences with a sign (eq. 6) or without."""
+    ties: Literal["earlier", "fc2"] = "earlier"
+    """Which layer gets a vote that several deserve: the earlier one, or fc2 wherever it is among them."""
+    count: Literal["clients", "batches"] = "clients"
+    """Whose majority decides a round: that of the clients, or of all their mini-batches."""
+    selection: Literal["fedavg", "personal"] = "fedavg"
+    """Voting rounds: plain FedAvg, or with the layer that leads so far personal already."""
+    base: Literal["participants", "stored"] = "participants"
+    """Layers before l*: mean over the last round's participants, or over all stored models alike (these are
+    no part of voting by plain FedAvg)."""
+    tail: Literal["cosine", "softmax", "uniform"] = "cosine"
+    """Weights behind l*: Phi over the cohort, softmax of Phi over all clients, or equal ones."""
+    similarity: Literal["parameters", "updates"] = "parameters"
+    """Phi compares personal layers, or how the last round they met in changed these (mean over outputs)."""
+
+
+class State(NamedTuple):
+    """FedCMD's state, per group but for `hyper` and `similarity`.
+
+    Args:
+      hyper: the options.
+      shared: the global model.
+      own: the clients' models w_i (n_g, ...).
+      personal: (blocks,) bool, the personal layers; none in the first phase.
+      won: (candidates,) int32, rounds that each dense layer has won.
+      scores: (candidates,), mean over the last cohort that had a client of the group.
+      phi: (N, N), Phi of the pairs that have met, under the options of the authors' code; or None.
+    """
+
+    hyper: FedCMD
+    shared: PerGroup
+    own: PerGroup
+    personal: PerGroup
+    won: PerGroup
+    scores: PerGroup
+    phi: jax.Array | None
+
+
+def build(config: FedCMD) -> Algorithm:
+    """Assemble, train and vote, average, elect."""
+    voting, K_p = config.personal == "vote", config.selection_rounds
+    remembers = config.tail == "softmax" or config.similarity == "updates"
+    similar = cosine_of_outputs if config.similarity == "updates" else cosine
+    if voting and K_p == 0:
+        raise JaxflError("fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix --personal LAYER.")
+
+    def init(key, federation, hyper):
+        dtype, clients = federation.mean.dtype, federation.clients
+        shared = initial_weights(key, federation)
+        own = per_group(lambda w, group: tree.stack(w, len(group.id)), shared, federation.groups)
+        won = per_group(lambda model: jnp.zeros(len(candidates(model)), jnp.int32), federation.models)
+        return State(
+            hyper,
+            shared,
+            own,
+            per_group(lambda model, won: elected(model, won) & (K_p == 0), federation.models, won),
+            won,
+            per_group(lambda won: won.astype(dtype), won),
+            jnp.zeros((clients, clients), dtype) if remembers else None,
+        )
+
+    def elected(model, won):
+        """The personal layers, (blocks,) bool: the fixed ones, or the one that has won most rounds."""
+        names = config.personal.split("+")
+        if voting:
+            places = jnp.asarray([model.names.index(name) for name in candidates(model)], jnp.int32)
+            return jnp.arange(len(model.names), dtype=jnp.int32) == places[won.argmax()]
+        for name in names:
+            if name not in model.names:
+                raise JaxflError(f"{model.name} has no layer {name!r}; {nearest(name, model.names)}")
+        return jnp.asarray([name in names for name in model.names])
+
+    def assembled(state, federation, cohort):
+        """What the clients of a cohort start from, per group (k_g, ...)."""
+        pool = everyone(federation, cohort) if config.tail == "softmax" else among(federation, cohort)
+
+        def of_group(model, shared, own, others, personal, i, j):
+            same = i[:, None] == j[None]
+            real = jnp.broadcast_to(j < federation.clients, same.shape)
+            if config.tail == "uniform":
+                phi = jnp.ones(same.shape, federation.mean.dtype)
+            elif remembers:
+                phi = pairs(state.phi, i, j)
+            else:
+                phi = jnp.maximum(cosine(model, own, others, personal), 0)
+            phi = jnp.where(real, jnp.where(same, 1, phi), 0)
+            if config.tail == "softmax":
+                weights = jax.nn.softmax(phi, axis=1, where=real)
+            else:
+                weights = rows_of_one(phi, i, j)
+            w = assemble(model, shared, own, others, personal, weights)
+            return w._replace(stats=own.stats) if config.bn_stats == "local" else w
+
+        return per_group(
+            of_group,
+            federation.models,
+            state.shared,
+            gather(state.own, cohort),
+            gather(state.own, pool),
+            state.personal,
+            ids(federation, cohort),
+            ids(federation, pool),
+        )
+
+    def receive(key, state, federation, cohort):
+        return per_group(lambda w: Predictor(None, w, predict), assembled(state, federation, cohort))
+
+    def personal(key, state, federation, cohort):
+        return per_group(lambda w: Predictor(None, w, predict), gather(state.own, cohort))
+
+    def train(key, client, federation, w, hyper):
+        """A client's local training: its model, its loss and its `Tally`."""
+        model = client.model
+        begin, loss, end = tallying(model, config)
+        key = jax.random.fold_in(key, 0)
+        w, value = descend(
+            loss, begin(w), key, client, federation, hyper, blocks=model.names, epochs=config.epochs
+        )
+        return *end(w), value
+
+    def voters(slots, tally):
+        """Who has voted, (k,) bool: the clients present, but for those whose rows make no mini-batch."""
+        return slots.mask & (tally.votes.sum(1) > 0)
+
+    def winner(slots, tally):
+        """The layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
+        votes = tally.votes
+        if config.count == "clients":
+            votes = jax.nn.one_hot(votes.argmax(1), votes.shape[1], dtype=jnp.int32)
+        total = jnp.where(voters(slots, tally)[:, None], votes, 0).sum(0, dtype=jnp.int32)
+        anybody = (total.sum() > 0).astype(jnp.int32)
+        return anybody * jax.nn.one_hot(total.argmax(), len(total), dtype=jnp.int32)
+
+    def step(key, state, federation, cohort):
+        if K_p >= cohort.rounds:
+            raise JaxflError(
+                f"fedcmd votes in {K_p} rounds and the run has {cohort.rounds}; lower --selection-rounds."
+            )
+        t, selecting = cohort.round, cohort.round < K_p
+        start = assembled(state, federation, cohort)
+
+        def client(key, client, nothing, w):
+            return train(key, client, federation, w, state.hyper)
+
+        outputs = map_clients(client, key, federation, cohort, (None,) * len(start), start)
+        trained, tallies, loss = zip(*outputs, strict=True)
+
+        own = scatter(state.own, cohort, trained)
+        shared = per_group(tree.weighted_mean, trained, sizes(federation, cohort), state.shared)
+        if config.base == "stored":
+            fedavg = selecting & (config.selection == "fedavg")
+            stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)
+            shared = jax.tree.map(lambda mean, other: jnp.where(fedavg, mean, other), shared, stored)
+        won = per_group(
+            lambda slots, won, tally: won + winner(slots, tally) * selecting.astype(jnp.int32),
+            cohort.groups,
+            state.won,
+            tallies,
+        )
+        leading = per_group(elected, federation.models, won)
+        if config.selection == "fedavg":
+            leading = per_group(lambda layers: layers & (t + 1 >= K_p), leading)
+            own = per_group(lambda own, w: restart(own, w, t + 1 == K_p), own, shared)
+        seen = per_group(mean_scores, cohort.groups, tallies, state.scores)
+        phi = met(state, federation, cohort, start, trained) if remembers else None
+        up, down = traffic(state, federation, cohort)
+        state = State(state.hyper, shared, own, leading, won, seen, phi)
+        return state, Info(loss, up, down, findings(state, federation))
+
+    def restart(own, shared, now):
+        """All clients' models (n, ...): the global one where the second phase begins."""
+        clients = len(jax.tree.leaves(own)[0])
+        begun = jax.tree.map(lambda old, new: jnp.where(now, new, old), own, tree.stack(shared, clients))
+        return begun._replace(stats=own.stats) if config.bn_stats == "local" else begun
+
+    def mean_scores(slots, tally, before):
+        return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
+
+    def met(state, federation, cohort, start, trained):
+        """Phi (N, N) with new entries for the pairs of the cohort."""
+
+        def of_group(model, before, after, personal):
+            if config.similarity == "updates":
+                after = jax.tree.map(jnp.subtract, after, before)
+            return jnp.maximum(similar(model, after, after, personal), 0)
+
+        new = per_group(of_group, federation.models, start, trained, state.personal)
+        phi = state.phi
+        for of_pairs, i in zip(new, ids(federation, cohort), strict=True):
+            phi = put_pairs(phi, i, i, of_pairs)
+        return phi
+
+    def traffic(state, federation, cohort):
+        """Up: the model, and while voting the number of a layer; down: all but the personal layers."""
+
+        def scalars(model, w):
+            stats = {} if config.bn_stats == "local" else w.stats
+            sizes = [tree.scalars((w.params[name], stats.get(name))) for name in model.names]
+            return jnp.asarray(sizes, jnp.int32)
+
+        of_blocks = per_group(scalars, federation.models, state.shared)
+        present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
+        voted = (cohort.round < K_p).astype(jnp.int32)
+        up = per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
+        down = per_group(
+            lambda mask, sizes, personal: mask * jnp.where(personal, 0, sizes).sum(dtype=jnp.int32),
+            present,
+            of_blocks,
+            state.personal,
+        )
+        return up, down
+
+    def findings(state, federation):
+        """Scores, rounds won and the choice, layer by layer, of each architecture."""
+        found = {}
+        of_groups = zip(federation.models, state.scores, state.won, state.personal, strict=True)
+        for model, scores, won, personal in of_groups:
+            suffix = f", {model.name}" if len(federation.models) > 1 else ""
+            names = candidates(model)
+            found["score" + suffix] = dict(zip(names, scores, strict=True))
+            found["rounds won" + suffix] = dict(zip(names, won, strict=True))
+            found["personal" + suffix] = dict(zip(model.names, personal.astype(jnp.int32), strict=True))
+        return found
+
+    return Algorithm(init, receive, step, personal)
+
+
+fedcmd = Method(
+    "fedcmd",
+    build,
+    FedCMD,
+    "clients vote for the layer that is personal; those behind it are mixed by its similarity",
+    "Chen et al. 2024, IEEE Transactions on Computers",
+    """@article{chen2024fedcmd,
+  title={Towards Optimal Customized Architecture for Heterogeneous Federated Learning with Contrastive
+         Cloud-Edge Model Decoupling},
+  author={Chen, Xingyan and Du, Tian and Wang, Mu and Gu, Tiancheng and Zhao, Yu and Kou, Gang and
+          Xu, Changqiao and Wu, Dapeng Oliver},
+  journal={IEEE Transactions on Computers}, year={2024}}""",
+)

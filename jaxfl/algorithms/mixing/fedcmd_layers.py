@@ -1,0 +1,104 @@
+"""FedCMD's layers: models assembled around a personal layer, and how similar two personal layers are.
+
+Which blocks are personal is data, (blocks,) bool. Blocks before the first of them are the global model's, the
+personal ones a client's own, the others mixed (Chen et al. 2024, eqs. 7-8).
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import tree
+from jaxfl.mechanisms.mixing import mix, products
+from jaxfl.models.model import Model, Weights
+
+EPS = 1e-8
+
+
+def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, personal, weights) -> Weights:
+    """The models that clients start from.
+
+    Args:
+      model: of the group.
+      shared: the global model.
+      own: the clients' own models (k, ...).
+      pool: those that are mixed (m, ...).
+      personal: (blocks,) bool.
+      weights: (k, m), rows that sum to 1.
+
+    Returns:
+      Weights (k, ...).
+    """
+    first = jnp.where(personal.any(), personal.argmax(), len(model.names))
+
+    def of_block(b, name):
+        before, mine, others = (Weights(w.params[name], w.stats[name]) for w in (shared, own, pool))
+        which = jnp.where(personal[b], 1, jnp.where(b > first, 2, 0))
+        branches = (
+            lambda: tree.stack(before, len(weights)),
+            lambda: mine,
+            lambda: mix(weights, others),
+        )
+        return jax.lax.switch(which, branches)
+
+    blocks = {name: of_block(b, name) for b, name in enumerate(model.names)}
+    return Weights(
+        {name: block.params for name, block in blocks.items()},
+        {name: block.stats for name, block in blocks.items()},
+    )
+
+
+def cosine(model: Model, one: Weights, other: Weights, personal):
+    """Cosine of the personal layers' parameters, flattened: weights (k, ...), (m, ...) -> (k, m); eq. 8."""
+
+    def squares(w):
+        return _over_personal(
+            model,
+            one,
+            personal,
+            lambda name: sum(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
+        )
+
+    dots = _over_personal(model, one, personal, lambda name: products(one.params[name], other.params[name]))
+    return dots / jnp.maximum(jnp.sqrt(squares(one)[:, None] * squares(other)[None]), EPS)
+
+
+def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
+    """Cosine of the weights of each output unit, mean over the units: (k, ...), (m, ...) -> (k, m)."""
+
+    def of_block(name):
+        kernels = zip(jax.tree.leaves(one.params[name]), jax.tree.leaves(other.params[name]), strict=True)
+        cosines = [_mean_over_units(a, b) for a, b in kernels if a.ndim > 2]
+        return sum(cosines) / len(cosines)
+
+    layers = jnp.maximum(personal.sum(), 1)
+    total = _over_personal(model, one, personal, of_block)
+    return total / layers.astype(total.dtype)
+
+
+def _mean_over_units(a, b):
+    """Kernels (k, ..., units), (m, ..., units) -> (k, m)."""
+    a, b = (leaf.reshape(len(leaf), -1, leaf.shape[-1]) for leaf in (a, b))
+    norms = jnp.linalg.norm(a, axis=1)[:, None] * jnp.linalg.norm(b, axis=1)[None]
+    dots = jnp.einsum("nio,mio->nmo", a, b, precision="highest")
+    return (dots / jnp.maximum(norms, EPS)).mean(-1)
+
+
+def _over_personal(model: Model, weights: Weights, personal, of_block: Callable):
+    """The sum of a function of the blocks' names over the personal ones; nothing is computed of others.
+
+    Blocks without parameters, such as resizing, have nothing to compare.
+    """
+
+    def counted(b, name):
+        result = functools.partial(of_block, name)
+        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(result))
+        return jax.lax.cond(personal[b], result, lambda: nothing)
+
+    return sum(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
+
+
+def _flat(leaf):
+    return leaf.reshape(len(leaf), -1)

@@ -1,0 +1,137 @@
+"""FedCMD's score: how far a layer moves the distribution of features between input and label.
+
+Chen et al. 2024, section IV and eq. 6. A tensor a of a mini-batch is known by the Gaussian of its normalised
+values, nu(a) = (a - min a) / (max a - min a): mean mu and deviation sd over all entries. The distance of two
+is the closed form of the 2-Wasserstein distance in one dimension,
+
+    W(a, b) = sqrt((mu_a - mu_b)^2 + (sd_a - sd_b)^2)
+
+and with the images x, the labels y as numbers and the output o_l of layer l (after its ReLU), its score is
+
+    s_l = | [W(o_l, y) - W(o_{l-1}, y)]  -  [W(o_l, x) - W(o_{l-1}, x)] |
+
+A mini-batch votes for the layer with the least score. Candidates are the dense layers.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.core.training import mean
+from jaxfl.models.model import Model, Weights
+
+
+class Gaussian(NamedTuple):
+    """Mean and standard deviation of a tensor's normalised values, () each."""
+
+    mean: jax.Array
+    deviation: jax.Array
+
+
+def candidates(model: Model) -> tuple[str, ...]:
+    """The names of the dense layers: blocks with weights, but without convolutions."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0)).params
+    kernels = {name: [leaf.ndim for leaf in jax.tree.leaves(leaves)] for name, leaves in shapes.items()}
+    return tuple(name for name in model.names if 0 < max(kernels[name], default=0) < 4)
+
+
+class Tally(NamedTuple):
+    """What a client's mini-batches say of the candidates, added up.
+
+    Args:
+      votes: (candidates,) int32.
+      scores: (candidates,).
+    """
+
+    votes: jax.Array
+    scores: jax.Array
+
+
+def gaussian(a, mask) -> Gaussian:
+    """Of the rows of a batch (B, ...) that `mask` (B,) marks; a tensor without spread is all 0."""
+    real = mask.reshape(-1, *(1,) * (a.ndim - 1)) & jnp.ones(a.shape, bool)
+    low, high = jnp.min(a, where=real, initial=jnp.inf), jnp.max(a, where=real, initial=-jnp.inf)
+    spread = jnp.where(high > low, high - low, 1)
+    normalised = (a - low) / spread
+    return Gaussian(jnp.mean(normalised, where=real), jnp.std(normalised, where=real))
+
+
+def wasserstein(a: Gaussian, b: Gaussian, distance: str):
+    """Between two Gaussians; "mean" leaves the deviations out."""
+    means, deviations = a.mean - b.mean, a.deviation - b.deviation
+    return jnp.abs(means) if distance == "mean" else jnp.sqrt(means**2 + deviations**2)
+
+
+def scores(model: Model, outputs, batch, *, distance: str, score: str):
+    """The candidates' scores on a mini-batch.
+
+    Args:
+      model: whose layers.
+      outputs: of every block, (B, ...) each.
+      batch: the mini-batch they come from.
+      distance: "wasserstein", or "mean" for the difference of means alone.
+      score: "signed" is eq. 6; "absolute" takes both differences without their sign.
+
+    Returns:
+      (candidates,).
+    """
+    x, y = (gaussian(a.astype(outputs[-1].dtype), batch.mask) for a in (batch.x, batch.y))
+    layers = [x, *(gaussian(output, batch.mask) for output in outputs)]  # the first layer's input is x
+
+    def moved(block, towards):
+        before, now = (wasserstein(layers[i], towards, distance) for i in (block, block + 1))
+        return jnp.abs(now - before) if score == "absolute" else now - before
+
+    places = [model.names.index(name) for name in candidates(model)]
+    return jnp.stack([jnp.abs(moved(b, y) - moved(b, x)) for b in places])
+
+
+def vote(scores, names: tuple[str, ...], ties: str):
+    """One vote for the least score, (candidates,) int32; of several for `ties`, else for the earliest."""
+    least = scores == scores.min()
+    winner = least.argmax()
+    if ties in names:
+        winner = jnp.where(least[names.index(ties)], names.index(ties), winner)
+    return jax.nn.one_hot(winner, len(names), dtype=jnp.int32)
+
+
+def tallying(model: Model, config) -> tuple[Callable, Callable, Callable]:
+    """Plain training that keeps a tally on the way.
+
+    The tally is added up where BatchNorm's running statistics are, under a name that no block has.
+
+    Args:
+      model: of the client.
+      config: FedCMD's options.
+
+    Returns:
+      ``begin: weights -> weights`` with an empty tally; the loss for `jaxfl.core.training.descend`; and
+      ``end: weights -> (weights, Tally)``, the scores averaged over the mini-batches.
+    """
+    names = candidates(model)
+
+    def begin(weights):
+        nothing = Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
+        return Weights(weights.params, weights.stats | {"tally": nothing})
+
+    def loss(weights, batch, key):
+        outputs, stats = model.outputs(
+            weights.params, weights.stats, batch.x, train=model.names, key=key, mask=batch.mask
+        )
+        value = mean(optax.softmax_cross_entropy_with_integer_labels(outputs[-1], batch.y), batch)
+        seen = jax.lax.stop_gradient(outputs)
+        new = scores(model, seen, batch, distance=config.distance, score=config.score)
+        votes, total = weights.stats["tally"]
+        tally = Tally(votes + vote(new, names, config.ties), total + new)
+        return value, stats | {"tally": tally}
+
+    def end(weights):
+        stats = dict(weights.stats)
+        votes, total = stats.pop("tally")
+        batches = jnp.maximum(votes.sum(), 1).astype(total.dtype)
+        return Weights(weights.params, stats), Tally(votes, total / batches)
+
+    return begin, loss, end

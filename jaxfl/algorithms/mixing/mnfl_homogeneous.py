@@ -1,0 +1,131 @@
+"""MNFL among clients of one architecture: a learned matrix mixes their parameters.
+
+Beikmohammadi et al., the homogeneous variant. w_n is client n's model, flattened, C as in
+`jaxfl.mechanisms.learned_matrix`. In a round, among the clients of each architecture that take part,
+
+    wbar_n <- sum_m C[n, m] w_m
+    w_n    <- LocalSGD(wbar_n)                                       transfer="replace"
+    C      <- C - eta_3 grad_C { lam sum_n (n_n / n) ||wbar_n - w_n||^2 / dim + rho ||C - 1/N||^2 }
+
+and rows are projected on the simplex. The paper refers for the transfer to an appendix that it lacks:
+"replace" is its "personalised global model at the server"; "prox" is the literal counterpart of its eq. 6, R
+steps w_n <- w_n - 2 eta_2 (w_n - wbar_n), which with the paper's rates move a model by 1 % a round. In grad_C
+the models are taken relative to their mean: distances of parameters have no scale of their own. N is the
+number of clients of the architecture.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.public_images.mnfl import BIBTEX, matrices
+from jaxfl.config.options import options, within
+from jaxfl.core import tree
+from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent, sizes
+from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
+from jaxfl.core.training import cross_entropy, descend, initial_weights
+from jaxfl.data.federation import PerGroup
+from jaxfl.mechanisms import learned_matrix as teaching
+from jaxfl.mechanisms.learned_matrix import Teaching
+from jaxfl.mechanisms.mixing import among, ids, mix, pairs, products, rows_of_one
+from jaxfl.mechanisms.sharing import predict
+from jaxfl.models.model import Weights
+
+
+@options
+class MNFLHomogeneous(Teaching):
+    """Options of MNFL among clients of one architecture."""
+
+    transfer: Literal["replace", "prox"] = "replace"
+    """Local training starts from the teacher, or the own model steps towards it before."""
+    transfer_steps: int = within("[0, inf)", 1)
+    """R, steps towards the teacher under transfer="prox"."""
+    transfer_lr: float = within("[0, inf)", 0.005)
+    """eta_2, their learning rate."""
+
+
+class State(NamedTuple):
+    """The clients' models per group (n_g, ...), and the matrix C (N, N), 0 between architectures."""
+
+    hyper: MNFLHomogeneous
+    weights: PerGroup
+    matrix: jax.Array
+
+
+def build(config: MNFLHomogeneous) -> Algorithm:
+    """Mix, train, learn the matrix."""
+
+    def init(key, federation, hyper):
+        weights = initial_weights(key, federation)
+        weights = per_group(lambda w, group: tree.stack(w, len(group.id)), weights, federation.groups)
+        return State(hyper, weights, teaching.initial([group.id for group in federation.groups]))
+
+    def transferred(state, federation, cohort):
+        """What the clients of a cohort start from, per group (k_g, ...)."""
+        pool = among(federation, cohort)
+
+        def of_group(own, others, i, j):
+            teacher = mix(rows_of_one(pairs(state.matrix, i, j), i, j), others)
+            if config.transfer == "prox":
+                left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
+                teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)
+            return teacher._replace(stats=own.stats) if config.bn_stats == "local" else teacher
+
+        return per_group(
+            of_group,
+            gather(state.weights, cohort),
+            gather(state.weights, pool),
+            ids(federation, cohort),
+            ids(federation, pool),
+        )
+
+    def receive(key, state, federation, cohort):
+        return per_group(lambda w: Predictor(None, w, predict), transferred(state, federation, cohort))
+
+    def personal(key, state, federation, cohort):
+        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
+
+    def step(key, state, federation, cohort):
+        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+
+        def client(key, client, nothing, w):
+            model, key = client.model, jax.random.fold_in(key, 0)
+            loss = cross_entropy(model, model.names)
+            return descend(loss, w, key, client, federation, hyper, blocks=model.names, epochs=config.epochs)
+
+        start = transferred(state, federation, cohort)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, start), strict=True)
+        matrix = state.matrix
+        of_groups = zip(
+            trained, ids(federation, cohort), sizes(federation, cohort), federation.groups, strict=True
+        )
+        for w, i, rows, group in of_groups:
+            slopes = towards_teachers(teaching.teachers(matrix, i), communicated(w), rows > 0)
+            matrix = teaching.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
+        traffic = sent(cohort, per_group(lambda w: tree.one(communicated(w)), state.weights))
+        findings = {"weight": teaching.summary(matrix)}
+        state = State(hyper, scatter(state.weights, cohort, trained), matrix)
+        return state, Info(loss, traffic, traffic, findings)
+
+    def communicated(w: Weights) -> Weights:
+        return w._replace(stats={}) if config.bn_stats == "local" else w
+
+    def towards_teachers(c, w, present):
+        """d_nm: weights c (k, k), models w (k, ...), relative to the mean of those present -> (k, k)."""
+        centre = tree.weighted_mean(w, present.astype(c.dtype), jax.tree.map(lambda leaf: leaf[0], w))
+        centred = jax.tree.map(lambda leaf, middle: leaf - middle[None], w, centre)
+        away = jax.tree.map(jnp.subtract, mix(c, centred), centred)
+        return 2 * products(away, centred) / tree.scalars(centre)
+
+    return Algorithm(init, receive, step, personal, matrices=matrices)
+
+
+mnfl_homogeneous = Method(
+    "mnfl-homogeneous",
+    build,
+    MNFLHomogeneous,
+    "clients of one architecture get mixtures of each other's models, by a learned matrix",
+    "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
+    BIBTEX,
+)

@@ -1,0 +1,195 @@
+"""DraftFed: clients of any depth and width align their feature maps on a set of images that all have.
+
+Liao et al. 2023, "DraftFed: a draft-based personalized federated learning approach for heterogeneous
+convolutional neural networks", IEEE Transactions on Mobile Computing, doi:10.1109/TMC.2023.3283557,
+Algorithm 1. G is the global set, l_i the number of convolutions of client i's model, tap k what its k-th
+convolution puts out (see `jaxfl.models.blocks`). In a round
+
+    drafts       D1_i = tap 1,  D2_i = tap l_i,  D3_i = logits, and tap l_j for every l_j < l_i    (eq. 2)
+    targets      T1_i = mean_j match(D1_j)                                                        (eqs. 5-7)
+                 T2_i = mean of match(tap l_i of model j) over the j with l_j >= l_i
+                 T3_i = mean_j D3_j
+    w_i  <- SGD over lam1 MSE(D1_i, T1_i) + lam2 MSE(D2_i, T2_i) + lam3 CE(softmax T3_i, D3_i) on G  (eq. 4)
+    w_i  <- LocalSGD(w_i)
+
+`match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
+linear, it is applied to the sum over the clients of an architecture. Images of G are drawn once, before the
+first round. A client deploys w_i and receives nothing else before a round.
+
+The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text and
+Algorithm 1 mean what stands above. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the
+softmax. Optimiser, rates and rounds are not given in the paper.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.config.options import options, within
+from jaxfl.core import tree
+from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor
+from jaxfl.core.training import Training, cross_entropy, descend, initial_weights, mean, sweep
+from jaxfl.data.federation import PerGroup
+from jaxfl.mechanisms import public_images as public
+from jaxfl.mechanisms.sharing import predict
+from jaxfl.models.maps import match
+from jaxfl.models.model import Model
+
+
+@options
+class DraftFed(Training):
+    """Options of DraftFed."""
+
+    lam1: float = within("[0, inf)", 1.0)
+    """Weight of the first convolution's draft."""
+    lam2: float = within("[0, inf)", 1.0)
+    """Weight of the last convolution's draft."""
+    lam3: float = within("[0, inf)", 1.0)
+    """Weight of the logits' draft."""
+    global_size: int = within("[1, inf)", 512)
+    """|G|, images of the global set; all public ones where there are fewer."""
+    draft_epochs: int = within("[0, inf)", 1)
+    """Passes over the global set in a round."""
+    draft_batch: int = within("[1, inf)", 128)
+    """Images of a mini-batch of draft learning."""
+
+
+class State(NamedTuple):
+    """The clients' models per group (n_g, ...), and the rows (|G|,) of the global set."""
+
+    hyper: DraftFed
+    weights: PerGroup
+    images: jax.Array
+
+
+class Drafts(NamedTuple):
+    """Of a client on the global set, or its targets; a model without convolutions has logits alone.
+
+    Args:
+      taps: {depth: (|G|, H, W, C)}.
+      logits: (|G|, outputs).
+    """
+
+    taps: dict[int, jax.Array]
+    logits: jax.Array
+
+
+def build(config: DraftFed) -> Algorithm:
+    """Compute drafts, aggregate, learn from them, learn alone."""
+
+    def init(key, federation, hyper):
+        weights = initial_weights(key, federation)
+        weights = per_group(lambda w, group: tree.stack(w, len(group.id)), weights, federation.groups)
+        return State(hyper, weights, public.subset(key, federation, config.global_size))
+
+    def personal(key, state, federation, cohort):
+        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
+
+    def step(key, state, federation, cohort):
+        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+
+        def compute(key, client, nothing, w):
+            depths = supplied(client.model, federation.models)
+
+            def on_batch(x):
+                logits, _, taps = client.model.apply_with_taps(w.params, w.stats, x, depths, train=False)
+                return Drafts(dict(zip(depths, taps, strict=True)), logits)
+
+            guest = public.visiting(client, state.images)
+            return sweep(on_batch, guest.rows, guest.size, federation)
+
+        def learn(key, client, targets, w):
+            model, rates = client.model, dataclasses.replace(hyper, batch_size=config.draft_batch)
+            w, _ = descend(
+                draft_loss(model, targets, hyper),
+                w,
+                jax.random.fold_in(key, 1),
+                public.visiting(client, state.images),
+                federation,
+                rates,
+                blocks=model.names,
+                epochs=config.draft_epochs,
+            )
+            loss, key = cross_entropy(model, model.names), jax.random.fold_in(key, 0)
+            return descend(loss, w, key, client, federation, hyper, blocks=model.names, epochs=config.epochs)
+
+        own = gather(state.weights, cohort)
+        drafts = map_clients(compute, key, federation, cohort, nothing, own)
+        targets = aggregate(drafts, federation.models, cohort)
+        trained, loss = zip(*map_clients(learn, key, federation, cohort, targets, own), strict=True)
+        info = Info(loss, up=sent(cohort, per_group(tree.one, drafts)), down=sent(cohort, targets))
+        return State(hyper, scatter(state.weights, cohort, trained), state.images), info
+
+    return Algorithm(init, personal, step, personal)
+
+
+def ends(model: Model) -> tuple[int, ...]:
+    """Depths of the taps that a client aligns: its first and its last convolution."""
+    return tuple(sorted({1, model.convolutions})) if model.convolutions else ()
+
+
+def supplied(model: Model, models: tuple[Model, ...]) -> tuple[int, ...]:
+    """Depths of the taps that a client sends: its own two, and the last ones of shallower models."""
+    lasts = {other.convolutions for other in models if 0 < other.convolutions < model.convolutions}
+    return tuple(sorted({*ends(model), *lasts}))
+
+
+def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> PerGroup:
+    """Every group's targets: means over the clients of the cohort that have such a draft."""
+    counts = [slots.mask.sum() for slots in cohort.groups]
+    sums = [
+        jax.tree.map(lambda leaf: jnp.tensordot(slots.mask.astype(leaf.dtype), leaf, 1), of_group)  # noqa: B023
+        for of_group, slots in zip(drafts, cohort.groups, strict=True)
+    ]
+
+    def mean_over(groups, of_group):
+        total = sum(of_group(sums[g]) for g in groups)
+        return total / jnp.maximum(sum(counts[g] for g in groups), 1).astype(total.dtype)
+
+    def target(model, own):
+        taps = {}
+        for depth in ends(model):
+            shape = own.taps[depth].shape[1:]
+            havers = [g for g in range(len(models)) if depth in drafts[g].taps]
+            taps[depth] = mean_over(havers, lambda s: match(s.taps[depth], shape))  # noqa: B023
+        return Drafts(taps, mean_over(range(len(models)), lambda s: s.logits))
+
+    return per_group(target, models, tuple(sums))
+
+
+def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
+    """The distance of a model's drafts from their targets (eq. 4), as `descend` takes it."""
+    terms = ((1, hyper.lam1), (model.convolutions, hyper.lam2)) if model.convolutions else ()
+
+    def loss(w, batch, key):
+        logits, stats, taps = model.apply_with_taps(
+            w.params, w.stats, batch.x, ends(model), train=True, key=key, mask=batch.mask
+        )
+        towards = jax.nn.softmax(targets.logits[batch.position])
+        value = hyper.lam3 * mean(optax.softmax_cross_entropy(logits, towards), batch)
+        drafts = dict(zip(ends(model), taps, strict=True))
+        for depth, lam in terms:  # of a single convolution twice the same
+            away = jnp.square(drafts[depth] - targets.taps[depth][batch.position]).mean((1, 2, 3))
+            value += lam * mean(away, batch)
+        return value, stats
+
+    return loss
+
+
+draftfed = Method(
+    "draftfed",
+    build,
+    DraftFed,
+    "clients of any depth and width align their feature maps on images that all have",
+    "Liao et al. 2023, IEEE Transactions on Mobile Computing",
+    """@article{liao2023draftfed,
+  title={DraftFed: A Draft-Based Personalized Federated Learning Approach for Heterogeneous Convolutional
+         Neural Networks},
+  author={Liao, Yuying and Ma, Le and Zhou, Bin and Zhao, Xuechen and Xie, Feng},
+  journal={IEEE Transactions on Mobile Computing}, year={2023}, doi={10.1109/TMC.2023.3283557}}""",
+    public=True,
+)

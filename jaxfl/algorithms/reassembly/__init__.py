@@ -1,0 +1,1 @@
+"""Methods that take networks apart and put them together anew."""

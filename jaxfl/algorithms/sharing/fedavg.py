@@ -1,0 +1,69 @@
+"""FedAvg: one global model, the weighted mean of local ones.
+
+McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i rows on client i of the cohort S_t:
+
+    w_i <- LocalSGD(w)
+    w   <- sum_i n_i w_i / sum_i n_i
+
+FedAvg-FT: the same training; before use each client fine-tunes a copy (Yu et al. 2020,
+arXiv:2002.04758). Where papers differ, we fine-tune the head for E = 5 epochs with the training optimizer
+(CompFL's appendix A); ``ft_part="all"`` fine-tunes the whole model.
+"""
+
+from typing import Literal
+
+from jaxfl.config.options import options, within
+from jaxfl.core.protocol import Algorithm, Method
+from jaxfl.core.training import Training
+from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
+
+
+@options
+class FedAvg(Training):
+    """Options of FedAvg."""
+
+
+@options
+class FedAvgFT(FineTuning):
+    """Options of FedAvg-FT."""
+
+    ft_epochs: int = within("[0, inf)", 5)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
+    ft_part: Literal["head", "all"] = "head"
+    """What is fine-tuned."""
+
+
+def build(config: FedAvg) -> Algorithm:
+    """Keep nothing."""
+    return partial_sharing(config, keep=lambda model: ())
+
+
+def build_ft(config: FedAvgFT) -> Algorithm:
+    """Keep nothing; fine-tune."""
+    return partial_sharing(config, keep=lambda model: (), tune=fine_tuning(config))
+
+
+fedavg = Method(
+    "fedavg",
+    build,
+    FedAvg,
+    "one global model, the weighted mean of local ones",
+    "McMahan et al. 2017, arXiv:1602.05629",
+    """@inproceedings{mcmahan2017communication,
+  title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and 
+          {Ag{\\"u}era y Arcas}, Blaise},
+  booktitle={AISTATS}, year={2017}}""",
+)
+
+fedavg_ft = Method(
+    "fedavg-ft",
+    build_ft,
+    FedAvgFT,
+    "FedAvg, fine-tuned by each client before use",
+    "Yu et al. 2020, arXiv:2002.04758",
+    """@article{yu2020salvaging,
+  title={Salvaging Federated Learning by Local Adaptation},
+  author={Yu, Tao and Bagdasaryan, Eugene and Shmatikov, Vitaly},
+  journal={arXiv:2002.04758}, year={2020}}""",
+)

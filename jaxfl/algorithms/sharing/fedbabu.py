@@ -1,0 +1,54 @@
+"""FedBABU: the head stays at its random start while the extractor is learned; fine-tuned before use.
+
+Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the same for all clients:
+
+    theta_i <- SGD over theta with head phi_0, E epochs
+    theta   <- sum_i n_i theta_i / sum_i n_i
+    before use: (theta_i', phi_i') <- SGD over (theta, phi_0) for ft_epochs epochs
+
+What is received before the fine-tuning has a random head: a low `received` accuracy is no error.
+"""
+
+import functools
+
+from jaxfl.config.options import options, within
+from jaxfl.core.protocol import Algorithm, Method, Phase
+from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.models.model import Model
+
+
+@options
+class FedBABU(FineTuning):
+    """Options of FedBABU."""
+
+    ft_epochs: int = within("[0, inf)", 5)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
+
+
+def phases(config: FedBABU, model: Model) -> tuple[Phase, ...]:
+    """The body alone."""
+    return (Phase(model.body.names, config.epochs),)
+
+
+def build(config: FedBABU) -> Algorithm:
+    """Keep the head, and train the body only."""
+    return partial_sharing(
+        config,
+        keep=lambda model: model.head.names,
+        phases=functools.partial(phases, config),
+        tune=fine_tuning(config),
+    )
+
+
+fedbabu = Method(
+    "fedbabu",
+    build,
+    FedBABU,
+    "the head is never trained in the federation; fine-tuned before use",
+    "Oh et al. 2022, arXiv:2106.06042",
+    """@inproceedings{oh2022fedbabu,
+  title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
+  author={Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
+  booktitle={ICLR}, year={2022}}""",
+    phases,
+)

@@ -1,0 +1,54 @@
+"""FedRep: a shared extractor under personal heads, trained in turn.
+
+Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_i client i's head:
+
+    phi_i   <- SGD over phi_i for E_h epochs       theta fixed, its BatchNorm in evaluation mode
+    theta_i <- SGD over theta for E epochs         phi_i fixed
+    theta   <- sum_i n_i theta_i / sum_i n_i
+
+The head comes first, for one epoch; the body then trains for as many epochs as other methods do.
+"""
+
+import functools
+
+from jaxfl.config.options import options, within
+from jaxfl.core.protocol import Algorithm, Method, Phase
+from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.models.model import Model
+
+
+@options
+class FedRep(FineTuning):
+    """Options of FedRep."""
+
+    head_epochs: int = within("[1, inf)", 1)
+    """E_h, epochs of the head before the body's `epochs`."""
+
+
+def phases(config: FedRep, model: Model) -> tuple[Phase, ...]:
+    """The head, then the body."""
+    return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
+
+
+def build(config: FedRep) -> Algorithm:
+    """Keep the head; train it, then the body."""
+    return partial_sharing(
+        config,
+        keep=lambda model: model.head.names,
+        phases=functools.partial(phases, config),
+        tune=fine_tuning(config),
+    )
+
+
+fedrep = Method(
+    "fedrep",
+    build,
+    FedRep,
+    "a shared extractor, personal heads, trained in turn",
+    "Collins et al. 2021, arXiv:2102.07078",
+    """@inproceedings{collins2021exploiting,
+  title={Exploiting Shared Representations for Personalized Federated Learning},
+  author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
+  booktitle={ICML}, year={2021}}""",
+    phases,
+)

@@ -1,0 +1,99 @@
+"""FedRoD: a generic head trained on balanced softmax, and a personal head on what remains.
+
+Chen and Chao 2022, arXiv:2107.00778, section 4 (linear personal head). f is the extractor, G the generic
+and P_i the personal head, n_ic client i's training rows of class c. For each batch, z = f(x):
+
+    L_G = CE(G(z) + gamma log n_ic, y)             gradient to f and G
+    L_P = CE(stop(G(z)) + P_i(stop(z)), y)         gradient to P_i alone
+    f, G <- sum_i n_i (f_i, G_i) / sum_i n_i
+
+The deployed prediction is G(z) + P_i(z), the received one as well, with the newest f and G. P_i starts as a
+copy of G. A class that a client lacks has log 0 = -inf: it drops out of the normaliser.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.config.options import options, within
+from jaxfl.core import tree
+from jaxfl.core.protocol import Algorithm, Method, Phase
+from jaxfl.core.training import Training, mean
+from jaxfl.mechanisms.sharing import partial_sharing
+
+
+@options
+class FedRoD(Training):
+    """Options of FedRoD."""
+
+    gamma: float = within("[0, inf)", 1.0)
+    """Exponent of the class counts in balanced softmax; 0 is plain cross-entropy."""
+
+
+def build(config: FedRoD) -> Algorithm:
+    """A model with one more block that stays on the client, "personal": the second head."""
+    return partial_sharing(
+        config,
+        keep=lambda model: ("personal",),
+        phases=lambda model: (Phase((*model.names, "personal"), config.epochs),),
+        extend=with_personal_head,
+        objective=two_heads,
+        predict=predict,
+    )
+
+
+def with_personal_head(model, weights):
+    """P_i starts as a copy of G."""
+    (head,) = model.head.names
+    return weights._replace(params=weights.params | {"personal": weights.params[head]})
+
+
+def two_heads(client, blocks, hyper):
+    """L_G + L_P; the stopped gradients keep each term to its own parameters."""
+    model, stop = client.model, jax.lax.stop_gradient
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+    def loss(weights, batch, key):
+        params, stats = weights
+        z, new_stats = model.body.apply(params, stats, batch.x, train=True, key=key, mask=batch.mask)
+        generic = generic_head(model, params, z)
+        both = stop(generic) + personal_head(model, params, stop(z))
+        n = client.class_counts.astype(z.dtype)
+        # A large negative number stands for log 0: -inf times gamma = 0 would be NaN.
+        log_n = jnp.where(n > 0, jnp.log(jnp.maximum(n, 1)), -1e9)
+        balanced = generic + hyper.gamma * log_n[None]
+        value = mean(cross_entropy(balanced, batch.y) + cross_entropy(both, batch.y), batch)
+        return value, stats | new_stats
+
+    return loss
+
+
+def generic_head(model, params, z):
+    """G(z)."""
+    return model.head.apply(params, {}, z, train=True)[0]
+
+
+def personal_head(model, params, z):
+    """P_i(z)."""
+    (head,) = model.head.names
+    return model.head.apply({head: params["personal"]}, {}, z, train=True)[0]
+
+
+def predict(model, shared, own, x):
+    """G(z) + P_i(z)."""
+    params, stats = tree.combine(shared, own)
+    z, _ = model.body.apply(params, stats, x, train=False)
+    return generic_head(model, params, z) + personal_head(model, params, z)
+
+
+fedrod = Method(
+    "fedrod",
+    build,
+    FedRoD,
+    "a generic head on balanced softmax, a personal head on the rest",
+    "Chen and Chao 2022, arXiv:2107.00778",
+    """@inproceedings{chen2022bridging,
+  title={On Bridging Generic and Personalized Federated Learning for Image Classification},
+  author={Chen, Hong-You and Chao, Wei-Lun},
+  booktitle={ICLR}, year={2022}}""",
+)

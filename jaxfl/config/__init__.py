@@ -1,0 +1,1 @@
+"""What users choose: options with their ranges, and choices written as text."""

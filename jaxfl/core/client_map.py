@@ -1,0 +1,148 @@
+"""The client axis and its one door.
+
+An algorithm describes one client; `map_clients` runs that description for all clients of a cohort, group
+by group. How many run side by side, and on which devices, is decided here, so no algorithm maps over clients
+itself.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from jaxfl.core import flops, tree
+from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
+
+LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
+
+
+def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> PerGroup:
+    """Run a one-client function for every client of a cohort: the only door to the client axis.
+
+    Args:
+      f: ``(key, client, shared, own) -> outputs``, for one client. An absent client has size 0: it runs
+        no batch, and what it returns is not used.
+      key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
+      federation: the clients.
+      cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.core.cohorts.balance`
+        arranges clients so that the stretches weigh the same.
+      shared: per group, what all its clients receive.
+      own: per group, leaves (k_g, ...), of which each client gets its entry; see `gather`.
+
+    Returns:
+      Per group the outputs of `f`, with a leading axis (k_g, ...).
+    """
+    mesh = federation.mesh
+    f = flops.of_client(f)
+
+    def of_group(group, slots, shared, own):
+        places = len(slots.mask)
+        at_once = max(1, min(federation.clients_at_once, -(-places // federation.devices)))
+        # Filled up with empty places: a remainder would be compiled as a program of its own.
+        fill = -places % (federation.devices * at_once)
+        if fill:
+            slots = Slots(
+                jnp.pad(slots.index, (0, fill), constant_values=len(group.id)), jnp.pad(slots.mask, (0, fill))
+            )
+            own = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, fill)] + [(0, 0)] * (leaf.ndim - 1)), own)
+        clients = tree.take(group, slots)
+        clients = dataclasses.replace(
+            clients,
+            size=jnp.where(slots.mask, clients.size, 0),
+            validation_size=jnp.where(slots.mask, clients.validation_size, 0),
+            test_size=jnp.where(slots.mask, clients.test_size, 0),
+        )
+
+        def stretch(clients, own):
+            return jax.lax.map(
+                lambda one: f(jax.random.fold_in(key, one[0].id), one[0], shared, one[1]),
+                (clients, own),
+                batch_size=at_once if at_once > 1 else None,
+            )
+
+        outputs = stretch(clients, own) if mesh is None else _over_devices(stretch, mesh, clients, own)
+        return jax.tree.map(lambda leaf: leaf[:places], outputs)
+
+    done = per_group(of_group, federation.groups, cohort.groups, shared, own)
+    for g, (_, operations) in enumerate(done):
+        nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
+        flops.add(nobody.at[cohort.groups[g].index].add(operations, mode="drop"), group=g)
+    return tuple(outputs for outputs, _ in done)
+
+
+def _over_devices(f, mesh, *args):
+    """``f(*args)`` with the leading axis of all arguments and outputs divided among the mesh's devices."""
+    share = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // mesh.size, *leaf.shape[1:]), leaf.dtype), args
+    )
+    # What f captures is made an argument: inside `shard_map` arrays from outside are of another kind.
+    jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(*share)
+
+    def on_device(captured, args):
+        leaves = jaxpr_as_fun(jaxpr.replace(consts=captured))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
+
+    whole, divided = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(whole, divided), out_specs=divided, check_vma=False
+    )
+    return mapped(jaxpr.consts, args)
+
+
+def per_group(f, *groups) -> PerGroup:
+    """``f`` of each group's entries, as a tuple."""
+    return tuple(f(*entries) for entries in zip(*groups, strict=True))
+
+
+def gather(stacked: PerGroup, cohort: Cohort) -> PerGroup:
+    """The cohort's entries of stacked client state: leaves (n_g, ...) -> (k_g, ...)."""
+    return per_group(tree.take, stacked, cohort.groups)
+
+
+def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
+    """Client state in which the cohort's entries are `new` (k_g, ...); all others stay as they are."""
+    return per_group(tree.put, stacked, cohort.groups, new)
+
+
+def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) float: training rows of the cohort's clients, 0 in empty places."""
+    dtype = federation.mean.dtype
+    return per_group(
+        lambda group, slots: jnp.where(slots.mask, tree.take(group.size, slots), 0).astype(dtype),
+        federation.groups,
+        cohort.groups,
+    )
+
+
+def sent(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """Per group (k_g,) int32: the scalars of one message (a tree per group) for each client present.
+
+    Raises:
+      JaxflError: if a message has more scalars than an int32 counts.
+    """
+
+    def of_group(slots, message):
+        scalars = tree.scalars(message)
+        if scalars > LARGEST_MESSAGE:
+            raise JaxflError(
+                f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
+                f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
+            )
+        return slots.mask.astype(jnp.int32) * scalars
+
+    return per_group(of_group, cohort.groups, messages)
+
+
+def everyone(federation: Federation, cohort: Cohort) -> Cohort:
+    """The same round with all clients."""
+    places = per_group(
+        lambda group: Slots(
+            jnp.arange(group.size.shape[0], dtype=jnp.int32), jnp.ones(group.size.shape[0], bool)
+        ),
+        federation.groups,
+    )
+    return dataclasses.replace(cohort, groups=places)

@@ -1,0 +1,115 @@
+"""Who takes part in which round, and in which place: drawn before the run, from a stream of its own.
+
+The stream depends on the seed, the round and the number of clients alone, so every method sees the same
+cohorts, and a resumed run the same as an undisturbed one.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxfl.core.protocol import Slots
+from jaxfl.data.federation import Federation
+
+SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
+
+
+def draw_cohorts(
+    group_sizes: Sequence[int], participation: float, rounds: int, seed: int
+) -> tuple[Slots, ...]:
+    """Draw max(1, floor(participation * N)) of N clients for every round, without replacement.
+
+    Args:
+      group_sizes: clients of each architecture group; ids count through the groups in order.
+      participation: share of clients that take part, in (0, 1].
+      rounds: how many rounds to draw.
+      seed: of the run.
+
+    Returns:
+      Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients in
+      any round, and at least 1, so all rounds have one shape; places that a round leaves empty are masked.
+    """
+    clients = sum(group_sizes)
+    active = max(1, int(participation * clients + 1e-9))
+    chosen = np.zeros((rounds, clients), bool)
+    for t in range(rounds):
+        rng = np.random.default_rng([seed, t])
+        chosen[t, rng.permutation(clients)[:active]] = True
+    starts = np.cumsum([0, *group_sizes])
+    return tuple(_slots(chosen[:, start:end]) for start, end in zip(starts[:-1], starts[1:], strict=True))
+
+
+def _slots(chosen: np.ndarray) -> Slots:
+    counts = chosen.sum(1)
+    places = int(counts.max(initial=1))
+    # A stable sort on "not chosen" puts the chosen clients first, in the order of their ids.
+    index = np.argsort(~chosen, axis=1, kind="stable")[:, :places].astype(np.int32)
+    mask = np.arange(places) < counts[:, None]
+    return Slots(np.where(mask, index, np.int32(chosen.shape[1])), mask)
+
+
+def balance(
+    cohorts: Sequence[Slots], sizes: Sequence[np.ndarray], federation: Federation
+) -> tuple[Slots, ...]:
+    """Rearrange cohorts so that the devices, each with an equal stretch of places, get equal work.
+
+    The largest client first, each goes to the device with the least work so far that has a place left.
+    Within a stretch clients stand by size, so those that run side by side are of similar size.
+
+    Args:
+      cohorts: per group `Slots` with leaves (rounds, k_g).
+      sizes: per group (n_g,), the rows of each client: its work.
+      federation: its devices, and how many clients run side by side on each.
+
+    Returns:
+      The same clients in the same rounds, with leaves (rounds, devices * places): at most `SPARE` more
+      places per device than its share. Where clients run side by side there is no place to spare: these
+      cost what their largest does, an empty place as well.
+    """
+    spare = SPARE if federation.clients_at_once == 1 else 0
+    return tuple(
+        _balanced(slots, work, federation.devices, spare) for slots, work in zip(cohorts, sizes, strict=True)
+    )
+
+
+def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slots:
+    rounds, k = slots.mask.shape
+    places = min(k, -(-k // devices) + spare)
+    index = np.full((rounds, devices, places), len(sizes), np.int32)
+    for t in range(rounds):
+        clients = slots.index[t][slots.mask[t]]
+        if t and np.array_equal(slots.index[t], slots.index[t - 1]):
+            index[t] = index[t - 1]
+            continue
+        loads = [(0, 0, device) for device in range(devices)]  # rows, clients, device
+        for client in clients[np.argsort(-sizes[clients], kind="stable")]:
+            rows, count, device = heapq.heappop(loads)
+            index[t, device, count] = client
+            if count + 1 < places:
+                heapq.heappush(loads, (rows + int(sizes[client]), count + 1, device))
+    used = (index < len(sizes)).sum(2).max(initial=1)
+    index = index[:, :, :used].reshape(rounds, devices * used)
+    return Slots(index, index < len(sizes))
+
+
+def align(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> list[tuple[Slots, ...]]:
+    """The cohorts of several runs in equally many places, as the fullest needs; clients keep their devices.
+
+    Args:
+      runs: what `balance` returns for each: leaves (rounds, devices * places), places being the run's own.
+      federation: whose clients and devices they are.
+    """
+
+    def of_group(group, *parts):
+        places = max(part.mask.shape[1] for part in parts) // federation.devices
+
+        def filled(leaf, value):
+            rounds, its_own = len(leaf), leaf.shape[1] // federation.devices
+            stretches = leaf.reshape(rounds, federation.devices, its_own)
+            fill = [(0, 0), (0, 0), (0, places - its_own)]
+            return np.pad(stretches, fill, constant_values=value).reshape(rounds, -1)
+
+        return [Slots(filled(part.index, len(group.id)), filled(part.mask, False)) for part in parts]
+
+    return list(zip(*map(of_group, federation.groups, *runs), strict=True))

@@ -1,0 +1,104 @@
+"""Floating-point operations of training: counted on the traced program, added up per client and round.
+
+The loops of local training say what they compute with `add` while a program is traced; whoever wants to
+know opens `collect` around them. So no method has to count, and the sum is an output of the program: it
+knows how many rows each client really had.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from jaxfl.data.federation import PerGroup
+
+_amounts: ContextVar[list[tuple] | None] = ContextVar("amounts", default=None)
+
+
+def of(f: Callable, *args) -> int:
+    """The operations of one call: 2 per multiply-add of every matrix product and convolution in it.
+
+    Only shapes are used; nothing runs. A loop counts as often as it runs, once if that depends on data;
+    of several branches the dearest counts. Products with padding count, elementwise operations do not.
+
+    Args:
+      f: function of `args`.
+      *args: arrays, or anything with their shapes and dtypes.
+    """
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    # A hand-written backward traces gradients that nobody asks for; the compiler drops them, and so do we.
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return _of_jaxpr(needed)
+
+
+def _of_jaxpr(jaxpr: core.Jaxpr) -> int:
+    return sum(map(_of_equation, jaxpr.eqns))
+
+
+def _of_equation(equation: core.JaxprEqn) -> int:
+    parts = map(_of_jaxpr, core.jaxprs_in_params(equation.params))
+    match equation.primitive.name:
+        case "dot_general":
+            left, (contracted, _) = equation.invars[0].aval, equation.params["dimension_numbers"][0]
+            return 2 * equation.outvars[0].aval.size * math.prod(left.shape[axis] for axis in contracted)
+        case "conv_general_dilated":
+            kernel, features = equation.invars[1].aval, equation.params["dimension_numbers"].rhs_spec[0]
+            return 2 * equation.outvars[0].aval.size * (kernel.size // kernel.shape[features])
+        case "scan":
+            return equation.params["length"] * sum(parts)
+        case "cond":
+            return max(parts)
+    return sum(parts)
+
+
+@contextlib.contextmanager
+def collect() -> Iterator[list[tuple]]:
+    """Collect what is added inside, as pairs (group or None, amount); an outer collector sees none of it."""
+    amounts = []
+    token = _amounts.set(amounts)
+    try:
+        yield amounts
+    finally:
+        _amounts.reset(token)
+
+
+def add(amount, group: int | None = None) -> None:
+    """Report operations to the innermost collector; without one, nothing happens.
+
+    Args:
+      amount: a traced value of the program around which the collector is open: not of a loop or branch
+        within it. (), or (n_g,) of the clients of a group.
+      group: whose clients' they are, if that is known.
+    """
+    amounts = _amounts.get()
+    if amounts is not None:
+        amounts.append((group, amount))
+
+
+def of_client(f: Callable) -> Callable:
+    """A function that returns ``(f(...), () float)``: its outputs and the operations added in it."""
+
+    def counted(*args):
+        with collect() as amounts:
+            outputs = f(*args)
+        return outputs, _sum(amount for _, amount in amounts)
+
+    return counted
+
+
+def by_group(amounts: list[tuple], clients: Sequence[int]) -> PerGroup:
+    """Sums of what was collected: floats (n_g,) for the clients of each group, and a () of no group's."""
+    shapes = {g: (n,) for g, n in enumerate(clients)} | {None: ()}
+    return tuple(
+        _sum((amount for owner, amount in amounts if owner == group), shape)
+        for group, shape in shapes.items()
+    )
+
+
+def _sum(amounts, shape: tuple[int, ...] = ()) -> jax.Array:
+    return sum(amounts, start=jnp.zeros(shape, float))

@@ -1,0 +1,124 @@
+"""Device memory: how many clients fit side by side and how many runs, and what to say where it ran out."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+import psutil
+
+from jaxfl.data.federation import Federation
+from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import by_first
+
+USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
+HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share it with whatever else runs
+
+
+def peak_bytes(compiled: jax.stages.Compiled) -> int:
+    """What a compiled program holds at once on a device: arguments, results and temporaries."""
+    memory = compiled.memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes  # donated: an argument and a result in one place
+    )
+
+
+@by_first
+def available(federation: Federation) -> int | None:
+    """Bytes on a device for a run's programs and the federation; None where devices do not tell (a CPU)."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()[: federation.devices]]
+    if not all("bytes_limit" in of_device for of_device in stats):
+        return None
+    free = min(of_device["bytes_limit"] - of_device["bytes_in_use"] for of_device in stats)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(federation))  # in use by now, and an argument
+    return int(USABLE * (free + held))
+
+
+@by_first
+def available_to_several(federation: Federation) -> int:
+    """Bytes on a device for a program of several runs; what a CPU does not tell comes from the machine."""
+    on_device = available(federation)
+    if on_device is None:
+        return int(HOST_SHARE * psutil.virtual_memory().available / federation.devices)
+    return on_device
+
+
+def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
+    """Halve a number until what it needs fits.
+
+    Args:
+      number: of clients or runs that one would like at once.
+      needed: the bytes that some programs hold with so many, see `peak_bytes`; where the compiler finds them
+        too large, it may raise.
+      limit: the bytes that there are, see `available`.
+
+    Returns:
+      As many as fit; 1 where nothing fits.
+    """
+
+    def fits():
+        try:
+            return needed(number) <= limit
+        except jax.errors.JaxRuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            return False
+
+    while number > 1 and not fits():
+        number = -(-number // 2)
+    return number
+
+
+def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:
+    """Halve the clients that run side by side until they fit, see `most_that_fit`.
+
+    Args:
+      federation: with as many `clients_at_once` as one would like.
+      needed: the bytes that some programs hold at once with such a federation.
+      limit: the bytes that there are.
+
+    Returns:
+      The same federation with as many clients at once as fit; with one where nothing fits.
+    """
+
+    def with_so_many(number):
+        return dataclasses.replace(federation, clients_at_once=number)
+
+    return with_so_many(
+        most_that_fit(federation.clients_at_once, lambda number: needed(with_so_many(number)), limit)
+    )
+
+
+@contextlib.contextmanager
+def explained(federation: Federation | None = None) -> Iterator[None]:
+    """Turn a lack of memory into one sentence with the knob to turn.
+
+    Args:
+      federation: that is trained; None while it is put on the devices.
+
+    Raises:
+      JaxflError: if a device's memory is exhausted.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not _out_of_memory(error):
+            raise
+        raise JaxflError(f"A device's memory ran out {_advice(federation)}.") from error
+
+
+def _advice(federation: Federation | None) -> str:
+    if federation is None:
+        return "while the data were put on it; end what else uses it, or take fewer or smaller images"
+    at_once = federation.clients_at_once
+    if at_once > 1:
+        return f"with --clients-at-once {at_once}; start again with --clients-at-once {at_once // 2}"
+    advice = "lower --batch-size, --eval-every or --devices (each holds the data set and the state)"
+    return f"with --clients-at-once {at_once}; {advice}"
+
+
+def _out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    return "RESOURCE_EXHAUSTED" in str(error)

@@ -1,0 +1,162 @@
+"""The words that the rest of jaxfl speaks: clients, cohorts, predictors and the algorithm protocol.
+
+A *federation* has one group per architecture. Whatever belongs to clients is stacked: a leaf of group
+``g`` is ``(n_g, ...)`` for all its clients, ``(k_g, ...)`` for those of a cohort. Whatever differs per
+group is a tuple with one entry per group, in the federation's order.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxfl.config.options import static
+from jaxfl.data.federation import PerGroup
+from jaxfl.models.model import Model
+
+Key = jax.Array  # a typed key, `jax.random.key`
+State = Any  # an algorithm's own NamedTuple of pytrees
+
+
+class Slots(NamedTuple):
+    """Some clients of one group, in a fixed number of places ``k``.
+
+    Args:
+      index: (k,) int32, positions within the group; one past the last client where a place is empty.
+      mask: (k,) bool, True where the place is taken.
+    """
+
+    index: jax.Array
+    mask: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cohort:
+    """Who takes part in a round, and which round it is (warm-ups and schedules read it here)."""
+
+    round: jax.Array  # () int32, from 0
+    groups: PerGroup  # of Slots
+    rounds: int = static()  # of the whole run
+    part: bool = static(default=False)  # whether these are some of all clients, who are scored in parts
+
+
+class Predictor(NamedTuple):
+    """How the clients of one group predict. A shared model is not copied per client.
+
+    Args:
+      shared: leaves that all clients use.
+      stacked: leaves ``(k, ...)``, one entry per client.
+      predict: ``(model, shared, own, x) -> scores (B, outputs)``; the largest score is the prediction.
+    """
+
+    shared: Any
+    stacked: Any
+    predict: Callable
+
+
+class Info(NamedTuple):
+    """What a round reports. Nothing here is read by the next round.
+
+    Args:
+      loss: per group (k,), mean training loss of each client over the steps of its last local phase.
+      up: per group (k,) int32, scalars (4 bytes each) that each client sent.
+      down: per group (k,) int32, scalars that each client received.
+      findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
+        round and drawn as one panel of lines each. A host step may add entries of any JSON form.
+    """
+
+    loss: PerGroup
+    up: PerGroup
+    down: PerGroup
+    findings: dict = {}
+
+
+class Init(Protocol):
+    """The state before the first round."""
+
+    def __call__(self, key: Key, federation: Any, hyper: Any) -> State:
+        """`hyper` is the method's configuration; its float fields are traced scalars."""
+
+
+class Step(Protocol):
+    """One round, pure and scannable: `State` in, `State` of the same structure out."""
+
+    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> tuple[State, Info]:
+        """`key` is the round's; a client's own key is folded from it with the client's id."""
+
+
+class Predict(Protocol):
+    """The models that the given clients hold at some moment, one `Predictor` per group."""
+
+    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
+        """`cohort` says which clients to build; all clients are scored in parts, with `cohort.part` set."""
+
+
+class Algorithm(NamedTuple):
+    """A federated method: pure functions; what selects a program is closed over, the rest is state.
+
+    Args:
+      init: the state before the first round.
+      receive: what clients start a round from, before local training.
+      step: one round.
+      personal: what clients deploy; this is scored. It may fine-tune a copy.
+      host: a step between rounds outside of jit, after `step` with the same cohort; its `Info` adds to
+        the round's traffic. None for most methods. What it keeps must be in the state: nothing else is
+        saved.
+      matrices: ``state -> {name: (N, N)}``, what the method knows about pairs of clients, by their ids. They
+        are saved with every checkpoint and drawn. None for most methods.
+    """
+
+    init: Init
+    receive: Predict
+    step: Step
+    personal: Predict
+    host: Step | None = None
+    matrices: Callable[[State], dict[str, jax.Array]] | None = None
+
+
+class Phase(NamedTuple):
+    """A part of a client's round: some blocks train while the others stand still.
+
+    Args:
+      blocks: names of those that train.
+      epochs: passes over the client's rows.
+      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
+    """
+
+    blocks: tuple[str, ...]
+    epochs: int
+    personal: bool = False
+
+
+def jointly(config: Any, model: Model) -> tuple[Phase, ...]:
+    """All blocks train together for the configuration's `epochs`."""
+    return (Phase(model.names, config.epochs),)
+
+
+class Method(NamedTuple):
+    """A method as users meet it: a name, its options, how to build it, and whom to cite.
+
+    Args:
+      name: on the command line and in tables.
+      build: ``config -> Algorithm``.
+      config: frozen dataclass, a subclass of `jaxfl.core.training.Training`. Its float fields are traced
+        hyper-parameters, all others select a program.
+      summary: one line.
+      paper: authors, year and where to find it.
+      bibtex: the same for a bibliography.
+      phases: ``(config, model) -> phases``, the local training that a client's round consists of, for whoever
+        counts work. What a method does beside (adapting, distilling) is time, but no phase.
+      public: whether it needs public images; where the user names none, a tenth of the data is held out.
+    """
+
+    name: str
+    build: Callable[[Any], Algorithm]
+    config: type
+    summary: str
+    paper: str = ""
+    bibtex: str = ""
+    phases: Callable[[Any, Model], tuple[Phase, ...]] = jointly
+    public: bool = False

@@ -1,0 +1,66 @@
+"""Pytrees of client state: parts, places in a stack, and means over clients."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core.protocol import Slots
+
+
+def split(tree, keep):
+    """Divide a tree by leaf path: (leaves where ``keep(path)``, the others), None elsewhere.
+
+    Args:
+      tree: any pytree.
+      keep: function of a path, a tuple of names such as ``("params", "conv1", "kernel")``.
+    """
+    marks = jax.tree.map_with_path(lambda path, _: bool(keep(names(path))), tree)
+    kept = jax.tree.map(lambda mark, leaf: leaf if mark else None, marks, tree)
+    rest = jax.tree.map(lambda mark, leaf: None if mark else leaf, marks, tree)
+    return kept, rest
+
+
+def combine(tree, other):
+    """Undo `split`: wherever `tree` has None, take `other`."""
+    return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=lambda leaf: leaf is None)
+
+
+def names(path) -> tuple[str, ...]:
+    """A JAX key path as plain names."""
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
+
+
+def take(tree, slots: Slots):
+    """Rows ``slots.index`` of every leaf (n, ...) -> (k, ...); an empty place repeats the last row."""
+    return jax.tree.map(lambda leaf: leaf.at[slots.index].get(mode="clip"), tree)
+
+
+def put(tree, slots: Slots, new):
+    """Write `new` (k, ...) to the rows ``slots.index`` of every leaf; empty places change nothing."""
+    return jax.tree.map(lambda leaf, rows: leaf.at[slots.index].set(rows, mode="drop"), tree, new)
+
+
+def stack(tree, n: int):
+    """Repeat every leaf n times along a new first axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), tree)
+
+
+def one(stacked):
+    """Shapes and dtypes of one client's entries in a stacked tree: leaves (n, ...) -> (...)."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
+
+
+def weighted_mean(stacked, weights, old):
+    """Mean over the first axis of every leaf (k, ...) with weights (k,); `old` where all weights are 0."""
+    total = weights.sum()
+    share = weights / jnp.where(total > 0, total, 1)
+
+    def mean(leaf, before):
+        value = jnp.tensordot(share.astype(leaf.dtype), leaf, 1, precision="highest")
+        return jnp.where(total > 0, value, before)
+
+    return jax.tree.map(mean, stacked, old)
+
+
+def scalars(tree) -> int:
+    """The number of scalars in a tree (of one client, not stacked): what the ledger counts."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,239 @@
+"""Several processes that run one command together, each with some of the devices.
+
+All compute the same programs on one mesh and hold the same state: JAX's own SPMD. What one of them alone may
+do, such as writing the run's folder, is `by_first`: process 0 does it and tells the others how it ended.
+
+They trust each other and the network between them: nothing on it is encrypted, nobody is asked who they are,
+and what process 0 tells is unpickled.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import hashlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxfl.errors import JaxflError
+
+BLOCK = 1 << 20  # bytes told at a time: all blocks have one shape, so one program tells everything
+SHUTDOWN = 100  # seconds that the first process to end waits for the last one
+GRACE = 2  # seconds that process 0 outlives an error: with it ends the service that keeps the others alive
+
+_only_here = contextvars.ContextVar("only_here", default=False)  # whether process 0 does something by itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Several processes that share the clients: the same command is started as many times."""
+
+    processes: int | Literal["auto"] = 1
+    """How many; auto where SLURM, Open MPI or a TPU slice says all that there is to know."""
+    process: int | None = None
+    """The number of this one; 0 alone writes results and prints them."""
+    coordinator: str | None = None
+    """HOST:PORT, the machine of process 0 and a free port there."""
+
+
+class EndsAll(Exception):
+    """What befell a single process while the others wait for it: only its end tells them."""
+
+
+def connect(options: Processes) -> None:
+    """Meet the other processes. To be called before anything is computed.
+
+    This process becomes two: the older one waits for the younger one, which goes on.
+
+    Raises:
+      JaxflError: if the options do not say who and where, or the others cannot be reached.
+    """
+    count, number, coordinator = dataclasses.astuple(options)
+    if count == 1 and number is None and coordinator is None:
+        return
+    known = {}
+    if count != "auto":
+        host, _, port = (coordinator or "").rpartition(":")
+        if number is None or not (host and port.isdecimal() and 0 <= number < count):
+            given = {"processes": count, "process": number, "coordinator": coordinator}
+            words = " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
+            raise JaxflError(
+                f"{words} does not say who meets where; N processes need --processes N and --coordinator "
+                "HOST:PORT, the same for all, and --process, a number from 0 to N - 1, for each its own."
+            )
+        known = {"coordinator_address": coordinator, "num_processes": count, "process_id": number}
+        known["cluster_detection_method"] = "deactivate"
+    elif number is not None or coordinator is not None:
+        raise JaxflError("--processes auto finds --process and --coordinator by itself; leave them out.")
+    _stand_by()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # no Python runs before the others are there
+    try:
+        jax.distributed.initialize(**known, shutdown_timeout_seconds=SHUTDOWN)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise JaxflError(
+            f"The processes do not find each other ({reason}); start every one of them, and where nothing "
+            "says who they are, with --coordinator HOST:PORT --processes N --process I."
+        ) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if jax.device_count() != jax.process_count() * jax.local_device_count():
+        raise JaxflError(
+            f"Process {jax.process_index()} has {jax.local_device_count()} of {jax.device_count()} devices; "
+            f"give all {jax.process_count()} processes equally many."
+        )
+
+
+def _stand_by() -> None:
+    """Go on in a child; its parent says in a sentence how it ended, should JAX's runtime abort it.
+
+    The runtime does so in all processes when process 0 is gone, and in one that waits for the others in vain;
+    no Python runs any more.
+    """
+    alive, held = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(held)
+        # End of file: the parent is gone, and this process would outlive whom others take for it.
+        threading.Thread(target=lambda: os.read(alive, 1) or os._exit(1), daemon=True).start()
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it as well
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == -signal.SIGINT:  # before it had met the others
+        os._exit(130)
+    if code < 0:
+        by = "JAX's runtime" if -code == signal.SIGABRT else signal.Signals(-code).name
+        print(f"jaxfl: {_gone(f'this one was ended by {by}')}", file=sys.stderr, flush=True)
+    os._exit(2 if code < 0 else code)
+
+
+def _gone(how: str) -> str:
+    return (
+        f"The processes of this run have not found each other, or are no longer complete ({how}); start all "
+        "of them again, with `jaxfl resume RUN` where a run had begun."
+    )
+
+
+@contextlib.contextmanager
+def explained_loss() -> Iterator[None]:
+    """Turn the loss of another process, and what `ends_all`, into one sentence.
+
+    Raises:
+      JaxflError: if something cannot be done together with the others.
+    """
+    try:
+        yield
+    except EndsAll as error:
+        raise JaxflError(str(error)) from error
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # jitted functions raise either
+        of_runtime = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+        if not (of_runtime and jax.distributed.is_initialized()):
+            raise
+        raise JaxflError(_gone(str(error).partition("\n")[0])) from error
+
+
+def leave(code: int) -> NoReturn:
+    """Exit. Of several processes, one that failed does not wait for the others, who may wait for it."""
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if jax.process_index() == 0:
+            time.sleep(GRACE)
+        os._exit(code)
+    sys.exit(code)
+
+
+def by_first(f: Callable) -> Callable:
+    """Process 0 alone does it; all get what it returns or the `JaxflError` that it raises.
+
+    All processes call it, in the same order. What it returns can be pickled.
+    """
+
+    @functools.wraps(f)
+    def everywhere(*args, **kwargs):
+        if _by_itself():
+            return f(*args, **kwargs)
+        value, error = pickle.loads(_told(_outcome(f, args, kwargs) if jax.process_index() == 0 else b""))
+        if error is not None:
+            raise error
+        return value
+
+    return everywhere
+
+
+def agree(what: str, tree: Any) -> None:
+    """Go on where all processes have the same, which all of them ask at the same moment.
+
+    Args:
+      what: they have, in words.
+      tree: of arrays that each holds in full, and of leaves whose repr says what they are.
+
+    Raises:
+      JaxflError: in all processes, naming those that have something else than process 0.
+    """
+    if _by_itself():
+        return
+    digests = multihost_utils.process_allgather(np.frombuffer(_digest(tree), np.uint8))
+    others = [str(process) for process, digest in enumerate(digests) if (digest != digests[0]).any()]
+    if others:
+        whose = f"Process {others[0]} has" if len(others) == 1 else f"Processes {', '.join(others)} have"
+        raise JaxflError(
+            f"{whose} other {what} than process 0; start all with one command, on machines of one kind that "
+            "see the same files."
+        )
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it is so in any process, which all of them ask at the same moment."""
+    return flag if _by_itself() else bool(multihost_utils.process_allgather(np.bool_(flag)).any())
+
+
+def ends_all(error: JaxflError) -> Exception:
+    """What to raise for an error that befalls this process alone, where others wait for it in a library."""
+    return error if _by_itself() else EndsAll(str(error))
+
+
+def _by_itself() -> bool:
+    return not jax.distributed.is_initialized() or _only_here.get()
+
+
+def _digest(tree: Any) -> bytes:
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            digest.update(f"{path} {leaf!r}".encode())
+            continue
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        digest.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+    return digest.digest()
+
+
+def _outcome(f, args, kwargs) -> bytes:
+    """What a function returns, or the error that it raises, pickled."""
+    before = _only_here.set(True)
+    try:
+        return pickle.dumps((f(*args, **kwargs), None))
+    except JaxflError as error:
+        return pickle.dumps((None, error))
+    finally:
+        _only_here.reset(before)
+
+
+def _told(message: bytes) -> bytes:
+    """The message of process 0, in every process; it may end in zeros."""
+    blocks = int(multihost_utils.broadcast_one_to_all(np.int32(-(-len(message) // BLOCK))))
+    message = np.frombuffer(message.ljust(blocks * BLOCK, b"\0"), np.uint8).reshape(blocks, BLOCK)
+    return b"".join(multihost_utils.broadcast_one_to_all(block).tobytes() for block in message)

@@ -1,0 +1,88 @@
+"""MNFL's matrix: who teaches whom, and how the server learns it.
+
+C (N, N) is indexed by client ids; row n holds the weights of client n's teachers, C[n, m] that of client m.
+After a round, for clients n and m of the cohort, of n_n rows out of n together,
+
+    C[n, m] <- C[n, m] - eta_3 { lam (n_n / n) d_nm + 2 rho (C[n, m] - 1/N) }
+
+where d_nm is the slope of the distance of client n's teacher from what client n itself is, towards m
+(Beikmohammadi et al., eq. 7). Then the row's entries are projected: they are not negative and keep the sum
+that they had, 1 if all clients take part. Absent clients' rows and columns stay as they are.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.config.options import options, within
+from jaxfl.core.training import Training
+from jaxfl.mechanisms.mixing import on_simplex, pairs, put_pairs, rows_of_one
+
+
+@options
+class Teaching(Training):
+    """Options of methods that learn who teaches whom."""
+
+    matrix_lr: float = within("[0, inf)", 0.01)
+    """eta_3, learning rate of the matrix; 0 leaves it uniform."""
+    lam: float = within("[0, inf)", 1.0)
+    """lambda, weight of the distance between a client and its teacher."""
+    rho: float = within("[0, inf)", 0.7)
+    """Pull of the matrix towards equal weights; without it every client ends as its own teacher."""
+    row_norm: Literal["simplex", "softmax", "clip"] = "simplex"
+    """A row after its step: projected on the simplex, softmax(5 row), or cut off at 0."""
+
+
+def initial(groups) -> jax.Array:
+    """Equal weights among the clients of each group of ids, 0 between groups: (N, N).
+
+    Args:
+      groups: arrays of ids that together are 0..N-1.
+    """
+    clients = sum(len(i) for i in groups)
+    matrix = jnp.zeros((clients, clients))
+    for i in groups:
+        matrix = put_pairs(matrix, i, i, jnp.full((len(i), len(i)), 1 / len(i)))
+    return matrix
+
+
+def teachers(matrix, i):
+    """The weights with which clients i (k,) teach each other, rows that sum to 1: (k, k)."""
+    return rows_of_one(pairs(matrix, i, i), i, i)
+
+
+def learn(matrix, i, sizes, slopes, hyper: Teaching, uniform: float):
+    """The server's step.
+
+    Args:
+      matrix: C, (N, N).
+      i: (k,) ids of the cohort; N in an empty place.
+      sizes: (k,) training rows; 0 in an empty place.
+      slopes: (k, k), d_nm.
+      hyper: rates and the kind of projection.
+      uniform: the equal weight that rho pulls to.
+
+    Returns:
+      C after the step.
+    """
+    weights, present = pairs(matrix, i, i), i < len(matrix)
+    shares = sizes / jnp.maximum(sizes.sum(), 1)
+    new = weights - hyper.matrix_lr * (
+        hyper.lam * shares[:, None] * slopes + 2 * hyper.rho * (weights - uniform)
+    )
+    mass = weights.sum(1)
+    if hyper.row_norm == "simplex":
+        new = on_simplex(new, mass, present)
+    elif hyper.row_norm == "softmax":
+        new = mass[:, None] * jax.nn.softmax(5 * new, axis=1, where=present[None])
+    else:
+        new = jnp.maximum(new, 0)
+    return put_pairs(matrix, i, i, new)
+
+
+def summary(matrix) -> dict:
+    """How far the weights have left equality: means over clients of two entries of their rows."""
+    oneself = jnp.eye(len(matrix), dtype=bool)
+    others = jnp.where(oneself, 0, matrix)
+    return {"of oneself": jnp.diagonal(matrix).mean(), "of the best other": others.max(1).mean()}

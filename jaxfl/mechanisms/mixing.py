@@ -1,0 +1,98 @@
+"""Row mixing: instead of one mean for all, an aggregate of its own for every client.
+
+A matrix over pairs of clients gives client n the mixture ``sum_m C[n, m] x_m`` of what the clients m hold:
+parameters, statistics, predictions. Matrices are indexed by client ids, whatever the group; what clients
+hold is listed in the order of a cohort's places, group after group.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl.core.client_map import everyone
+from jaxfl.core.protocol import Cohort
+from jaxfl.data.federation import Federation, PerGroup
+
+
+def among(federation: Federation, cohort: Cohort) -> Cohort:
+    """Whose models are mixed: those of the round; of all clients, where these are scored in parts."""
+    return everyone(federation, cohort) if cohort.part else cohort
+
+
+def ids(federation: Federation, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) int32: the clients in the places of a cohort; N, which is nobody, in empty ones."""
+    return tuple(
+        group.id.at[slots.index].get(mode="fill", fill_value=federation.clients)
+        for group, slots in zip(federation.groups, cohort.groups, strict=True)
+    )
+
+
+def pairs(matrix, rows, columns):
+    """A matrix (N, N) for the pairs of some ids, (k,) and (m,) -> (k, m); 0 where a place is empty."""
+    return matrix.at[rows[:, None], columns[None]].get(mode="fill", fill_value=0)
+
+
+def put_pairs(matrix, rows, columns, new):
+    """The matrix (N, N) with other entries (k, m) for the pairs of some ids; empty places change nothing."""
+    return matrix.at[rows[:, None], columns[None]].set(new, mode="drop")
+
+
+def rows_of_one(weights, rows, columns):
+    """Rows that sum to 1; where there is no weight at all, a client has its own.
+
+    Args:
+      weights: (k, m).
+      rows: (k,) ids; N in an empty place, whose row has no meaning.
+      columns: (m,) ids, in any order.
+    """
+    total = weights.sum(1, keepdims=True)
+    oneself = (rows[:, None] == columns[None]).astype(weights.dtype)
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), oneself)
+
+
+def mix(weights, stacked: Any) -> Any:
+    """``sum_m weights[n, m] leaf[m]`` of every leaf: (k, m), (m, ...) -> (k, ...)."""
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest"), stacked
+    )
+
+
+def concatenate(groups: PerGroup) -> jax.Array:
+    """Per group (k_g, ...), alike but for k_g -> (K, ...), group after group."""
+    return jnp.concatenate(groups)
+
+
+def split(joined: jax.Array, cohort: Cohort) -> PerGroup:
+    """Undo `concatenate`."""
+    ends = np.cumsum([len(slots.mask) for slots in cohort.groups])
+    return tuple(jnp.split(joined, ends[:-1].tolist()))
+
+
+def products(one: Any, other: Any):
+    """Inner products of all pairs of clients, over all leaves: (k, ...), (m, ...) -> (k, m)."""
+
+    def of_leaf(a, b):
+        return jnp.matmul(a.reshape(len(a), -1), b.reshape(len(b), -1).T, precision="highest")
+
+    return sum(jax.tree.leaves(jax.tree.map(of_leaf, one, other)))
+
+
+def on_simplex(rows, mass, present):
+    """Euclidean projection of the present entries (k,) of every row (k, k) on {c >= 0, sum c = mass}.
+
+    Args:
+      rows: to project; absent entries become 0.
+      mass: (k,), each row's sum. A row of mass 0 becomes 0.
+      present: (k,) bool, which entries count.
+    """
+
+    def of_row(row, mass):
+        row = jnp.where(present, row, -1e6)  # so far below that the projection is 0 there
+        with jax.numpy_dtype_promotion("standard"):  # Optax divides floats by integers
+            projected = optax.projections.projection_simplex(row, jnp.where(mass > 0, mass, 1))
+        return jnp.where(present & (mass > 0), projected, 0)
+
+    return jax.vmap(of_row)(rows, mass)

@@ -1,0 +1,68 @@
+"""Public images: what clients of any architecture can tell each other about.
+
+A round takes some of them; every client says what it sees there, and may learn from what others saw. A
+client learns from public images by the same local training as from its own: `visiting` gives it the
+images as its rows.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core.training import sweep
+from jaxfl.data.federation import Client, Federation
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Weights
+
+
+def require(federation: Federation) -> None:
+    """Refuse a federation whose clients cannot tell each other what they see on public images.
+
+    Raises:
+      JaxflError: if there are none, or every client numbers its classes anew.
+    """
+    if len(federation.public) == 0:
+        raise JaxflError(
+            "The method needs public images and the federation has none; add --public held-out or a data set."
+        )
+    if not federation.unified:
+        raise JaxflError(
+            "The method compares clients' predictions on public images, which mean other classes on every "
+            "client under --labels independent; leave that out."
+        )
+
+
+def subset(key, federation: Federation, size: int):
+    """Some public images of a round, drawn without replacement.
+
+    Args:
+      key: of the round; the draw has a stream of its own.
+      federation: its public images.
+      size: how many; all where there are fewer.
+
+    Returns:
+      (R,) int32, rows of the federation's images.
+
+    Raises:
+      JaxflError: see `require`.
+    """
+    require(federation)
+    stream = jax.random.fold_in(key, 2**31 - 1)  # no client has this id
+    return jax.random.permutation(stream, federation.public)[:size]
+
+
+def visiting(client: Client, rows) -> Client:
+    """The client with public images (R,) as its training rows; an absent one still trains on nothing."""
+    size = jnp.where(client.size > 0, len(rows), 0).astype(client.size.dtype)
+    return dataclasses.replace(client, rows=rows, size=size)
+
+
+def logits(weights: Weights, client: Client, federation: Federation, rows):
+    """What a client says of public images (R,) in evaluation mode: (R, outputs); 0 of an absent client."""
+    client = visiting(client, rows)
+
+    def scores(x):
+        return client.model.apply(weights.params, weights.stats, x, train=False)[0]
+
+    return sweep(scores, client.rows, client.size, federation)
