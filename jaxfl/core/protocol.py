@@ -6,7 +6,8 @@ group is a tuple with one entry per group, in the federation's order.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -42,7 +43,9 @@ class Cohort:
     part: bool = static(default=False)  # whether these are some of all clients, who are scored in parts
 
 
-class Predictor(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Predictor:
     """How the clients of one group predict. A shared model is not copied per client.
 
     Args:
@@ -53,7 +56,7 @@ class Predictor(NamedTuple):
 
     shared: Any
     stacked: Any
-    predict: Callable
+    predict: Callable = static()
 
 
 class Info(NamedTuple):
@@ -65,12 +68,15 @@ class Info(NamedTuple):
       down: per group (k,) int32, scalars that each client received.
       findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
         round and drawn as one panel of lines each. A host step may add entries of any JSON form.
+      trained: per group a `Predictor` of the cohort's models as local training left them, before anything is
+        averaged. It is scored where somebody asks for it, and costs nothing otherwise.
     """
 
     loss: PerGroup
     up: PerGroup
     down: PerGroup
     findings: dict = {}
+    trained: PerGroup | None = None
 
 
 class Init(Protocol):
@@ -107,6 +113,8 @@ class Algorithm(NamedTuple):
         saved.
       matrices: ``state -> {name: (N, N)}``, what the method knows about pairs of clients, by their ids. They
         are saved with every checkpoint and drawn. None for most methods.
+      prepare: a phase before the first round, with a cohort of all clients: pre-training, a pass over all
+        clients. What it sends and computes counts for the first round. None for most methods.
     """
 
     init: Init
@@ -115,6 +123,7 @@ class Algorithm(NamedTuple):
     personal: Predict
     host: Step | None = None
     matrices: Callable[[State], dict[str, jax.Array]] | None = None
+    prepare: Step | None = None
 
 
 class Phase(NamedTuple):
@@ -149,7 +158,9 @@ class Method(NamedTuple):
       bibtex: the same for a bibliography.
       phases: ``(config, model) -> phases``, the local training that a client's round consists of, for whoever
         counts work. What a method does beside (adapting, distilling) is time, but no phase.
-      public: whether it needs public images; where the user names none, a tenth of the data is held out.
+      needs: ``config -> names`` of what the method cannot do without: "public" images, "validation" rows.
+        Where the user chose none, the command provides them.
+      pictures: file name -> ``findings of the last round -> figure``, what the method draws itself.
     """
 
     name: str
@@ -159,4 +170,5 @@ class Method(NamedTuple):
     paper: str = ""
     bibtex: str = ""
     phases: Callable[[Any, Model], tuple[Phase, ...]] = jointly
-    public: bool = False
+    needs: Callable[[Any], Collection[str]] = lambda config: ()
+    pictures: Mapping[str, Callable[[dict], Any]] = MappingProxyType({})

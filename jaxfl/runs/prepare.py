@@ -150,7 +150,9 @@ def for_methods(setup: Setup, methods: Iterable[Method]) -> Setup:
     """The setup with public images, if one of the methods needs some and the user chose nothing."""
     if setup.public != "auto" or setup.partition.endswith(".npz"):
         return setup
-    return dataclasses.replace(setup, public="held-out" if any(m.public for m in methods) else "none")
+    return dataclasses.replace(
+        setup, public="held-out" if any("public" in m.needs(m.config()) for m in methods) else "none"
+    )
 
 
 def held_out(setup: Setup) -> float:

@@ -182,5 +182,5 @@ mnfl = Method(
     "clients of any architecture teach each other on public images, by a learned matrix",
     "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
     BIBTEX,
-    public=True,
+    needs=lambda config: {"public"},
 )

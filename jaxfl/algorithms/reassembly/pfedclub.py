@@ -172,7 +172,7 @@ pfedclub = Method(
     "a server assembles a teacher for every client from blocks of all clients' networks",
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
-    public=True,
+    needs=lambda config: {"public"},
 )
 
 pfedclub_plus = Method(
@@ -182,5 +182,5 @@ pfedclub_plus = Method(
     "pFedClub with teachers that are hardly larger than the clients' networks",
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
-    public=True,
+    needs=lambda config: {"public"},
 )

@@ -2,7 +2,7 @@
 
 The kills of a few methods are always tested; those of all methods, hundreds of seconds, by
 
-    python -m pytest tests/test_faults.py -m ""
+    python -m pytest tests/runs/test_faults.py -m ""
 
 which also writes docs/faults.md.
 """
@@ -35,7 +35,7 @@ from jaxfl.runs.interrupt import deferred
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "faults.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 ROUNDS, EVERY, CHECKPOINTS = 16, 2, 4
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=8 --clients 4 --participation 0.5 "
@@ -577,7 +577,7 @@ result, matrices and checkpoints are compared, bit for bit, with those of a run 
 Kills are `kill -9` at random moments, {KILLS} for each of the {len(METHODS)} methods, of runs that start
 and of runs that are resumed. The table is written by
 
-    python -m pytest tests/test_faults.py -m ""
+    python -m pytest tests/runs/test_faults.py -m ""
 
 | fault | times | rounds computed again | what follows |
 |---|---|---|---|

@@ -43,6 +43,7 @@ ARGUMENTS = {
     "personal": ["key", "state", "federation", "cohort"],
     "host": ["key", "state", "federation", "cohort"],
     "matrices": ["state"],
+    "prepare": ["key", "state", "federation", "cohort"],
 }
 
 # Scalars that a client of this model sends, and receives if that is another number, in the first round.

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def folder(quick_compilation, tmp_path_factory):
     """The current folder of all tests: own code, arguments, a partition and a finished run."""
     folder = tmp_path_factory.mktemp("work")
-    shutil.copytree(Path(__file__).parent / "own", folder, dirs_exist_ok=True)
+    shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         call("partition @own.args --run-dir divided")

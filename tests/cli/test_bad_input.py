@@ -1,8 +1,8 @@
 """What a user can get wrong: in each case one sentence says what to mend, and nothing is left behind.
 
 All cases are driven through the command. Files are damaged, or made by somebody who means harm: nothing in
-them is executed, unpickled, or written outside of the run folder. `tests/test_faults.py` is about what goes
-wrong while a run is on its way.
+them is executed, unpickled, or written outside of the run folder. `tests/runs/test_faults.py` is about what
+goes wrong while a run is on its way.
 """
 
 import json
@@ -36,7 +36,7 @@ class Trap:
 def folder(quick_compilation, tmp_path_factory):
     """The current folder of all tests: own code, a partition, a finished run, and files that are no good."""
     folder, source = tmp_path_factory.mktemp("work"), tiny_source()
-    shutil.copytree(Path(__file__).parent / "own", folder, dirs_exist_ok=True)
+    shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
     (folder / "broken.py").write_text("fedprox = Method()\n")
     np.savez(folder / "flat.npz", images=source.images[0, 0], labels=source.labels)
     np.savez(folder / "nan.npz", images=np.full(source.images.shape, np.nan), labels=source.labels)
