@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.bench.workloads import Strategy
+from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import align, balance
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort, Phase
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.runs.prepare import Setup
-from jaxfl.runs.run import Chosen
+from jaxfl.runs.variant import Variant
 
 TORCH = "torch"  # stands in place of a strategy
 TORCH_METHODS = ("fedavg", "fedper", "fedrep", "ditto")
@@ -55,7 +55,7 @@ def chunks(cohorts: PerGroup, rounds: int) -> list[PerGroup]:
 def in_jaxfl(
     name: str,
     strategy: Strategy,
-    chosen: Chosen,
+    variant: Variant,
     setup: Setup,
     federation: Federation,
     runs: list[PerGroup],
@@ -66,17 +66,17 @@ def in_jaxfl(
     Args:
       name: of the strategy.
       strategy: what it is.
-      chosen: the method.
+      variant: the method.
       setup: the strategy's options.
       federation: prepared with them.
       runs: the cohorts of each seed.
       rounds: of a repetition.
     """
-    program = chosen.programs.rounds_of_runs if strategy.together else chosen.programs.rounds
+    program = variant.programs.rounds_of_runs if strategy.together else variant.programs.rounds
     before = program.seconds
-    keys = [jax.random.key(setup.seed + i) for i in range(strategy.seeds)]
-    hyper = traced(chosen.config)
-    states = [jax.tree.map(jnp.copy, chosen.programs.init(key, federation, hyper)) for key in keys]
+    keys = [jax.random.key(setup.run.seed + i) for i in range(strategy.seeds)]
+    hyper = traced(variant.config)
+    states = [jax.tree.map(jnp.copy, variant.programs.init(key, federation, hyper)) for key in keys]
     if strategy.together:
         keys, states = [jnp.stack(keys)], [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)]
     keys, states = federation.replicate((keys, states))
@@ -98,7 +98,7 @@ def in_jaxfl(
         return memory.peak_bytes(executable)
 
     limit = memory.available(federation)
-    if limit is not None and setup.clients_at_once is None:
+    if limit is not None and setup.machine.clients_at_once is None:
         federation = memory.as_many_as_fit(federation, needed, limit)
     of_turns = cohorts(federation)
 
@@ -110,7 +110,7 @@ def in_jaxfl(
         name,
         train,
         federation.devices,
-        setup.precision,
+        setup.run.precision,
         strategy.seeds,
         federation.clients_at_once,
         peak_bytes=needed(federation),

@@ -5,7 +5,6 @@ same cohorts one after the other, repetition by repetition, so a machine that sl
 repetition before the first warms up and does not count.
 """
 
-import dataclasses
 import functools
 import statistics
 import time
@@ -17,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxfl import registry
 from jaxfl.bench.contestants import TORCH, TORCH_METHODS, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import work
 from jaxfl.bench.workloads import Strategy, Workload
+from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.sources import Source
-from jaxfl.runs.prepare import Setup, prepare
-from jaxfl.runs.run import choose
+from jaxfl.runs.prepare import prepare
+from jaxfl.runs.variant import choose
 
 
 def measure(
@@ -58,15 +57,14 @@ def measure(
       "mfu", the model's FLOP/s as a share of "matmul_flops_per_s", see `matmul_flops`; "flops_per_sample";
       "repetitions", the samples/s of each; "rounds_per_repetition".
     """
-    method, options = registry.method(choice)
-    config = method.config(**(workload.training | options))
-    chosen = choose(choice, method, config)
-    setups = {name: dataclasses.replace(setup, **strategy.setup) for name, strategy in strategies.items()}
+    chosen = choose(choice, workload.training)
+    method, config = chosen.method, chosen.config
+    setups = {name: setup.replace(**strategy.setup) for name, strategy in strategies.items()}
     federations = {name: prepare(its_own, source=source).federation for name, its_own in setups.items()}
     federation = next(iter(federations.values()))
     counts = [len(group.id) for group in federation.groups]
     runs = [
-        draw_cohorts(counts, setup.participation, rounds * (repetitions + 1), setup.seed + i)
+        draw_cohorts(counts, setup.run.participation, rounds * (repetitions + 1), setup.run.seed + i)
         for i in range(max(strategy.seeds for strategy in strategies.values()))
     ]
     parts = tuple(method.phases(config, model) for model in federation.models)

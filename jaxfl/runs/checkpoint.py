@@ -16,7 +16,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl.errors import JaxflError, quiet, unwritable, writing
-from jaxfl.machine.processes import by_first, ends_all
+from jaxfl.machine.processes import ends_all, on_first_process
 from jaxfl.runs.store import CHECKPOINTS
 
 
@@ -47,14 +47,14 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
     trim(folder, rounds, keep)
 
 
-@by_first
+@on_first_process
 def saved(folder: Path, rounds: float = math.inf) -> list[int]:
     """The numbers of rounds, up to `rounds`, after which there is a checkpoint, ascending."""
     found = [int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
     return sorted(number for number in found if number <= rounds)
 
 
-@by_first
+@on_first_process
 def trim(folder: Path, rounds: int, keep: int) -> None:
     """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
     kept = [str(number) for number in saved(folder, rounds)[-keep:]]

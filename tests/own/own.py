@@ -72,7 +72,9 @@ class Dense(nn.Module):
         return nn.Dense(self.features)(x.reshape(len(x), -1))
 
 
-def linear(*, shape, classes, features: int = 2, bits: Literal[16, 32] = 32, sizes: tuple[int, ...] = ()):
+def linear(
+    *, shape, classes, features: int = 2, bits: Literal[16, 32] = 32, sizes: dict[str, int] | None = None
+):
     blocks = (Block("body", Dense(features)), Block("classifier", Dense(classes)))
     return Model("linear", blocks, shape, classes)
 

@@ -34,6 +34,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import public_images as public
 from jaxfl.mechanisms.reassembly import assembly
 from jaxfl.mechanisms.reassembly.chain import Workshop
+from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.mechanisms.sharing import predict
 
 
@@ -173,6 +174,7 @@ pfedclub = Method(
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
     needs=lambda config: {"public"},
+    pictures={"assembled.png": draw_assembled},
 )
 
 pfedclub_plus = Method(
@@ -183,4 +185,5 @@ pfedclub_plus = Method(
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
     needs=lambda config: {"public"},
+    pictures={"assembled.png": draw_assembled},
 )
