@@ -64,7 +64,8 @@ def records(
             lines[-1]["findings"] = jax.tree.map(_plain, info.findings)
         if report.scores:
             present = [slots.mask[t] for slots in cohorts]
-            lines[-1]["cohort"] = {name: _of_cohort(of, present) for name, of in report.scores.items()}
+            moments = [name for name in ("received", "trained", "personal") if name in report.scores]
+            lines[-1]["cohort"] = {name: _of_cohort(report.scores[name], present) for name in moments}
     if chunk.preparation is not None:
         before = _preparation(chunk.preparation, federation, devices)
         lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}

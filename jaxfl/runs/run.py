@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from jaxfl.config.setup import Setup
-from jaxfl.core.engine import traced
+from jaxfl.core.engine import Job, traced
 from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
@@ -45,7 +45,9 @@ def run(
       The folder, and the result, see `jaxfl.runs.result.result`.
 
     Raises:
-      JaxflError: if the folder is not free, the data are not at hand or do not fit; and where `start` does.
+      JaxflError: if the folder is not free, the data are not at hand or do not fit, the method refuses them
+        or its options, or the loss is no longer finite. What was computed before stays in the folder; if
+        nothing was, the folder goes.
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
     follow = Log(log)
@@ -61,7 +63,9 @@ def run(
         follow(folder, new)
 
     with follow:
-        return folder, start(folder, variant, setup, data, watch, profile)
+        spent = compilation(variant.programs)
+        job, begun = start(folder, variant, setup, data, watch)
+        return folder, _only(proceed(job, [begun], data.devices, spent, profile))
 
 
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
@@ -99,14 +103,13 @@ def resume(folder: Path, *, log: Sequence[str] = (), observer: Observer = NOBODY
         setup, variant = restore(folder, config)
         data = prepare(setup, folder / store.PARTITION)
         observer.prepared(setup, data, 1)
-        job, spent = job_of([(variant, setup)], data.federation), compilation(variant.programs)
-        return _only(proceed(job, [reopen(folder, variant, setup, data, watch)], data.devices, spent))
+        spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
+        begun = reopen(folder, variant, setup, data, watch)
+        return _only(proceed(job, [begun], data.devices, spent))
 
 
-def start(
-    folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable, profile: Path | None = None
-) -> dict:
-    """Begin a new run in a new folder and run it to its end.
+def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> tuple[Job, Run]:
+    """Begin a new run in a new folder: what remains is to `proceed`.
 
     Args:
       folder: must not exist, or be empty.
@@ -114,20 +117,12 @@ def start(
       setup: the options of the run.
       data: from `prepare` with the same setup.
       watch: called with the metrics of every round as they come.
-      profile: a folder for a trace of the second chunk of rounds, or of the only one.
-
-    Returns:
-      The result, see `jaxfl.runs.result.result`.
 
     Raises:
-      JaxflError: if the folder is not free, the method refuses the data or its options, or the loss is no
-        longer finite. What was computed before stays in the folder; if nothing was, the folder goes.
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      JaxflError: if the folder is not free or cannot be written.
     """
-    spent = compilation(variant.programs)
     setup, data = fitted(variant, setup, data)
-    job = job_of([(variant, setup)], data.federation)
-    return _only(proceed(job, [begin(folder, variant, setup, data, watch)], data.devices, spent, profile))
+    return job_of([(variant, setup)], data.federation), begin(folder, variant, setup, data, watch)
 
 
 def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:

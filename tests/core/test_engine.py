@@ -462,3 +462,92 @@ def test_a_message_that_the_ledger_cannot_count_is_refused():
     assert sent(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
     with pytest.raises(JaxflError, match="2,147,483,648 scalars in one round, more than the ledger counts"):
         sent(cohort, message(LARGEST_MESSAGE + 1))
+
+
+# ---- models right after training, and the phase before the first round
+
+
+def disturbed(config):
+    """FedAvg whose clients' models right after training are made up, at some cost."""
+    fedavg = METHODS["fedavg"].build(config)
+
+    def step(key, state, federation, cohort):
+        new, info = fedavg.step(key, state, federation, cohort)
+        noise = jax.random.normal(key, (64, 64))
+        amount = 3 * jnp.tanh((noise @ noise).mean())
+        received = fedavg.receive(key, new, federation, cohort)
+        made_up = [
+            dataclasses.replace(one, shared=jax.tree.map(lambda leaf: leaf - amount, one.shared))
+            for one in received
+        ]
+        return new, info._replace(trained=tuple(made_up))
+
+    return fedavg._replace(step=step)
+
+
+def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_elsewhere(federation, cohorts):
+    config = METHODS["fedavg"].config(epochs=1, batch_size=4)
+    plain, told = (engine.programs(build(config)) for build in (METHODS["fedavg"].build, disturbed))
+    run = simulate(told, federation, config, cohorts, KEY, eval_every=ROUNDS, score_cohort=True)
+    (chunk,) = run
+    for t, report in enumerate(chunk.reports):
+        assert report.info.trained is None
+        assert report.scores.keys() == {"received", "trained", "personal"}
+        for moment in report.scores.values():
+            for of_group, slots in zip(moment, cohorts, strict=True):
+                assert ((of_group.test_rows > 0) == slots.mask[t]).all()
+    trained, received = (
+        [sum(of_group.test.sum() for of_group in report.scores[moment]) for report in chunk.reports]
+        for moment in ("trained", "received")
+    )
+    assert trained != received
+
+    def cost(programs, score_cohort):
+        job = engine.Job(programs, federation, [config], [cohorts], [KEY], ROUNDS, score_cohort)
+        compiled, *_ = engine.compiled(job)
+        return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
+
+    assert cost(told, False) == cost(plain, False)
+    assert cost(told, True) > cost(plain, True)
+
+
+def test_a_phase_before_the_first_round(programs, federation, cohorts):
+    """Once, with all clients, and with its own key; several runs as one program prepare as each alone."""
+    fedper = METHODS["fedper"].build(CONFIG)
+    seen = []
+
+    def prepare(key, state, federation, cohort):
+        seen.append(tuple(slots.mask.shape for slots in cohort.groups))
+        return fedper.step(key, state, federation, cohort)
+
+    prepared = engine.programs(fedper._replace(prepare=prepare))
+    keys = jax.random.split(KEY, 2)
+
+    def alone(programs, key, **options):
+        chunks = simulate(programs, federation, CONFIG, cohorts, key, eval_every=2, **options)
+        return [chunk._replace(state=jax.device_get(chunk.state)) for chunk in chunks]
+
+    runs = [alone(prepared, key) for key in keys]
+    assert seen == [tuple((n,) for n in CLIENTS)]  # traced once
+    for first, *later in runs:
+        assert all(chunk.preparation is None for chunk in later)
+        info, flops, scores = first.preparation
+        assert scores == {}
+        for up, of_group, n in zip(info.up, flops, CLIENTS, strict=False):
+            assert up.shape == of_group.shape == (n,) and (up > 0).all() and (of_group > 0).all()
+    (unprepared, *_) = alone(programs, keys[0])
+    assert unprepared.preparation is None
+    assert (unprepared.reports[0].info.loss[0] != runs[0][0].reports[0].info.loss[0]).any()
+
+    job = engine.Job(prepared, federation, [CONFIG] * 2, [cohorts] * 2, keys, 2)
+    for at, of_runs in enumerate(engine.simulate(job)):
+        for i, chunk in of_runs.items():
+            expected = runs[i][at]
+            assert_equal(
+                (chunk.state, chunk.reports, chunk.scores, chunk.preparation),
+                (expected.state, expected.reports, expected.scores, expected.preparation),
+            )
+    (resumed,) = alone(prepared, keys[0], start=4, state=runs[0][1].state)
+    assert resumed.preparation is None
+    assert_equal(resumed.state, runs[0][2].state)
+    assert prepared.prepare.compilations == 1 and programs.prepare is None

@@ -14,6 +14,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import run, variant
 from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
+from jaxfl.runs.proceed import compilation, proceed
 
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
 SETUP = Setup.of(
@@ -40,8 +41,13 @@ def data():
     return data._replace(federation=dataclasses.replace(data.federation, clients_at_once=6))
 
 
-def start(folder, chosen, data):
-    return run.start(folder, chosen, SETUP, data, lambda new: None)
+def start(folder, chosen, data, setup=SETUP):
+    """Begin a run and run it to its end."""
+    spent = compilation(chosen.programs)
+    job, begun = run.start(folder, chosen, setup, data, lambda new: None)
+    (outcome,) = proceed(job, [begun], None, spent)
+    if isinstance(outcome, JaxflError):
+        raise outcome
 
 
 def fail(*arguments):
@@ -69,7 +75,7 @@ def test_nothing_is_tried_where_devices_tell_nothing_or_the_user_chose(chosen, d
     start(tmp_path / "run", chosen, data)
     monkeypatch.setattr(memory, "available", lambda federation: 1)
     given = SETUP.replace(clients_at_once=6)
-    run.start(tmp_path / "given", chosen, given, data, lambda new: None)
+    start(tmp_path / "given", chosen, data, given)
 
 
 def test_what_is_available(data, monkeypatch):
