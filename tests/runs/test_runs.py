@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import arrays_of, comparable
 
+import jaxfl
 from jaxfl import cli, registry
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
@@ -148,6 +149,38 @@ def test_diverged(dataset, tmp_path, capsys):
     assert end.value.code == 2 and sentence.count("\n") == 1
     assert f"of client {client} are not finite in round {last['round']};" in sentence
     assert checkpoint.saved(tmp_path / "run") == [2]
+
+
+def test_what_comes_before_the_first_round_counts_for_it(dataset, tmp_path):
+    """And models right after training are a moment of the cohort's scores."""
+    fedavg = registry.METHODS["fedavg"]
+
+    def build(config):
+        algorithm = fedavg.build(config)
+
+        def step(key, state, federation, cohort):
+            state, info = algorithm.step(key, state, federation, cohort)
+            return state, info._replace(trained=algorithm.receive(key, state, federation, cohort))
+
+        return algorithm._replace(step=step, prepare=algorithm.step)
+
+    options = {"partition": "classes,classes_per_client=2,samples_per_client=10", "clients": 4, "epochs": 1}
+    options |= {"participation": 0.5, "models": "mlp,hidden=3", "rounds": 2, "eval_every": 1}
+    options |= {"device_profile": "mlp=1e6:1e3", "score_cohort": True, "dataset": dataset[1]}
+    result = jaxfl.run(fedavg._replace(build=build), run_dir=tmp_path / "run", **options)
+    first, second = metrics(tmp_path / "run")
+    before = first["preparation"]
+    assert before.keys() == {"bytes_up", "bytes_down", "flops", "simulated_seconds"}
+    for name in ("bytes_up", "bytes_down", "flops"):
+        of_round = sum(first[f"client_{name}"])
+        assert before[name] == 2 * of_round > 0  # all four clients, of equally many rows, instead of two
+        assert first[name] == before[name] + of_round
+        assert result[name] == first[name] + second[name]
+    assert first["simulated_seconds"] == pytest.approx(2 * second["simulated_seconds"])
+    assert "preparation" not in second and second["bytes_up"] == sum(second["client_bytes_up"])
+    for line in (first, second):
+        assert list(line["cohort"]) == ["received", "trained", "personal"]
+        assert line["cohort"]["trained"] == line["cohort"]["personal"]
 
 
 # --- compare and report
