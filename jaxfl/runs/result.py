@@ -96,9 +96,9 @@ def _preparation(report: Report, federation: Federation, devices: dict[str, Devi
     }
     if devices:
         spent["simulated_seconds"] = max(
-            clock.seconds(devices[model.name], flops, sent + received)
-            for model, *of_group in zip(federation.models, report.flops[:-1], up, down, strict=True)
-            for flops, sent, received in zip(*of_group, strict=True)
+            clock.seconds(devices[model.name], operations, sent + received)
+            for model, flops, *moved in zip(federation.models, report.flops[:-1], up, down, strict=True)
+            for operations, sent, received in zip(flops.tolist(), *moved, strict=True)
         )
     return spent
 
