@@ -1,8 +1,9 @@
 """Re-assembly: a server takes clients' networks apart and builds each client a teacher from the blocks.
 
-Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly" (pFedHR, NeurIPS), and
-Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning" (pFedClub,
-NeurIPS). A round on the server, and where each step stands:
+Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly",
+NeurIPS (pFedHR);
+Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS
+(pFedClub). A round on the server, and where each step stands:
 
     clients' models -> blocks, and what they do on public images        `networks`
     activations before and after blocks -> similarity                   `signatures`

@@ -59,7 +59,9 @@ def assemble(
 
     def part(layer):
         if isinstance(layer, Stitch):
-            return Part(layer, Weights(stitching.initial(jax.random.key(int(rng.integers(2**31))), layer), {}))
+            return Part(
+                layer, Weights(stitching.initial(jax.random.key(int(rng.integers(2**31))), layer), {})
+            )
         network = networks[layer.client]
         return Part(network.blocks[layer.index].model, weights_of(network, layer.index))
 

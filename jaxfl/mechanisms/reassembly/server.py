@@ -1,9 +1,9 @@
 """A server's round of re-assembly, step by step; a method takes the steps that it needs.
 
-    server = take_apart(...)                         models -> blocks in groups
-    chain  = assembled(server, blocks)               blocks -> a network
-    chain  = tuned(server, chain, trains)            trained on the public images
-    logits = predictions(server, chain, images)
+server = take_apart(...)                         models -> blocks in groups
+chain  = assembled(server, blocks)               blocks -> a network
+chain  = tuned(server, chain, trains)            trained on the public images
+logits = predictions(server, chain, images)
 """
 
 import contextlib
@@ -63,7 +63,13 @@ class Server(NamedTuple):
 
 
 def take_apart(
-    key, options, weights: PerGroup, known: PerGroup, federation: Federation, cohort: Cohort, parts: CompiledParts
+    key,
+    options,
+    weights: PerGroup,
+    known: PerGroup,
+    federation: Federation,
+    cohort: Cohort,
+    parts: CompiledParts,
 ) -> Server:
     """Look at clients' models on the public images and group their blocks.
 
@@ -84,9 +90,7 @@ def take_apart(
         rows = np.asarray(federation.public)
         chosen = jnp.asarray(rows[np.sort(rng.permutation(len(rows))[: options.signature_images])])
         acts = on_public_images(parts, activations, weights, federation, givers, chosen)
-        logits = on_public_images(
-            parts, public_images.logits, weights, federation, cohort, federation.public
-        )
+        logits = on_public_images(parts, public_images.logits, weights, federation, cohort, federation.public)
         signed = signatures([acts[client] for client in members])
     with timed(seconds, parts, "grouping"):
         alike = similarity(signed)
@@ -95,9 +99,7 @@ def take_apart(
         else:
             labels = grouping.kmedoids(alike, options.groups)
         pool = Pool(references(list(members.values()), labels), alike)
-    return Server(
-        options, members, tuple(sorted(logits)), pool, logits, images, parts, rng, key, seconds
-    )
+    return Server(options, members, tuple(sorted(logits)), pool, logits, images, parts, rng, key, seconds)
 
 
 def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
@@ -131,9 +133,7 @@ def tuned(server: Server, network: Chain, trains: Callable[[Part], bool]) -> Cha
     """A network some parts of which, see `chain.train`, have been trained on the public images."""
     options = server.options
     loss, batches = tuning.objective(server.images, options, server.parts, server.rng)
-    return chain.train(
-        server.parts, network, batches, loss, options.server_lr, trains=trains, key=server.key
-    )
+    return chain.train(server.parts, network, batches, loss, options.server_lr, trains=trains, key=server.key)
 
 
 def predictions(server: Server, network: Chain, x) -> np.ndarray:

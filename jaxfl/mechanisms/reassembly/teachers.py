@@ -8,8 +8,9 @@ w_m is client m's model, w*_m its teacher, D_p the public images. In a round
 and w*_m teaches client m when it takes part again; before its first teacher a client learns alone. A client
 deploys w_m; nothing replaces it before a round.
 
-The server's step is irregular and runs between rounds. As a teacher is frozen, what stays of it are its logits on
-the client's own training images: the client would compute the same. The ledger counts the teacher itself.
+The server's step is irregular and runs between rounds. As a teacher is frozen, what stays of it are its
+logits on the client's own training images: the client would compute the same. The ledger counts the teacher
+itself.
 """
 
 from collections.abc import Callable, Mapping
