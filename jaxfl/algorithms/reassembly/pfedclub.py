@@ -27,8 +27,9 @@ from jaxfl.config.options import options, within
 from jaxfl.core.protocol import Algorithm, Method
 from jaxfl.mechanisms.reassembly.chain import is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
+from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, assembled, predictions, size, timed, tuned
-from jaxfl.mechanisms.reassembly.teachers import Reassembly, Teacher, learning_from_teachers
+from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 
 @options

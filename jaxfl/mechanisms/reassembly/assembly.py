@@ -13,11 +13,12 @@ from jaxfl.mechanisms.reassembly.networks import Network, weights_of
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.models.model import Weights
 
-Rule = Literal["fit", "dense"]
-
 
 def layers(
-    blocks: Sequence[BlockRef], shape: tuple[int, ...], classes: int, rule: Rule = "fit"
+    blocks: Sequence[BlockRef],
+    shape: tuple[int, ...],
+    classes: int,
+    stitch: Literal["fit", "dense"] = "fit",
 ) -> list[BlockRef | Stitch]:
     """Blocks with the stitching layers between them, from images to logits.
 
@@ -25,15 +26,15 @@ def layers(
       blocks: in the order in which they are applied.
       shape: of an image.
       classes: number of logits.
-      rule: "fit" stitches where shapes differ, see `stitching.between`; "dense" puts a linear map of
+      stitch: "fit" stitches where shapes differ, see `stitching.between`; "dense" puts a linear map of
         everything to everything before every block and at the end, as the authors' code of pFedHR does.
     """
-    found, dense = [], rule == "dense"
+    found, dense = [], stitch == "dense"
     for block in blocks:
         if dense:
             found.append(Stitch(shape, block.input_shape, relu=False, dense=True))
-        elif stitch := stitching.between(shape, block.input_shape, vector=block.kind == "fc"):
-            found.append(stitch)
+        elif between := stitching.between(shape, block.input_shape, vector=block.kind == "fc"):
+            found.append(between)
         found.append(block)
         shape = block.output_shape
     if dense or shape != (classes,):

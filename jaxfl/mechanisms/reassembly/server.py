@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from jaxfl.mechanisms.reassembly.networks import (
     on_public_images,
     references,
 )
+from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
 
 
@@ -38,11 +39,12 @@ class Server(NamedTuple):
     """What a server has in a round.
 
     Args:
-      options: a method's `teachers.Reassembly`, with their rates.
+      options: the method's, with their rates.
       networks: by client id, all whose blocks are in the pool.
       cohort: ids of the clients of the round, ascending.
       pool: their blocks, grouped.
       logits: by client of the cohort, what its own model says of the public images (P, C).
+      classes: C.
       images: the public images.
       parts: the run's programs.
       rng: of the round.
@@ -50,11 +52,12 @@ class Server(NamedTuple):
       seconds: by step, how long it has taken; see `timed`.
     """
 
-    options: Any
+    options: Reassembly
     networks: dict[int, Network]
     cohort: tuple[int, ...]
     pool: Pool
     logits: dict[int, np.ndarray]
+    classes: int
     images: tuning.Images
     parts: CompiledParts
     rng: np.random.Generator
@@ -64,7 +67,7 @@ class Server(NamedTuple):
 
 def take_apart(
     key,
-    options,
+    options: Reassembly,
     weights: PerGroup,
     known: PerGroup,
     federation: Federation,
@@ -75,7 +78,7 @@ def take_apart(
 
     Args:
       key: of this step.
-      options: `teachers.Reassembly`, with their rates.
+      options: with their rates.
       weights: the clients' models (n_g, ...).
       known: (n_g,) bool, whose models the server has seen before.
       federation: clients and public images.
@@ -99,7 +102,19 @@ def take_apart(
         else:
             labels = grouping.kmedoids(alike, options.groups)
         pool = Pool(references(list(members.values()), labels), alike)
-    return Server(options, members, tuple(sorted(logits)), pool, logits, images, parts, rng, key, seconds)
+    return Server(
+        options=options,
+        networks=members,
+        cohort=tuple(sorted(logits)),
+        pool=pool,
+        logits=logits,
+        classes=federation.models[0].classes,
+        images=images,
+        parts=parts,
+        rng=rng,
+        key=key,
+        seconds=seconds,
+    )
 
 
 def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
@@ -115,8 +130,7 @@ def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
 
 def layers(server: Server, blocks: Sequence[BlockRef]) -> list:
     """Blocks with the stitching layers that they need, see `assembly.layers`."""
-    shape, classes = server.images.x.shape[1:], next(iter(server.logits.values())).shape[-1]
-    return assembly.layers(blocks, shape, classes, server.options.stitch)
+    return assembly.layers(blocks, server.images.x.shape[1:], server.classes, server.options.stitch)
 
 
 def size(server: Server, blocks: Sequence[BlockRef]) -> int:

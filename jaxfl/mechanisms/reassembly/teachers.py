@@ -14,56 +14,25 @@ itself.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
 from jaxfl.core.protocol import Algorithm, Info, Predictor
-from jaxfl.core.training import Training, descend, initial_weights, mean
+from jaxfl.core.training import descend, initial_weights, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import public_images
-from jaxfl.mechanisms.reassembly.assembly import Rule
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts
 from jaxfl.mechanisms.reassembly.networks import on_one_device
+from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
 from jaxfl.mechanisms.sharing import predict
-
-
-@options
-class Reassembly(Training):
-    """Options of methods whose server assembles teachers."""
-
-    lam: float = within("[0, inf)", 0.2)
-    """lambda, weight of the teacher's predictions."""
-    groups: int = within("[1, inf)", 4)
-    """K, groups of blocks."""
-    grouping: Literal["kmeans", "kmedoids"] = "kmeans"
-    """How blocks are grouped: K-means on their activations, or medoids by their similarity."""
-    pool: Literal["cohort", "known"] = "cohort"
-    """Whose blocks are used: of the round's clients, or the last ones of all clients that ever took part."""
-    candidates: int = within("[1, inf)", 4)
-    """Networks among which a teacher is chosen, at most."""
-    stitch: Rule = "fit"
-    """Stitching layers: small ones where shapes differ, or dense ones before every block (pFedHR's code)."""
-    labelled: bool = True
-    """Whether the labels of public images are used; otherwise two random views of each are compared."""
-    server_epochs: int = within("[0, inf)", 3)
-    """Passes over the public images when the server trains."""
-    server_batch: int = within("[1, inf)", 64)
-    """Public images of a mini-batch."""
-    server_lr: float = within("(0, inf)", 1e-3)
-    """Learning rate of the server's Adam."""
-    tau: float = within("(0, inf)", 0.07)
-    """Temperature when two views of images are compared."""
-    signature_images: int = within("[2, inf)", 1000)
-    """Public images by which blocks are compared, at most."""
 
 
 class Teacher(NamedTuple):

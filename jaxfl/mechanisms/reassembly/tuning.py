@@ -11,6 +11,7 @@ import optax
 from jaxfl.data.federation import Federation
 from jaxfl.mechanisms.reassembly.chain import CompiledParts
 from jaxfl.mechanisms.reassembly.networks import on_one_device
+from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.views import view
 
 
@@ -56,13 +57,13 @@ def contrast(logits, pairs_and_tau):
 
 
 def objective(
-    images: Images, options, parts: CompiledParts, rng: np.random.Generator
+    images: Images, options: Reassembly, parts: CompiledParts, rng: np.random.Generator
 ) -> tuple[Callable, Iterator]:
     """A loss, and the batches (x, target) of some epochs, as `chain.train` takes them.
 
     Args:
       images: P of them; a batch has `server_batch`, or all where there are fewer.
-      options: `teachers.Reassembly`, with their rates.
+      options: with their rates.
       parts: the run's programs.
       rng: draws the order of images and their views.
     """
