@@ -155,7 +155,7 @@ def test_projection_on_the_simplex(rng):
 
 @pytest.mark.parametrize("row_norm", ["simplex", "softmax"])
 def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rng, row_norm):
-    hyper = teaching.Teaching(matrix_lr=0.3, row_norm=row_norm)
+    hyper = learned_matrix.LearnedMatrix(matrix_lr=0.3, row_norm=row_norm)
     step = jax.jit(lambda matrix, i, sizes, slopes: teaching.learn(matrix, i, sizes, slopes, hyper, 0.2))
     matrix = np.asarray(teaching.initial([np.arange(5, dtype=np.int32)]))
     assert np.all(matrix == np.float32(0.2))

@@ -23,8 +23,7 @@ from collections.abc import Callable
 import jax
 
 from jaxfl.algorithms.reassembly.cmsr import Anchor, bounded, cmsr, describe, identity
-from jaxfl.config.options import options, within
-from jaxfl.core.protocol import Algorithm, Method
+from jaxfl.authoring import Algorithm, Method, options, within
 from jaxfl.mechanisms.reassembly.chain import is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
 from jaxfl.mechanisms.reassembly.options import Reassembly

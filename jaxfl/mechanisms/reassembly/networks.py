@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.client_map import gather, map_clients
+from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.protocol import Cohort
-from jaxfl.core.training import sweep
 from jaxfl.data.federation import Client, Federation, PerGroup
-from jaxfl.mechanisms import public_images
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.mechanisms.reassembly.chain import CompiledParts
 from jaxfl.models.model import Model, Weights
@@ -124,7 +123,7 @@ def activations(weights: Weights, client: Client, federation: Federation, rows) 
     Returns:
       R + 1 arrays (n, d), as `jaxfl.mechanisms.reassembly.signatures` takes them; 0 of an absent client.
     """
-    client = public_images.visiting(client, rows)
+    client = visiting(client, rows)
     ends = [block.end for block in blocks_of(client.model)]
 
     def of_batch(x):

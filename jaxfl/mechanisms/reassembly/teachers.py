@@ -10,7 +10,7 @@ deploys w_m; nothing replaces it before a round.
 
 The server's step is irregular and runs between rounds. As a teacher is frozen, what stays of it are its
 logits on the client's own training images: the client would compute the same. The ledger counts the teacher
-itself.
+itself. Where `augment` changes the student's images, the teacher has seen them as they are.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,16 +23,16 @@ import optax
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
-from jaxfl.core.protocol import Algorithm, Info, Predictor
-from jaxfl.core.training import descend, initial_weights, mean
+from jaxfl.core.examples import own_rows
+from jaxfl.core.protocol import Algorithm, Info
+from jaxfl.core.training import descend, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms import public_images
+from jaxfl.mechanisms import own_models, public_images
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts
 from jaxfl.mechanisms.reassembly.networks import on_one_device
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
-from jaxfl.mechanisms.sharing import predict
 
 
 class Teacher(NamedTuple):
@@ -95,30 +95,27 @@ def learning_from_teachers(
                 "The server runs the clients' networks and needs their BatchNorm statistics, which "
                 'bn_stats=local never sends; leave that out, or build the networks with norm="none".'
             )
-        weights = initial_weights(key, federation)
         clients = [len(group.id) for group in federation.groups]
         dtype = federation.mean.dtype
         return State(
             hyper,
-            per_group(tree.stack, weights, clients),
+            own_models.start(key, federation),
             per_group(lambda g: jnp.zeros((*g.rows.shape, g.model.classes), dtype), federation.groups),
             per_group(lambda n: jnp.zeros(n, bool), clients),
             per_group(lambda n: jnp.zeros(n, jnp.int32), clients),
         )
 
     def personal(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
+        return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
         nothing = (None,) * len(federation.groups)
 
         def client(key, client, nothing, own):
             w, teacher_logits, has_teacher = own
-            model, key = client.model, jax.random.fold_in(key, 0)
-            loss = from_teacher(model, teacher_logits, state.hyper.lam * has_teacher)
-            return descend(
-                loss, w, key, client, federation, state.hyper, blocks=model.names, epochs=config.epochs
-            )
+            loss = from_teacher(client.model, teacher_logits, state.hyper.lam * has_teacher)
+            trained = descend(loss, w, key, own_rows(client, federation, state.hyper), state.hyper)
+            return trained.weights, trained.loss
 
         has_teacher = per_group(lambda has: has.astype(federation.mean.dtype), state.has_teacher)
         own = gather(tuple(zip(state.weights, state.teacher_logits, has_teacher, strict=True)), cohort)
@@ -129,9 +126,8 @@ def learning_from_teachers(
             gather(state.teacher_size, cohort),
         )
         up = sent(cohort, per_group(tree.one, trained))
-        predictors = per_group(lambda w: Predictor(None, w, predict), trained)
         state = state._replace(weights=scatter(state.weights, cohort, trained))
-        return state, Info(loss, up, down, trained=predictors)
+        return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
     def host(key, state, federation, cohort):
         hyper = jax.device_get(state.hyper)
