@@ -14,7 +14,8 @@ convolution puts out (see `jaxfl.models.blocks`). In a round
 
 `match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
 linear, it is applied to the sum over the clients of an architecture. Images of G are drawn once, before the
-first round. A client deploys w_i and receives nothing else before a round.
+first round, from the classes whose numbers the clients' own have (for CIFAR-10 the first ten of CIFAR-100). A
+client deploys w_i and receives nothing else before a round.
 
 The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text and
 Algorithm 1 mean what stands above. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the
@@ -33,7 +34,7 @@ from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor
 from jaxfl.core.training import Training, cross_entropy, descend, initial_weights, mean, sweep
-from jaxfl.data.federation import PerGroup
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms import public_images as public
 from jaxfl.mechanisms.sharing import predict
 from jaxfl.models.maps import match
@@ -84,7 +85,7 @@ def build(config: DraftFed) -> Algorithm:
     def init(key, federation, hyper):
         weights = initial_weights(key, federation)
         weights = per_group(lambda w, group: tree.stack(w, len(group.id)), weights, federation.groups)
-        return State(hyper, weights, public.subset(key, federation, config.global_size))
+        return State(hyper, weights, global_set(key, federation, config.global_size))
 
     def personal(key, state, federation, cohort):
         return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
@@ -125,6 +126,18 @@ def build(config: DraftFed) -> Algorithm:
         return State(hyper, scatter(state.weights, cohort, trained), state.images), info
 
     return Algorithm(init, personal, step, personal)
+
+
+def global_set(key, federation: Federation, size: int):
+    """The rows of G, (|G|,): public images whose label in their set is below the clients' number of classes.
+
+    Where these are fewer than `size` they come again, in turn; where there are none, all serve.
+    """
+    drawn = public.subset(key, federation, len(federation.public))
+    fits = federation.labels[drawn] < federation.models[0].classes
+    count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(drawn))
+    places = jnp.arange(min(size, len(drawn)), dtype=jnp.int32) % count
+    return drawn[jnp.argsort(~fits)][places]
 
 
 def ends(model: Model) -> tuple[int, ...]:
