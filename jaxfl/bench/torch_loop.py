@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl.core.protocol import Phase
+from jaxfl.bench.count import Phase
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear
