@@ -309,4 +309,6 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
 }
 
 # Where test rows come from (see `jaxfl.data.partition.divide`), as the papers have it.
-TEST: dict[str, Literal["own", "source"]] = dict.fromkeys(PARTITIONS, "own") | {"classes": "source"}
+TEST: dict[str, Literal["own", "source"]] = {
+    name: "source" if name == "classes" else "own" for name in PARTITIONS
+}
