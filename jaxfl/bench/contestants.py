@@ -105,16 +105,20 @@ def in_jaxfl(
     keys, states = federation.replicate((keys, states))
 
     def cohorts(federation):
-        """For every repetition those of each program, in as many pieces as it runs."""
+        """For every repetition those of each program, in as many pieces as it runs.
+
+        They are the last rounds of a run: behind warm-ups and votes.
+        """
         sizes = [np.asarray(group.size) for group in federation.groups]
         of_runs = align([balance(run, sizes, federation) for run in runs], federation)
         slots = jax.tree.map(lambda *leaves: np.stack(leaves), *of_runs)
-        total = slots[0].mask.shape[1]
-        numbers = np.tile(np.arange(total, dtype=np.int32), (strategy.seeds, 1))
+        count = slots[0].mask.shape[1]
+        run = max(setup.rounds, count)
+        numbers = np.tile(np.arange(run - count, run, dtype=np.int32), (strategy.seeds, 1))
         once = 1 if host else rounds  # a host step follows every round
-        firsts, each = range(0, total, once), rounds // once
+        firsts, each = range(0, count, once), rounds // once
         pieces = [
-            Cohort(numbers[:, t : t + once], piece, total)
+            Cohort(numbers[:, t : t + once], piece, run)
             for t, piece in zip(firsts, chunks(slots, once), strict=True)
         ]
         of_turns = [pieces[i : i + each] for i in range(0, len(pieces), each)]
@@ -132,11 +136,12 @@ def in_jaxfl(
         federation = memory.as_many_as_fit(federation, needed, limit)
     of_turns = cohorts(federation)
 
-    def between(i, cohort):
-        """The host step after a round, and its seconds."""
+    def between(host, i, cohort):
+        """The host step after a round of run i, and its seconds."""
         begun, cohort = time.perf_counter(), jax.tree.map(lambda leaf: leaf[0], cohort)
         key = jax.random.fold_in(keys[i], cohort.round)
-        states[i] = jax.block_until_ready(federation.replicate(host(key, states[i], federation, cohort)[0]))
+        state, _ = host(key, states[i], federation, cohort)
+        states[i] = jax.block_until_ready(federation.replicate(state))
         return time.perf_counter() - begun
 
     def train(turn):
@@ -145,7 +150,7 @@ def in_jaxfl(
             for cohort in pieces:
                 states[i], reports = jax.block_until_ready(program(keys[i], states[i], federation, cohort))
                 flops.append(reports.flops)
-                host_s += between(i, cohort) if host else 0.0
+                host_s += between(host, i, cohort) if host else 0.0
         return Trained(flops, host_s)
 
     return Contestant(

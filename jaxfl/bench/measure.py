@@ -86,7 +86,7 @@ def measure(
         for i in range(max(strategy.seeds for strategy in strategies.values()))
     ]
     phases = PHASES.get(chosen.method.name)
-    parts = phases and tuple(phases(chosen.config, model) for model in federation.models)
+    parts = tuple(phases(chosen.config, model) for model in federation.models) if phases else ()
 
     contestants = [
         in_jaxfl(name, strategy, chosen, setups[name], federations[name], runs[: strategy.seeds], rounds)
@@ -96,37 +96,36 @@ def measure(
     if workload.rival:
         beside = _chosen(workload, workload.rival)
         contestants.append(in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds))
-    elif torch and parts and len(parts) == 1:
+    elif torch and len(parts) == 1:
         config = chosen.config
         contestants.append(in_torch(federation, chosen.method.name, config, parts[0], runs[0], rounds))
 
+    with_torch = contestants[-1].strategy == TORCH
     seconds, host_s, flops = _in_turn(contestants, repetitions, workload.patience_s)
     pace = np.array([one.seeds * rounds for one in contestants]) / seconds  # (repetitions, contestants)
-    works = None
+    samples = steps = None
     if parts:
         batch_size = chosen.config.batch_size
         of_runs = np.array(
             [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
         )  # (runs, 1 + repetitions, 2)
-        of_runs = of_runs[:, 1 : len(seconds) + 1]
-        works = np.stack([of_runs[: one.seeds].sum(0) for one in contestants], 1)
-        pace = works[..., 0] / seconds
-    with_torch = contestants[-1].strategy == TORCH
-    if with_torch:  # it computes what the first contestant does
-        flops[:, -1] = works[:, -1, 0] * flops[:, 0].sum() / works[:, 0, 0].sum()
+        works = np.stack([of_runs[: one.seeds, 1 : len(seconds) + 1].sum(0) for one in contestants], 1)
+        samples, steps = np.moveaxis(works, 2, 0)
+        pace = samples / seconds
+        if with_torch:  # it computes what the first contestant does
+            flops[:, -1] = samples[:, -1] * flops[:, 0].sum() / samples[:, 0].sum()
     dearness = seconds / flops
 
     def record(i):
         one, peak = contestants[i], matmul_flops(contestants[i].precision, contestants[i].devices)
         done = {"seconds": seconds[:, i], "host_s": host_s[:, i], "flops": flops[:, i]}
         counted = {"samples_per_s": None, "steps_per_s": None, "flops_per_sample": None}
-        if works is not None:
-            samples, steps = works[:, i].T
-            done["samples"] = samples
+        if samples is not None and steps is not None:
+            done["samples"] = samples[:, i]
             counted = {
-                "samples_per_s": statistics.median(samples / seconds[:, i]),
-                "steps_per_s": statistics.median(steps / seconds[:, i]),
-                "flops_per_sample": flops[:, i].sum() / samples.sum(),
+                "samples_per_s": statistics.median(samples[:, i] / seconds[:, i]),
+                "steps_per_s": statistics.median(steps[:, i] / seconds[:, i]),
+                "flops_per_sample": flops[:, i].sum() / samples[:, i].sum(),
             }
         against_rival = None
         if workload.rival:
