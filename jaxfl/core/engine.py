@@ -108,7 +108,9 @@ def programs(algorithm: Algorithm) -> Programs:
             state = federation.keep_replicated(state)  # it leaves a round as it came
             operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
             after = None if algorithm.host else scored(personal, state)  # a host step is still to come
-            return state, federation.keep_replicated(Report(info, operations, before, after))
+            return state, federation.keep_replicated(
+                Report(info._replace(trained=None), operations, before, after)
+            )
 
         return jax.lax.scan(one, state, cohorts)
 

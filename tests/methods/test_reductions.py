@@ -126,7 +126,7 @@ def test_the_global_model_of_ditto_is_fedavg(federation):
         strict=True,
     ):
         assert_same(ditto.fedavg.shared, fedavg.shared)
-        assert_same(report, expected)
+        assert_same(report._replace(trained=None), expected._replace(trained=None))
 
 
 def test_ditto_without_pull_is_local(federation):
@@ -251,7 +251,8 @@ def test_local_training_of_all_reports_the_cohort(federation):
         federation,
         Cohort(np.int32(0), (two,), rounds=1),
     )
-    assert [leaf.shape for leaf in jax.tree.leaves(info)] == [(2,)] * 3
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(info)} == {2}
+    assert [leaf.shape for leaf in jax.tree.leaves(info._replace(trained=None))] == [(2,)] * 3
 
 
 def test_fedcmd_with_a_personal_classifier_is_fedper(mixed):

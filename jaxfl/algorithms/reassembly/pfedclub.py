@@ -27,6 +27,7 @@ import optax
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
+from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
 from jaxfl.core.training import Training, descend, initial_weights, mean
 from jaxfl.data.federation import PerGroup
@@ -125,11 +126,10 @@ def build(config: PFedClub) -> Algorithm:
 
         def client(key, client, nothing, own):
             w, lessons, taught = own
-            model, key = client.model, jax.random.fold_in(key, 0)
-            loss = from_teacher(model, lessons, state.hyper.lam * taught)
-            return descend(
-                loss, w, key, client, federation, state.hyper, blocks=model.names, epochs=config.epochs
-            )
+            loss = from_teacher(client.model, lessons, state.hyper.lam * taught)
+            rows = own_rows(client, federation, state.hyper)
+            trained = descend(loss, w, key, rows, state.hyper)
+            return trained.weights, trained.loss
 
         taught = per_group(lambda taught: taught.astype(federation.mean.dtype), state.taught)
         own = gather(tuple(zip(state.weights, state.lessons, taught, strict=True)), cohort)

@@ -15,6 +15,7 @@ import optax
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group
+from jaxfl.core.examples import visiting
 from jaxfl.core.protocol import Info
 from jaxfl.mechanisms import public_images as public
 from jaxfl.mechanisms.reassembly import chain, cmsr, grouping, stitching
@@ -151,7 +152,7 @@ def looked_at(workshop, state, federation, cohort, rows):
 
     def look(weights, federation, cohort, rows):
         def client(key, client, nothing, w):
-            guest = public.visiting(client, rows)
+            guest = visiting(client, rows)
             acts = activations(client.model, w, guest.rows, guest.size, federation)
             return acts, public.logits(w, client, federation, federation.public)
 

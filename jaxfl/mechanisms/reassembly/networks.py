@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core.training import sweep
+from jaxfl.core.examples import sweep
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.models.model import Model, Weights
 
