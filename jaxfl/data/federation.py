@@ -95,12 +95,13 @@ class Federation:
         Raises:
           JaxflError: if the processes of the mesh have different ones.
         """
-        if self.mesh is None:
+        where = self.replicated_sharding
+        if where is None:
             return tree
         own = list(filter(_of_process, jax.tree.leaves(tree)))
-        if own and not self.replicated_sharding.is_fully_addressable:
+        if own and not where.is_fully_addressable:
             agree("data", own)
-        return jax.tree.map(lambda leaf: _put(leaf, self.replicated_sharding), tree)
+        return jax.tree.map(lambda leaf: _put(leaf, where), tree)
 
     def keep_replicated(self, tree):
         """Within a program, the same arrays, which all devices are to hold in full."""

@@ -41,7 +41,7 @@ class Setup:
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; its own default if not given."""
     partition: str = "classes"
-    """classes, iid, shards, dirichlet, dirichlet-flbench or quantity, with options:
+    """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
     dirichlet,alpha=0.5; a saved partition (.npz); or my.py:partitioner."""
     partition_seed: int = within("[0, inf)", 0)
     """Draws the partition. It is the data: fixed, whatever the seed of the run."""

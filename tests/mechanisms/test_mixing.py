@@ -1,5 +1,6 @@
 """Row mixing: matrices over pairs of clients, how MNFL learns one, and what FedCMD compares."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,12 +126,9 @@ def test_mixtures_and_products_are_those_of_flattened_trees(rng):
     def tree(flat):
         return {"kernel": floats(flat[:, :6]).reshape(-1, 3, 2), "bias": floats(flat[:, 6:])}
 
-    def assert_same(actual, expected):
-        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-    assert_same(mixing.mix(floats(weights), tree(others)), tree(weights @ others))
-    assert_same(mixing.products(tree(own), tree(others)), own @ others.T)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    chex.assert_trees_all_close(mixing.mix(floats(weights), tree(others)), tree(weights @ others), **close)
+    np.testing.assert_allclose(mixing.products(tree(own), tree(others)), own @ others.T, **close)
 
 
 def test_projection_on_the_simplex(rng):

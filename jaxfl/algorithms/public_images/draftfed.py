@@ -14,7 +14,8 @@ convolution puts out (see `jaxfl.models.blocks`). In a round
 
 `match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
 linear, it is applied to the sum over the clients of an architecture. Images of G are drawn once, before the
-first round. A client deploys w_i and receives nothing else before a round.
+first round, from the classes whose numbers the clients' own have (for CIFAR-10 the first ten of CIFAR-100). A
+client deploys w_i and receives nothing else before a round.
 
 The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text and
 Algorithm 1 mean what stands above. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the
@@ -30,6 +31,7 @@ import optax
 from jaxfl.authoring import (
     Algorithm,
     Cohort,
+    Federation,
     Info,
     Method,
     Model,
@@ -97,7 +99,7 @@ def build(config: DraftFed) -> Algorithm:
     """Compute drafts, aggregate, learn from them, learn alone."""
 
     def init(key, federation, hyper):
-        images = public_images.subset(key, federation, config.global_size)
+        images = global_set(key, federation, config.global_size)
         return State(hyper, own_models.start(key, federation), images)
 
     def personal(key, state, federation, cohort):
@@ -143,6 +145,18 @@ def build(config: DraftFed) -> Algorithm:
         )
 
     return Algorithm(init, personal, step, personal)
+
+
+def global_set(key, federation: Federation, size: int):
+    """The rows of G, (|G|,): public images whose label in their set is below the clients' number of classes.
+
+    Where these are fewer than `size` they come again, in turn; where there are none, all serve.
+    """
+    drawn = public_images.subset(key, federation, len(federation.public))
+    fits = federation.labels[drawn] < federation.models[0].classes
+    count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(drawn))
+    places = jnp.arange(min(size, len(drawn)), dtype=jnp.int32) % count
+    return drawn[jnp.argsort(~fits)][places]
 
 
 def ends(model: Model) -> tuple[int, ...]:
