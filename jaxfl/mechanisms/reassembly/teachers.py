@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
+from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_up
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info
 from jaxfl.core.training import descend, mean
@@ -125,7 +125,7 @@ def learning_from_teachers(
             cohort.groups,
             gather(state.teacher_size, cohort),
         )
-        up = sent(cohort, per_group(tree.one, trained))
+        up = sent_up(cohort, per_group(tree.one, trained))
         state = state._replace(weights=scatter(state.weights, cohort, trained))
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
