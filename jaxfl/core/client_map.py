@@ -177,26 +177,22 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
     Raises:
       JaxflError: if a message has more scalars than an int32 counts.
     """
-    return per_group(
-        lambda slots, message: jnp.where(slots.mask, _scalars(message), 0), cohort.groups, messages
-    )
+    return per_group(_counts, cohort.groups, messages)
 
 
 def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
     """The scalars of one message for each client that receives it; see `sent_up`."""
-    return per_group(
-        lambda slots, message: jnp.where(slots.mask, _scalars(message), 0), cohort.groups, messages
-    )
+    return per_group(_counts, cohort.groups, messages)
 
 
-def _scalars(message) -> jax.Array:
+def _counts(slots: Slots, message) -> jax.Array:
     scalars = message if isinstance(message, int) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:
         raise JaxflError(
             f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
             f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
         )
-    return jnp.int32(scalars)
+    return jnp.where(slots.mask, jnp.int32(scalars), 0)
 
 
 def everyone(federation: Federation, cohort: Cohort) -> Cohort:

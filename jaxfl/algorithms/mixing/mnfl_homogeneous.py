@@ -108,14 +108,8 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         start = transferred(state, federation, cohort)
         trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, start), strict=True)
         matrix = state.matrix
-        of_groups = zip(
-            trained,
-            ids(federation, cohort),
-            upload_weights(federation, cohort),
-            federation.groups,
-            strict=True,
-        )
-        for w, i, rows, group in of_groups:
+        i_of, n_of = ids(federation, cohort), upload_weights(federation, cohort)
+        for w, i, rows, group in zip(trained, i_of, n_of, federation.groups, strict=True):
             slopes = towards_teachers(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
             matrix = learned_matrix.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
         models = own_models.scalars_sent(state.weights, config.bn_stats)
