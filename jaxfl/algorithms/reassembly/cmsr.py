@@ -78,7 +78,7 @@ def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: A
     if rule == "max":
         others = [block for block in group if block != first]
         likeness = dict(zip(pool.blocks, pool.similarity[pool.blocks.index(first)], strict=True))
-        return max(others, key=likeness.get, default=first)
+        return max(others, key=lambda block: likeness[block], default=first)
     if rule == "min":
         smallest = min(block.index for block in group)
         group = [block for block in group if block.index == smallest]

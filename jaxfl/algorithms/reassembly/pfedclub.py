@@ -19,6 +19,7 @@ the search finds one, the client's own model is its teacher, whatever eta is.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -51,7 +52,7 @@ class PFedClubPlus(PFedClub):
     """How much larger than the client's model a teacher may be; below 0, how much smaller it has to be."""
 
 
-def build(config: PFedClub, eta: Callable[[PFedClub], float] = lambda options: math.inf) -> Algorithm:
+def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.inf) -> Algorithm:
     """Learn from the teacher; between rounds, assemble teachers.
 
     Args:
@@ -60,7 +61,8 @@ def build(config: PFedClub, eta: Callable[[PFedClub], float] = lambda options: m
     """
 
     def assemble(server):
-        return {client: teacher_of(server, client, eta(server.options)) for client in server.cohort}
+        bound = 1 + float(eta(server.options))
+        return {client: teacher_of(config, server, client, bound) for client in server.cohort}
 
     return learning_from_teachers(config, assemble)
 
@@ -70,24 +72,23 @@ def build_plus(config: PFedClubPlus) -> Algorithm:
     return build(config, eta=lambda options: options.eta)
 
 
-def teacher_of(server: Server, client: int, eta: float) -> Teacher:
-    """The teacher of client m, w*_m (Algorithm 1, lines 7-18)."""
-    options, own = server.options, identity(client, server.pool)
+def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> Teacher:
+    """The teacher of client m, w*_m, of at most bound |w_m| parameters (Algorithm 1, lines 7-18)."""
+    own, largest = identity(client, server.pool), bound * server.networks[client].size
 
     def search():
         return cmsr(
             client,
             server.pool,
             server.rng,
-            anchor=options.anchor,
-            ordered=options.order,
-            complete=options.completion,
-            most=options.candidates,
+            anchor=config.anchor,
+            ordered=config.order,
+            complete=config.completion,
+            most=config.candidates,
         )
 
     with timed(server.seconds, server.parts, "search"):
-        bound = (1 + float(eta)) * server.networks[client].size
-        candidates = bounded(search, lambda candidate: size(server, candidate.blocks), bound, own)
+        candidates = bounded(search, lambda candidate: size(server, candidate.blocks), largest, own)
     with timed(server.seconds, server.parts, "stitching"):
         networks = [tuned(server, assembled(server, c.blocks), is_stitch) for c in candidates]
         jax.block_until_ready([part.weights for network in networks for part in network])

@@ -148,22 +148,25 @@ def train(
     places = [place for place, part in enumerate(chain) if trains(part)]
     if not places:
         return chain
-    normalises = any(not is_stitch(chain[place]) and chain[place].layer.normalised for place in places)
+    normalises = any(
+        isinstance(layer, Model) and layer.normalised for layer, _ in map(chain.__getitem__, places)
+    )
     moments = {place: optax.scale_by_adam().init(chain[place].weights.params) for place in places}
     update = parts.program(_update)  # part by part: compiled once per shape
-    chain = list(chain)
+    trained = list(chain)
     for number, (x, target) in enumerate(batches):
         if normalises and len(x) == 1:
             raise JaxflError(
                 "The server trains blocks with BatchNorm, which needs batches of two images or more; raise "
                 "--server-batch, or take more public images."
             )
-        found, stats = gradients(parts, chain, x, target, loss, places, jax.random.fold_in(key, number))
+        of_batch = jax.random.fold_in(key, number)
+        found, stats = gradients(parts, tuple(trained), x, target, loss, places, of_batch)
         for place in places:
-            layer, weights = chain[place]
+            layer, weights = trained[place]
             params, moments[place] = update(lr, weights.params, moments[place], found[place])
-            chain[place] = Part(layer, Weights(params, stats[place]))
-    return tuple(chain)
+            trained[place] = Part(layer, Weights(params, stats[place]))
+    return tuple(trained)
 
 
 def _update():
@@ -182,7 +185,7 @@ def _gradient(loss: Callable) -> Callable:
 def _forward(layer: Model | Stitch) -> Callable:
     if isinstance(layer, Stitch):
         return lambda weights, x: stitching.apply(layer, weights.params, x)
-    return lambda weights, x: layer.apply(*weights, x, train=False)[0]
+    return lambda weights, x: layer.apply(weights.params, weights.stats, x, train=False)[0]
 
 
 def _backward(layer: Model | Stitch) -> Callable:
@@ -191,7 +194,7 @@ def _backward(layer: Model | Stitch) -> Callable:
 
 
 def _forward_training(block: Model) -> Callable:
-    return lambda weights, x, key: block.apply(*weights, x, train=True, key=key)
+    return lambda weights, x, key: block.apply(weights.params, weights.stats, x, train=True, key=key)
 
 
 def _backward_training(layer: Model | Stitch) -> Callable:
