@@ -25,14 +25,14 @@ WORDS = {
 def options(cls: type) -> type:
     """Make a class a method's configuration: a frozen dataclass that is a pytree.
 
-    Its float fields are leaves: traced, so a change of a rate does not recompile. All other fields are
-    static: they select a program.
+    Its float fields are leaves: traced, so a change of a rate does not recompile (None where a float may be
+    None selects a program). All other fields are static: they select a program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     hints = typing.get_type_hints(cls)
-    floats = [field.name for field in dataclasses.fields(cls) if hints[field.name] is float]
-    others = [field.name for field in dataclasses.fields(cls) if hints[field.name] is not float]
-    return jax.tree_util.register_dataclass(cls, floats, others)
+    names = [field.name for field in dataclasses.fields(cls)]
+    floats = [name for name in names if hints[name] in (float, float | None)]
+    return jax.tree_util.register_dataclass(cls, floats, [name for name in names if name not in floats])
 
 
 class Unread:

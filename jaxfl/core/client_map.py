@@ -21,7 +21,7 @@ from jaxfl.errors import JaxflError
 LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
 
 
-def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> PerGroup:
+def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own=None) -> PerGroup:
     """Run a one-client function for every client of a cohort: the only door to the client axis.
 
     Args:
@@ -31,14 +31,14 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
       federation: the clients.
       cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.core.cohorts.balance`
         arranges clients so that the stretches weigh the same.
-      shared: per group, what all its clients receive.
-      own: per group, leaves (k_g, ...), of which each client gets its entry; see `gather`.
+      shared: per group, what all its clients receive; None for nothing.
+      own: per group, leaves (k_g, ...), of which each client gets its entry, see `gather`; None for nothing.
 
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...).
     """
     mesh = federation.mesh
-    f = flops.of_client(f)
+    f, nothing = flops.of_client(f), (None,) * len(federation.groups)
 
     def of_group(group, slots, shared, own):
         places = len(slots.mask)
@@ -62,7 +62,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
         outputs = stretch(clients, own) if mesh is None else _over_devices(stretch, mesh, clients, own)
         return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
-    done = per_group(of_group, federation.groups, cohort.groups, shared, own)
+    done = per_group(of_group, federation.groups, cohort.groups, shared or nothing, own or nothing)
     return tuple(_counted(federation, cohort, g, *of_group) for g, of_group in enumerate(done))
 
 
@@ -154,7 +154,7 @@ def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
     return per_group(tree.put, stacked, cohort.groups, new)
 
 
-def upload_weights(federation: Federation, cohort: Cohort) -> PerGroup:
+def rows_uploaded(federation: Federation, cohort: Cohort) -> PerGroup:
     """Per group (k_g,) float: n_i, training rows of the clients whose answer reaches the server; else 0."""
     dtype = federation.mean.dtype
     return per_group(

@@ -82,7 +82,7 @@ class Init(Protocol):
     """The state before the first round."""
 
     def __call__(self, key: Key, federation: Any, hyper: Any) -> State:
-        """`hyper` is the method's configuration; its float fields are traced scalars."""
+        """`hyper` is the method's configuration, its float fields traced scalars: the state carries it."""
 
 
 class Step(Protocol):

@@ -103,23 +103,32 @@ def fit(
     epochs: int,
     batch_size: int,
     pairs: bool = False,
+    phase: int | None = 0,
 ) -> Fitted:
     """Fold an update over mini-batches, epoch after epoch.
 
     Args:
       update: ``(carry, batch, key) -> (carry, loss)``.
       carry: what the update changes.
-      key: of this local phase; epoch e is ordered by ``batch_order(fold_in(key, e), ...)``.
+      key: of this client in this round.
       examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
-        each (MAML's); an epoch of m of them has an m-th of the steps, so that it shows as many rows.
+        each (MAML's); an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
+        least one.
       epochs: passes over the rows.
       batch_size: rows of a mini-batch.
       pairs: whether an update needs at least two rows, as `normalises` says of some blocks.
+      phase: number of this local phase within the client's round; its batches are drawn from it, so phases
+        with other numbers see other batches. None where `key` is of this phase alone. Epoch e of a phase is
+        ordered by ``batch_order(fold_in(fold_in(key, phase), e), ...)``.
     """
+    key = key if phase is None else jax.random.fold_in(key, phase)
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
     counts = [batches(part.size, batch_size, pairs) for part in parts]
-    steps = jnp.stack(counts).min() // len(parts) if several else counts[0]
+    steps = counts[0]
+    if several:
+        fewest = jnp.stack(counts).min()
+        steps = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
     places = jnp.arange(batch_size, dtype=jnp.int32)
     update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
 
@@ -223,8 +232,7 @@ def descend(
       blocks: names of the blocks that train; all by default.
       epochs: passes over the examples.
       batch_size: rows of a mini-batch.
-      phase: number of this local phase within the client's round; its batches are drawn from it, so phases
-        with other numbers see other batches. None where `key` is of this phase alone.
+      phase: number of this local phase within the client's round, see `fit`.
       optimizer: any of Optax; by default the one that `hyper` names.
       correction: of gradients before the optimiser sees them (clipping, control variates).
       tally: where the sum of what the loss observes starts; not differentiated.
@@ -255,11 +263,12 @@ def descend(
     (free, stats, _, tally), value, steps = fit(
         update,
         (free, weights.stats, optimizer.init(free), tally),
-        key if phase is None else jax.random.fold_in(key, phase),
+        key,
         examples,
         epochs=hyper.epochs if epochs is None else epochs,
         batch_size=batch_size,
         pairs=normalises(weights, blocks, batch_size),
+        phase=phase,
     )
     return Trained(Weights(frozen | free, stats), value, steps, tally)
 
@@ -283,7 +292,7 @@ def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callab
     return loss
 
 
-def correct(scores, labels, size):
+def count_correct(scores, labels, size):
     """How many of the first `size` rows a predictor gets right: scores (m, C), labels (m,) -> () int32."""
     real = jnp.arange(len(labels), dtype=jnp.int32) < size
     right = scores.argmax(1).astype(labels.dtype) == labels

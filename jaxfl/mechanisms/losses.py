@@ -1,6 +1,6 @@
 """Losses that several methods minimise, as `jaxfl.core.training.descend` takes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import optax
@@ -9,15 +9,16 @@ from jaxfl.core.training import cross_entropy, mean
 from jaxfl.models.model import Model, Weights
 
 
-def proximal(model: Model, towards: Weights, mu) -> Callable:
+def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None = None) -> Callable:
     """CE(w) + mu/2 ||w - towards||^2, over the parameters (FedProx, Ditto).
 
     Args:
       model: of the client.
       towards: where the pull goes.
       mu: its strength, ().
+      blocks: names of those that train; all by default.
     """
-    plain = cross_entropy(model)
+    plain = cross_entropy(model, blocks)
 
     def loss(w, batch, key):
         value, stats = plain(w, batch, key)

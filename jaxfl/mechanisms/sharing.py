@@ -5,23 +5,24 @@ Round t, every client i of the cohort S_t with n_i training rows, s the shared a
     (s_i, p_i) <- LocalSGD(s, p_i)                 phases: which blocks train, for how many epochs
     s          <- sum_i n_i s_i / sum_i n_i        per architecture
 
-A method says where it differs: which leaves are kept, the phases, what is fine-tuned before use, the loss
-(which sees the weights as received), or a `Memory` of clients and server that corrects gradients and
-averages.
+A method says where it differs: which leaves are kept, how clients train (in which phases, by which loss,
+which sees the weights as received, with which correction of gradients), what is fine-tuned before use, or a
+`Memory` of clients and server.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_down, sent_up, upload_weights
+from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info, Predictor
-from jaxfl.core.training import Training, cross_entropy, descend, initial_weights
-from jaxfl.data.federation import Client, PerGroup
+from jaxfl.core.training import Trained, Training, cross_entropy, descend, initial_weights
+from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.models.model import Model, Weights
 
 
@@ -36,12 +37,12 @@ Phases = Callable[[Model], tuple[Phase, ...]]  # the phases of local training, i
 Keep = Callable[[Model], Callable[[tuple[str, ...]], bool]]  # whether a leaf stays on its client, by its path
 
 
-class Local(NamedTuple):
-    """What a client has in hand when its local training begins.
+class Participant(NamedTuple):
+    """A client of the round before its local training.
 
     Args:
       client: its data and its model.
-      received: the model it starts from: what was received, and what it kept.
+      received: the whole model that it starts from: what was received, and what it kept.
       memory: what it remembers, see `Memory`; None without.
       broadcast: what the server tells beside the model, see `Memory`; None without.
       hyper: the method's options.
@@ -52,6 +53,14 @@ class Local(NamedTuple):
     memory: Any
     broadcast: Any
     hyper: Any
+
+    @property
+    def model(self) -> Model:
+        """Its architecture."""
+        return self.client.model
+
+
+Train = Callable[[Any, Participant, Federation], Trained]  # local training: (key, participant, federation)
 
 
 class Uploads(NamedTuple):
@@ -76,7 +85,7 @@ class Uploads(NamedTuple):
 
 
 def nothing(*_) -> None:
-    """No memory, no message, no correction."""
+    """No memory, no message."""
 
 
 def mean_by_rows(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
@@ -85,22 +94,21 @@ def mean_by_rows(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> 
 
 
 class Memory(NamedTuple):
-    """What a method remembers beside the model, and what it does with it (FedDyn, SCAFFOLD).
+    """What a method remembers from round to round beside the model (FedDyn, SCAFFOLD).
 
     Args:
       client: shared leaves -> what a client remembers at the start.
       server: shared leaves -> what the server remembers at the start.
       broadcast: the server's memory -> the part of it that clients receive with the model.
-      correct: ``Local -> optax.GradientTransformation``, of gradients before the optimiser; None for none.
-      update: ``(Local, trained weights, steps) -> (the client's new memory, its message to the server)``.
-      aggregate: ``(shared, server, Uploads, hyper) -> (shared, server)``; not called for nobody.
+      update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
+      aggregate: ``(shared, server, Uploads, hyper) -> (shared, server)``; where nobody of an architecture is
+        there, what it returns is not used.
     """
 
     client: Callable = nothing
     server: Callable = nothing
     broadcast: Callable = nothing
-    correct: Callable = nothing
-    update: Callable = lambda local, trained, steps: (None, None)
+    update: Callable = lambda participant, trained: (None, None)
     aggregate: Callable = mean_by_rows
 
 
@@ -132,12 +140,64 @@ class FineTuning(Training):
     """What is fine-tuned."""
 
 
-def fine_tuning(config: FineTuning) -> Phases | None:
-    """The phases that `ft_part` and `ft_epochs` describe; None for 0 epochs."""
+def plain(participant: Participant, blocks: Collection[str]) -> Callable:
+    """Cross-entropy, whatever was received."""
+    return cross_entropy(participant.model, blocks)
+
+
+def local_training(
+    config: Training,
+    *,
+    phases: Phases | None = None,
+    objective: Callable = plain,
+    correction: Callable = nothing,
+) -> Train:
+    """Local training in phases.
+
+    Args:
+      config: the method's options.
+      phases: in order; by default all blocks train jointly for `config.epochs`.
+      objective: ``(Participant, names of the blocks that train) -> loss``, see
+        `jaxfl.core.training.descend`.
+      correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, of the
+        gradients of these blocks before the optimiser sees them; None for none.
+
+    Returns:
+      A function whose `Trained` has the loss of the last phase and the steps of all.
+    """
+    phases = phases or (lambda model: (Phase(model.names, config.epochs),))
+
+    def train(key, participant, federation):
+        hyper, steps = participant.hyper, jnp.int32(0)
+        rows, weights = own_rows(participant.client, federation, hyper), participant.received
+        for number, (blocks, epochs) in enumerate(phases(participant.model)):
+            trained = descend(
+                objective(participant, blocks),
+                weights,
+                key,
+                rows,
+                hyper,
+                blocks=blocks,
+                epochs=epochs,
+                phase=number,
+                correction=correction(participant, blocks),
+            )
+            weights, steps = trained.weights, steps + trained.steps
+        return trained._replace(steps=steps)
+
+    return train
+
+
+def fine_tuning(config: FineTuning) -> Train | None:
+    """Plain training of what `ft_part` says, for `ft_epochs`; None for 0 epochs."""
     epochs = config.epochs if config.ft_epochs is None else config.ft_epochs
     if epochs == 0:
         return None
-    return lambda model: (Phase(model.head.names if config.ft_part == "head" else model.names, epochs),)
+
+    def phases(model):
+        return (Phase(model.head.names if config.ft_part == "head" else model.names, epochs),)
+
+    return local_training(config, phases=phases)
 
 
 def no_leaf(model: Model) -> Callable:
@@ -160,6 +220,13 @@ def body(model: Model) -> Callable:
     return lambda path: path[1] in model.body.names
 
 
+def norms(model: Model) -> Callable:
+    """Keep the layers that normalise: scale, bias and running statistics (FedBN)."""
+    stats = jax.eval_shape(model.init, jax.random.key(0)).stats
+    layers = {tree.names(path)[:-1] for path, _ in jax.tree.leaves_with_path(stats)}
+    return lambda path: path[1:-1] in layers
+
+
 def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, Weights]:
     """(kept, shared) leaves, None in the other's places.
 
@@ -180,57 +247,38 @@ def predict(model, shared, own, x):
 
 def sharing(
     config: Training,
-    keep: Keep = no_leaf,
     *,
-    phases: Phases | None = None,
-    tune: Phases | None = None,
-    extend: Callable = lambda model, weights: weights,
-    objective: Callable = lambda local, blocks: cross_entropy(local.client.model, blocks),
-    predict: Callable = predict,
+    keep: Keep = no_leaf,
+    train: Train | None = None,
+    tune: Train | None = None,
     memory: Memory = Memory(),  # noqa: B008
+    extend: Callable = lambda model, weights: weights,
+    predict: Callable = predict,
 ) -> Algorithm:
     """Build a method that shares a model or a part of it.
 
     Args:
       config: the method's options.
       keep: which leaves never leave a client.
-      phases: the local phases of a round; by default all blocks train jointly for `config.epochs`.
-      tune: phases that a copy goes through before it is used; it is never uploaded.
+      train: local training; by default all blocks jointly.
+      tune: what a copy goes through before it is used; it is never uploaded.
+      memory: what clients and server remember, and how the server averages.
       extend: ``(model, weights) -> weights``, adds blocks of the method's own to the initial ones.
-      objective: ``(Local, names of the blocks that train) -> loss``, see `jaxfl.core.training.descend`.
       predict: see `Predictor`.
-      memory: what clients and server remember.
     """
-    phases = phases or (lambda model: (Phase(model.names, config.epochs),))
+    train = train or local_training(config)
 
     def divide(model, weights):
         """(kept, shared)."""
         return separate(weights, keep(model), config.bn_stats)
 
-    def train(key, local, federation, phases):
-        """The trained weights, the loss of the last phase, and the number of all steps."""
-        rows, weights, steps = own_rows(local.client, federation, local.hyper), local.received, 0
-        for number, (blocks, epochs) in enumerate(phases):
-            weights, loss, taken, _ = descend(
-                objective(local, blocks),
-                weights,
-                key,
-                rows,
-                local.hyper,
-                blocks=blocks,
-                epochs=epochs,
-                phase=number,
-                correction=memory.correct(local),
-            )
-            steps = steps + taken
-        return weights, loss, steps
-
     def on_clients(f, key, state, federation, cohort):
-        """``f(key, Local)`` for the clients of a cohort."""
+        """``f(key, Participant)`` for the clients of a cohort."""
 
         def client(key, client, common, own):
             (shared, broadcast), (kept, remembered) = common, own
-            return f(key, Local(client, tree.combine(shared, kept), remembered, broadcast, state.hyper))
+            received = tree.combine(shared, kept)
+            return f(key, Participant(client, received, remembered, broadcast, state.hyper))
 
         common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
         own = tuple(zip(gather(state.kept, cohort), gather(state.memory, cohort), strict=True))
@@ -255,12 +303,11 @@ def sharing(
         )
 
     def step(key, state, federation, cohort):
-        def client(key, local):
-            model = local.client.model
-            weights, loss, steps = train(key, local, federation, phases(model))
-            kept, shared = divide(model, weights)
-            remembered, message = memory.update(local, weights, steps)
-            return kept, shared, remembered, message, loss
+        def client(key, participant):
+            trained = train(key, participant, federation)
+            kept, shared = divide(participant.model, trained.weights)
+            remembered, message = memory.update(participant, trained)
+            return kept, shared, remembered, message, trained.loss
 
         outputs = on_clients(client, key, state, federation, cohort)
         kept, shared, remembered, messages, loss = zip(*outputs, strict=True)
@@ -270,15 +317,8 @@ def sharing(
             after = memory.aggregate(before, server, uploads, state.hyper)
             return tree.where((rows > 0).any(), after, (before, server))
 
-        served = per_group(
-            serve,
-            federation.groups,
-            state.shared,
-            state.server,
-            shared,
-            messages,
-            upload_weights(federation, cohort),
-        )
+        n = rows_uploaded(federation, cohort)
+        served = per_group(serve, federation.groups, state.shared, state.server, shared, messages, n)
         new_shared, new_server = zip(*served, strict=True)
         up = sent_up(cohort, per_group(lambda s, m: (s, tree.one(m)), state.shared, messages))
         down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
@@ -292,8 +332,8 @@ def sharing(
         ), Info(loss, up, down, trained=trained)
 
     def tuned(key, state, federation, cohort):
-        def client(key, local):
-            return train(key, local, federation, tune(local.client.model))[0]
+        def client(key, participant):
+            return tune(key, participant, federation).weights
 
         weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)

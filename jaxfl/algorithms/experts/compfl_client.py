@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import Client, Federation, Model, Weights, arrays, correct, descend, mean, sgd
+from jaxfl.authoring import Client, Federation, Model, Weights, arrays, count_correct, descend, mean, sgd
 from jaxfl.mechanisms.class_means import class_means, features, outputs, prototype_head
 
 
@@ -77,7 +77,7 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, hyper) 
     if hyper.accuracy_on == "validation":
         rows, size = client.validation_rows, client.validation_size
         scores = logits(adapted, features(model, weights, rows, size, federation))
-    right = correct(scores, client.relabel[federation.labels[rows]], size)
+    right = count_correct(scores, client.relabel[federation.labels[rows]], size)
     accuracy = right.astype(z.dtype) / jnp.maximum(size, 1).astype(z.dtype)
     return Adapted(adapted, anchors, accuracy, predictions)
 

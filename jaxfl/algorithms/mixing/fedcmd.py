@@ -46,9 +46,9 @@ from jaxfl.authoring import (
     options,
     own_rows,
     per_group,
+    rows_uploaded,
     scatter,
     tree,
-    upload_weights,
     within,
 )
 from jaxfl.errors import nearest
@@ -207,11 +207,11 @@ def build(config: FedCMD) -> Algorithm:
         def client(key, client, nothing, w):
             return train(key, client, federation, w, state.hyper)
 
-        outputs = map_clients(client, key, federation, cohort, (None,) * len(start), start)
+        outputs = map_clients(client, key, federation, cohort, own=start)
         trained, tallies, loss = zip(*outputs, strict=True)
 
         own = scatter(state.own, cohort, trained)
-        shared = per_group(tree.weighted_mean, trained, upload_weights(federation, cohort), state.shared)
+        shared = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
         if config.base == "stored":
             fedavg = selecting & (config.selection == "fedavg")
             stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)

@@ -33,11 +33,11 @@ from jaxfl.authoring import (
     options,
     own_rows,
     per_group,
+    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
     tree,
-    upload_weights,
     within,
 )
 from jaxfl.mechanisms import learned_matrix, own_models
@@ -98,7 +98,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+        hyper = state.hyper
 
         def client(key, client, nothing, w):
             own = own_rows(client, federation, hyper)
@@ -106,9 +106,9 @@ def build(config: MNFLHomogeneous) -> Algorithm:
             return trained.weights, trained.loss
 
         start = transferred(state, federation, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, start), strict=True)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
         matrix = state.matrix
-        i_of, n_of = ids(federation, cohort), upload_weights(federation, cohort)
+        i_of, n_of = ids(federation, cohort), rows_uploaded(federation, cohort)
         for w, i, rows, group in zip(trained, i_of, n_of, federation.groups, strict=True):
             slopes = towards_teachers(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
             matrix = learned_matrix.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))

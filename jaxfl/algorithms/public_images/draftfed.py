@@ -107,7 +107,7 @@ def build(config: DraftFed) -> Algorithm:
         return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+        hyper = state.hyper
 
         def compute(key, client, nothing, w):
             depths = supplied(client.model, federation.models)
@@ -135,7 +135,7 @@ def build(config: DraftFed) -> Algorithm:
             return trained.weights, trained.loss
 
         own = gather(state.weights, cohort)
-        drafts = map_clients(compute, key, federation, cohort, nothing, own)
+        drafts = map_clients(compute, key, federation, cohort, own=own)
         targets = aggregate(drafts, federation.models, cohort)
         trained, loss = zip(*map_clients(learn, key, federation, cohort, targets, own), strict=True)
         return State(hyper, scatter(state.weights, cohort, trained), state.images), Info(

@@ -37,10 +37,10 @@ from jaxfl.authoring import (
     options,
     own_rows,
     public_rows,
+    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
-    upload_weights,
     within,
 )
 from jaxfl.core.training import OPTIMIZERS
@@ -92,7 +92,7 @@ def build(config: MNFL) -> Algorithm:
         return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+        hyper = state.hyper
         rows = public_images.subset(key, federation, config.public_size)
         i = concatenate(ids(federation, cohort))
         taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=hyper.distill_lr))
@@ -121,17 +121,17 @@ def build(config: MNFL) -> Algorithm:
             return w, say(w, client) if fresh else None
 
         own = gather(state.weights, cohort)
-        weights, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, nothing, own), strict=True)
+        weights, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
         s = concatenate(s)
         c = learned_matrix.teachers(state.matrix, i)
         t = split(mix(c, s), cohort)
         own = tuple(zip(weights, t, strict=True))
-        distilled = map_clients(learn_from_teacher, key, federation, cohort, nothing, own)
+        distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
         weights, said = zip(*distilled, strict=True)
         s = concatenate(said) if fresh else s
 
         slopes = towards_teachers(c, s)
-        n = concatenate(upload_weights(federation, cohort))
+        n = concatenate(rows_uploaded(federation, cohort))
         matrix = learned_matrix.learn(state.matrix, i, n, slopes, hyper, 1 / federation.clients)
         prediction = len(rows) * s.shape[-1]
 

@@ -21,13 +21,13 @@ from jaxfl.authoring import (
     gather,
     map_clients,
     options,
+    own_models,
     own_rows,
+    proximal,
     scatter,
     sharing,
     within,
 )
-from jaxfl.mechanisms import own_models
-from jaxfl.mechanisms.losses import proximal
 
 
 @options

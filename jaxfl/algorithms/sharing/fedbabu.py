@@ -9,8 +9,18 @@ Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the sam
 What is received before the fine-tuning has a random head: a low `received` accuracy is no error.
 """
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, Phase, fine_tuning, options, sharing, within
-from jaxfl.mechanisms.sharing import head
+from jaxfl.authoring import (
+    Algorithm,
+    FineTuning,
+    Method,
+    Phase,
+    fine_tuning,
+    head,
+    local_training,
+    options,
+    sharing,
+    within,
+)
 
 
 @options
@@ -27,7 +37,8 @@ def build(config: FedBABU) -> Algorithm:
     def phases(model):
         return (Phase(model.body.names, config.epochs),)
 
-    return sharing(config, head, phases=phases, tune=fine_tuning(config))
+    train = local_training(config, phases=phases)
+    return sharing(config, keep=head, train=train, tune=fine_tuning(config))
 
 
 fedbabu = Method(

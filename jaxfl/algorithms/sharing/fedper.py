@@ -6,8 +6,7 @@ Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extracto
     theta            <- sum_i n_i theta_i / sum_i n_i
 """
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, fine_tuning, options, sharing
-from jaxfl.mechanisms.sharing import head
+from jaxfl.authoring import Algorithm, FineTuning, Method, fine_tuning, head, options, sharing
 
 
 @options
@@ -17,7 +16,7 @@ class FedPer(FineTuning):
 
 def build(config: FedPer) -> Algorithm:
     """Keep the head."""
-    return sharing(config, head, tune=fine_tuning(config))
+    return sharing(config, keep=head, tune=fine_tuning(config))
 
 
 fedper = Method(

@@ -10,8 +10,7 @@ Every client trains for E epochs: stragglers and inexact solutions (the paper's 
 paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
 """
 
-from jaxfl.authoring import Algorithm, Method, Training, options, sharing, within
-from jaxfl.mechanisms.losses import proximal
+from jaxfl.authoring import Algorithm, Method, Training, local_training, options, proximal, sharing, within
 
 
 @options
@@ -25,11 +24,11 @@ class FedProx(Training):
 def build(config: FedProx) -> Algorithm:
     """FedAvg with another loss."""
 
-    def objective(local, blocks):
+    def objective(participant, blocks):
         """CE(w) + mu/2 ||w - w^t||^2."""
-        return proximal(local.client.model, local.received, local.hyper.mu)
+        return proximal(participant.model, participant.received, participant.hyper.mu, blocks)
 
-    return sharing(config, objective=objective)
+    return sharing(config, train=local_training(config, objective=objective))
 
 
 fedprox = Method(

@@ -9,8 +9,18 @@ Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_
 The head comes first, for one epoch; the body then trains for as many epochs as other methods do.
 """
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, Phase, fine_tuning, options, sharing, within
-from jaxfl.mechanisms.sharing import head
+from jaxfl.authoring import (
+    Algorithm,
+    FineTuning,
+    Method,
+    Phase,
+    fine_tuning,
+    head,
+    local_training,
+    options,
+    sharing,
+    within,
+)
 
 
 @options
@@ -27,7 +37,8 @@ def build(config: FedRep) -> Algorithm:
     def phases(model):
         return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
 
-    return sharing(config, head, phases=phases, tune=fine_tuning(config))
+    train = local_training(config, phases=phases)
+    return sharing(config, keep=head, train=train, tune=fine_tuning(config))
 
 
 fedrep = Method(

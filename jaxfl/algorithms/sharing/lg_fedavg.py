@@ -9,8 +9,7 @@ The authors start from a FedAvg checkpoint and keep each client's best model on 
 the common initialisation and keep the last one.
 """
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, fine_tuning, options, sharing
-from jaxfl.mechanisms.sharing import body
+from jaxfl.authoring import Algorithm, FineTuning, Method, body, fine_tuning, options, sharing
 
 
 @options
@@ -20,7 +19,7 @@ class LGFedAvg(FineTuning):
 
 def build(config: LGFedAvg) -> Algorithm:
     """Keep the extractor."""
-    return sharing(config, body, tune=fine_tuning(config))
+    return sharing(config, keep=body, tune=fine_tuning(config))
 
 
 lg_fedavg = Method(

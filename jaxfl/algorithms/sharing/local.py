@@ -5,8 +5,7 @@ w_i <- LocalSGD(w_i)
 
 from typing import Literal
 
-from jaxfl.authoring import Algorithm, Info, Method, Training, everyone, gather, options, sharing
-from jaxfl.mechanisms.sharing import every_leaf
+from jaxfl.authoring import Algorithm, Info, Method, Training, every_leaf, everyone, gather, options, sharing
 
 
 @options
@@ -19,7 +18,7 @@ class Local(Training):
 
 def build(config: Local) -> Algorithm:
     """Keep every block."""
-    algorithm = sharing(config, every_leaf)
+    algorithm = sharing(config, keep=every_leaf)
 
     def step_all(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, everyone(federation, cohort))

@@ -18,7 +18,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import Local, Memory, Method, Training, Uploads, Weights, options, sharing, tree, within
+from jaxfl.authoring import (
+    Memory,
+    Method,
+    Participant,
+    Trained,
+    Training,
+    Uploads,
+    Weights,
+    local_training,
+    options,
+    sharing,
+    tree,
+    within,
+)
 
 
 @options
@@ -34,22 +47,23 @@ def zeros(x: Weights):
     return jax.tree.map(jnp.zeros_like, x.params)
 
 
-def corrected(local: Local):
-    """G - c_i + c."""
-    c, c_i = local.broadcast, local.memory
+def corrected(participant: Participant, blocks):
+    """Gradients g - c_i + c."""
+    c, c_i = participant.broadcast, participant.memory
     return optax.stateless(lambda g, params: jax.tree.map(lambda g, own, all_: g - own + all_, g, c_i, c))
 
 
-def variate(local: Local, y: Weights, steps):
+def variate(participant: Participant, trained: Trained):
     """c_i', and c_i' - c_i for the server; a client without a step keeps its own."""
-    k_eta = jnp.maximum(steps, 1).astype(local.hyper.lr.dtype) * local.hyper.lr
+    steps, lr = trained.steps, participant.hyper.lr
+    k_eta = jnp.maximum(steps, 1).astype(lr.dtype) * lr
     change = jax.tree.map(
         lambda c, x, y: jnp.where(steps > 0, (x - y) / k_eta - c, 0),
-        local.broadcast,
-        local.received.params,
-        y.params,
+        participant.broadcast,
+        participant.received.params,
+        trained.weights.params,
     )
-    return optax.tree.add(local.memory, change), change
+    return optax.tree.add(participant.memory, change), change
 
 
 def aggregate(x: Weights, c, uploads: Uploads, hyper: Scaffold):
@@ -63,17 +77,8 @@ def aggregate(x: Weights, c, uploads: Uploads, hyper: Scaffold):
 
 def build(config: Scaffold):
     """FedAvg with a memory of clients and server."""
-    return sharing(
-        config,
-        memory=Memory(
-            client=zeros,
-            server=zeros,
-            broadcast=lambda c: c,
-            correct=corrected,
-            update=variate,
-            aggregate=aggregate,
-        ),
-    )
+    memory = Memory(zeros, zeros, broadcast=lambda c: c, update=variate, aggregate=aggregate)
+    return sharing(config, train=local_training(config, correction=corrected), memory=memory)
 
 
 scaffold = Method(
