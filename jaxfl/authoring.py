@@ -11,8 +11,9 @@ from jaxfl.core.client_map import (
     map_clients,
     per_group,
     scatter,
-    sent,
-    sizes,
+    sent_down,
+    sent_up,
+    upload_weights,
     visit_clients,
 )
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, sweep
@@ -86,12 +87,13 @@ __all__ = [
     "predict",
     "public_rows",
     "scatter",
-    "sent",
+    "sent_down",
+    "sent_up",
     "sgd",
     "sharing",
-    "sizes",
     "sweep",
     "tree",
+    "upload_weights",
     "visit_clients",
     "within",
 ]

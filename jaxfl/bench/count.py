@@ -38,7 +38,9 @@ def _fedrep(config: Any, model: Model) -> tuple[Phase, ...]:
 
 
 def _ditto(config: Any, model: Model) -> tuple[Phase, ...]:
-    return Phase(model.names, config.personal_epochs, personal=True), *_jointly(config, model)
+    return Phase(model.names, config.personal_epochs or config.epochs, personal=True), *_jointly(
+        config, model
+    )
 
 
 # Method -> what a client's round consists of. The PyTorch loop knows these methods.

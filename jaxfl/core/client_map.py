@@ -154,8 +154,8 @@ def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
     return per_group(tree.put, stacked, cohort.groups, new)
 
 
-def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
-    """Per group (k_g,) float: training rows of the cohort's clients, 0 in empty places."""
+def upload_weights(federation: Federation, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) float: n_i, training rows of the clients whose answer reaches the server; else 0."""
     dtype = federation.mean.dtype
     return per_group(
         lambda group, slots: jnp.where(slots.mask, tree.take(group.size, slots), 0).astype(dtype),
@@ -164,23 +164,35 @@ def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
     )
 
 
-def sent(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """Per group (k_g,) int32: the scalars of one message (a tree per group) for each client present.
+def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """The scalars of one message for each client whose answer reaches the server.
+
+    Args:
+      cohort: of the round.
+      messages: per group what one client sends: a tree of arrays or shapes, or a number of scalars.
+
+    Returns:
+      Per group (k_g,) int32.
 
     Raises:
       JaxflError: if a message has more scalars than an int32 counts.
     """
+    return per_group(_counts, cohort.groups, messages)
 
-    def of_group(slots, message):
-        scalars = tree.scalars(message)
-        if scalars > LARGEST_MESSAGE:
-            raise JaxflError(
-                f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
-                f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
-            )
-        return slots.mask.astype(jnp.int32) * scalars
 
-    return per_group(of_group, cohort.groups, messages)
+def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """The scalars of one message for each client that receives it; see `sent_up`."""
+    return per_group(_counts, cohort.groups, messages)
+
+
+def _counts(slots: Slots, message) -> jax.Array:
+    scalars = message if isinstance(message, int) else tree.scalars(message)
+    if scalars > LARGEST_MESSAGE:
+        raise JaxflError(
+            f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
+            f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
+        )
+    return jnp.where(slots.mask, jnp.int32(scalars), 0)
 
 
 def everyone(federation: Federation, cohort: Cohort) -> Cohort:

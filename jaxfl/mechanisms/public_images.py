@@ -5,12 +5,9 @@ client learns from public images by the same local training as from its own.
 """
 
 import jax
-import jax.numpy as jnp
 
-from jaxfl.core.client_map import per_group
 from jaxfl.core.examples import sweep, visiting
-from jaxfl.core.protocol import Cohort
-from jaxfl.data.federation import Client, Federation, PerGroup
+from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
 
@@ -64,8 +61,3 @@ def logits(weights: Weights, client: Client, federation: Federation, rows):
 def soft_predictions(weights: Weights, client: Client, federation: Federation, rows, temperature):
     """softmax(f(x) / T) on public images (R,): (R, outputs)."""
     return jax.nn.softmax(logits(weights, client, federation, rows) / temperature)
-
-
-def messages(cohort: Cohort, scalars: int) -> PerGroup:
-    """Per group (k_g,) int32: so many scalars for each client present."""
-    return per_group(lambda slots: slots.mask.astype(jnp.int32) * scalars, cohort.groups)

@@ -17,7 +17,7 @@ import jax
 
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent, sizes
+from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_down, sent_up, upload_weights
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info, Predictor
 from jaxfl.core.training import Training, cross_entropy, descend, initial_weights
@@ -277,11 +277,11 @@ def sharing(
             state.server,
             shared,
             messages,
-            sizes(federation, cohort),
+            upload_weights(federation, cohort),
         )
         new_shared, new_server = zip(*served, strict=True)
-        up = sent(cohort, per_group(lambda s, m: (s, tree.one(m)), state.shared, messages))
-        down = sent(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
+        up = sent_up(cohort, per_group(lambda s, m: (s, tree.one(m)), state.shared, messages))
+        down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
         trained = per_group(lambda s, k: Predictor(None, tree.combine(s, k), predict), shared, kept)
         return State(
             state.hyper,

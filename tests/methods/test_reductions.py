@@ -162,10 +162,10 @@ def test_pfedclub_without_a_teacher_is_local(mixed):
 def test_pfedclub_whose_teachers_weigh_nothing_is_local(mixed):
     def after_a_round(lam):
         state = initial("pfedclub", mixed, lam=lam, **TRAINING)
-        taught = tuple(jnp.ones_like(has) for has in state.taught)
-        lessons = tuple(leaf.at[:, :, 0].add(3) for leaf in state.lessons)
+        taught = tuple(jnp.ones_like(has) for has in state.has_teacher)
+        logits = tuple(leaf.at[:, :, 0].add(3) for leaf in state.teacher_logits)
         step = program("pfedclub", jax.tree.structure(state.hyper))
-        state = state._replace(taught=taught, lessons=lessons)
+        state = state._replace(has_teacher=taught, teacher_logits=logits)
         key = jax.random.fold_in(jax.random.key(1), 0)
         return step(key, state, mixed, cohort(mixed, 0, EVERYONE))[0].weights
 

@@ -47,8 +47,8 @@ from jaxfl.authoring import (
     own_rows,
     per_group,
     scatter,
-    sizes,
     tree,
+    upload_weights,
     within,
 )
 from jaxfl.errors import nearest
@@ -211,7 +211,7 @@ def build(config: FedCMD) -> Algorithm:
         trained, tallies, loss = zip(*outputs, strict=True)
 
         own = scatter(state.own, cohort, trained)
-        shared = per_group(tree.weighted_mean, trained, sizes(federation, cohort), state.shared)
+        shared = per_group(tree.weighted_mean, trained, upload_weights(federation, cohort), state.shared)
         if config.base == "stored":
             fedavg = selecting & (config.selection == "fedavg")
             stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)

@@ -34,9 +34,10 @@ from jaxfl.authoring import (
     own_rows,
     per_group,
     scatter,
-    sent,
-    sizes,
+    sent_down,
+    sent_up,
     tree,
+    upload_weights,
     within,
 )
 from jaxfl.mechanisms import learned_matrix, own_models
@@ -107,16 +108,15 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         start = transferred(state, federation, cohort)
         trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, start), strict=True)
         matrix = state.matrix
-        of_groups = zip(
-            trained, ids(federation, cohort), sizes(federation, cohort), federation.groups, strict=True
-        )
-        for w, i, rows, group in of_groups:
+        i_of, n_of = ids(federation, cohort), upload_weights(federation, cohort)
+        for w, i, rows, group in zip(trained, i_of, n_of, federation.groups, strict=True):
             slopes = towards_teachers(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
             matrix = learned_matrix.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
-        traffic = sent(cohort, own_models.scalars_sent(state.weights, config.bn_stats))
+        models = own_models.scalars_sent(state.weights, config.bn_stats)
         findings = {"weight": learned_matrix.summary(matrix)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)
-        return state, Info(loss, traffic, traffic, findings, own_models.predictors(trained))
+        up, down = sent_up(cohort, models), sent_down(cohort, models)
+        return state, Info(loss, up, down, findings, own_models.predictors(trained))
 
     def communicated(w: Weights) -> Weights:
         return w._replace(stats={}) if config.bn_stats == "local" else w

@@ -47,7 +47,8 @@ from jaxfl.authoring import (
     per_group,
     public_rows,
     scatter,
-    sent,
+    sent_down,
+    sent_up,
     sweep,
     tree,
     within,
@@ -139,8 +140,8 @@ def build(config: DraftFed) -> Algorithm:
         trained, loss = zip(*map_clients(learn, key, federation, cohort, targets, own), strict=True)
         return State(hyper, scatter(state.weights, cohort, trained), state.images), Info(
             loss,
-            up=sent(cohort, per_group(tree.one, drafts)),
-            down=sent(cohort, targets),
+            up=sent_up(cohort, per_group(tree.one, drafts)),
+            down=sent_down(cohort, targets),
             trained=own_models.predictors(trained),
         )
 

@@ -38,7 +38,9 @@ from jaxfl.authoring import (
     own_rows,
     public_rows,
     scatter,
-    sizes,
+    sent_down,
+    sent_up,
+    upload_weights,
     within,
 )
 from jaxfl.core.training import OPTIMIZERS
@@ -129,13 +131,17 @@ def build(config: MNFL) -> Algorithm:
         s = concatenate(said) if fresh else s
 
         slopes = towards_teachers(c, s)
-        n = concatenate(sizes(federation, cohort))
+        n = concatenate(upload_weights(federation, cohort))
         matrix = learned_matrix.learn(state.matrix, i, n, slopes, hyper, 1 / federation.clients)
         prediction = len(rows) * s.shape[-1]
+
+        def every(scalars):
+            return (scalars,) * len(federation.groups)
+
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=public_images.messages(cohort, prediction * (2 if fresh else 1)),
-            down=public_images.messages(cohort, prediction + len(rows)),  # the teacher's, and which images
+            up=sent_up(cohort, every(prediction * (2 if fresh else 1))),
+            down=sent_down(cohort, every(prediction + len(rows))),  # the teacher's, and which images
             findings={"weight": learned_matrix.summary(matrix)},
             trained=own_models.predictors(weights),
         )
