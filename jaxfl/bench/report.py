@@ -29,7 +29,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "GFLOP/round": lambda record: _rate(record["flops_per_round"] / 1e9),
     "x first": lambda record: _or_dash(_beside_first(record), "{:.2f}".format),
     "x torch": lambda record: _or_dash(record["ratio_to_torch"], "{:.2f}".format),
-    "s/FLOP x rival": lambda record: _or_dash(record["ratio_to_rival"], "{:.2f}".format),
+    "x rival": lambda record: _or_dash(record["ratio_to_rival"], "{:.2f}".format),
     "compile s": lambda record: _or_dash(record["compile_s"], "{:.1f}".format),
     "peak MB": lambda record: _or_dash(record["peak_bytes"], lambda value: f"{value / 1e6:,.0f}"),
     "MFU %": lambda record: f"{100 * record['mfu']:.1f}",
