@@ -166,8 +166,7 @@ def _of_clients(f: Callable) -> Callable:
         def client(key, client, nothing, own):
             return f(own, client, federation, rows)
 
-        nothing, key = (None,) * len(federation.groups), jax.random.key(0)
-        seen = map_clients(client, key, federation, cohort, nothing, gather(weights, cohort))
+        seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
         return federation.keep_replicated(seen)
 
     return look

@@ -109,8 +109,6 @@ def learning_from_teachers(
         return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        nothing = (None,) * len(federation.groups)
-
         def client(key, client, nothing, own):
             w, teacher_logits, has_teacher = own
             loss = from_teacher(client.model, teacher_logits, state.hyper.lam * has_teacher)
@@ -119,7 +117,7 @@ def learning_from_teachers(
 
         has_teacher = per_group(lambda has: has.astype(federation.mean.dtype), state.has_teacher)
         own = gather(tuple(zip(state.weights, state.teacher_logits, has_teacher, strict=True)), cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, own), strict=True)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
         down = per_group(
             lambda slots, sizes: jnp.where(slots.mask, sizes, 0),
             cohort.groups,
