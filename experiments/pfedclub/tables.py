@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-STEPS = ("signatures", "grouping", "search", "stitching", "matching", "lessons", "compilation")
+STEPS = ("signatures", "grouping", "search", "stitching", "matching", "teacher logits", "compilation")
 
 
 def main() -> None:

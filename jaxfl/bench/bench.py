@@ -19,7 +19,7 @@ class Bench:
     """Training alone in its steady state: medians of repetitions, taken in turn with a bare PyTorch loop."""
 
     methods: tuple[str, ...] = ()
-    """Methods, each perhaps with options; by default the workload's own."""
+    """Methods, each perhaps with options; by default the workload's own, of `methods` all."""
     strategies: tuple[str, ...] = ("auto",)
     """Ways to run them: auto, rows, patches, plain, bfloat16, "one device", "devices 1..all", "ten at once",
     "5 seeds" (in turn, and as one program)."""
@@ -28,7 +28,7 @@ class Bench:
     rounds_per_repetition: int = within("[1, inf)", 1)
     """Rounds that are timed together."""
     torch: bool = True
-    """Whether the PyTorch loop takes its turn, with fedavg, fedper, fedrep and ditto."""
+    """Whether the PyTorch loop takes its turn, with fedavg, fedper, fedrep and ditto; never in `methods`."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; random images take the place of a set that is missing."""
     out: Path | None = None
@@ -57,7 +57,8 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     ways = strategies(options.strategies)
     for choice in options.methods:
         registry.method(choice)
-    if options.torch:
+    torch = options.torch and any(workload.rival is None for workload in workloads.values())
+    if torch:
         importlib.import_module("jaxfl.bench.torch_loop")  # refuses at once where PyTorch is missing
     computer = machine()
     if (computer["load"] or 0) > computer["cores"] / 4:
@@ -67,7 +68,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
         )
     facts = {
         "machine": computer,
-        "versions": versions(options.torch),
+        "versions": versions(torch),
         "command": command,
     }
     records = []
@@ -75,7 +76,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
         say(f"{name}: {workload.what}")
         setup = setup_of(workload).replace(data_dir=options.data_dir)
         source, data = source_of(workload, setup, say)
-        for choice in options.methods or workload.methods:
+        for choice in options.methods or workload.methods or registry.METHODS:
             measured = measure(
                 workload,
                 choice,
@@ -84,7 +85,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
                 ways,
                 repetitions=options.repetitions or repetitions_of(workload),
                 rounds=options.rounds_per_repetition,
-                torch=options.torch,
+                torch=torch,
             )
             records += [{"workload": name, **record, "data": data, **facts} for record in measured]
     return records

@@ -1,5 +1,6 @@
 """Contestants: jaxfl with a strategy, and the PyTorch loop, ready to train chunks of rounds."""
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,18 +8,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.bench.count import Phase
 from jaxfl.bench.workloads import Strategy
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import align, balance
 from jaxfl.core.engine import traced
-from jaxfl.core.protocol import Cohort, Phase
+from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.runs.variant import Variant
 
 TORCH = "torch"  # stands in place of a strategy
-TORCH_METHODS = ("fedavg", "fedper", "fedrep", "ditto")
+
+
+class Trained(NamedTuple):
+    """What rounds leave that were trained to measure them.
+
+    Args:
+      flops: arrays of floating-point operations to add up, see `jaxfl.core.engine.Report`.
+      host_s: seconds of the steps between rounds outside of compiled programs, such as a server's.
+    """
+
+    flops: Any = ()
+    host_s: float = 0.0
 
 
 class Contestant(NamedTuple):
@@ -26,7 +40,7 @@ class Contestant(NamedTuple):
 
     Args:
       strategy: its name.
-      train: of the number of a repetition; ends when its rounds are trained.
+      train: of the number of a repetition; returns when its rounds are trained.
       devices: how many of them it uses.
       precision: what it computes in, as in `Setup`.
       seeds: how many runs it trains.
@@ -37,7 +51,7 @@ class Contestant(NamedTuple):
     """
 
     strategy: str
-    train: Callable[[int], None]
+    train: Callable[[int], Trained]
     devices: int
     precision: str = "full"
     seeds: int = 1
@@ -71,8 +85,17 @@ def in_jaxfl(
       federation: prepared with them.
       runs: the cohorts of each seed.
       rounds: of a repetition.
+
+    Raises:
+      JaxflError: if runs are to be one program, but the method has steps outside of programs.
     """
     program = variant.programs.rounds_of_runs if strategy.together else variant.programs.rounds
+    host = variant.programs.host
+    if host and strategy.together:
+        raise JaxflError(
+            f"{variant.label} has steps between rounds outside of compiled programs, so several seeds cannot "
+            f"be one program; leave out the strategy {name!r}."
+        )
     before = program.seconds
     keys = [jax.random.key(setup.run.seed + i) for i in range(strategy.seeds)]
     hyper = traced(variant.config)
@@ -82,19 +105,30 @@ def in_jaxfl(
     keys, states = federation.replicate((keys, states))
 
     def cohorts(federation):
-        """For every repetition those of each program."""
+        """For every repetition those of each program, in as many pieces as it runs.
+
+        They are the last rounds of a run: behind warm-ups and votes.
+        """
         sizes = [np.asarray(group.size) for group in federation.groups]
         of_runs = align([balance(run, sizes, federation) for run in runs], federation)
         slots = jax.tree.map(lambda *leaves: np.stack(leaves), *of_runs)
-        numbers = np.tile(np.arange(rounds, dtype=np.int32), (strategy.seeds, 1))
-        of_turns = [Cohort(numbers, of_turn, rounds) for of_turn in chunks(slots, rounds)]
+        count = slots[0].mask.shape[1]
+        run = max(setup.run.rounds, count)
+        numbers = np.tile(np.arange(run - count, run, dtype=np.int32), (strategy.seeds, 1))
+        once = 1 if host else rounds  # a host step follows every round
+        firsts, each = range(0, count, once), rounds // once
+        pieces = [
+            Cohort(numbers[:, t : t + once], piece, run)
+            for t, piece in zip(firsts, chunks(slots, once), strict=True)
+        ]
+        of_turns = [pieces[i : i + each] for i in range(0, len(pieces), each)]
         if strategy.together:
             return [[of_turn] for of_turn in of_turns]
         seeds = range(strategy.seeds)
         return [[jax.tree.map(lambda leaf, i=i: leaf[i], of_turn) for i in seeds] for of_turn in of_turns]
 
     def needed(federation):
-        executable = program.compile(keys[0], states[0], federation, cohorts(federation)[0][0])
+        executable = program.compile(keys[0], states[0], federation, cohorts(federation)[0][0][0])
         return memory.peak_bytes(executable)
 
     limit = memory.available(federation)
@@ -102,9 +136,22 @@ def in_jaxfl(
         federation = memory.as_many_as_fit(federation, needed, limit)
     of_turns = cohorts(federation)
 
+    def between(host, i, cohort):
+        """The host step after a round of run i, and its seconds."""
+        begun, cohort = time.perf_counter(), jax.tree.map(lambda leaf: leaf[0], cohort)
+        key = jax.random.fold_in(keys[i], cohort.round)
+        state, _ = host(key, states[i], federation, cohort)
+        states[i] = jax.block_until_ready(federation.replicate(state))
+        return time.perf_counter() - begun
+
     def train(turn):
-        for i, cohort in enumerate(of_turns[turn]):
-            states[i], _ = jax.block_until_ready(program(keys[i], states[i], federation, cohort))
+        flops, host_s = [], 0.0
+        for i, pieces in enumerate(of_turns[turn]):
+            for cohort in pieces:
+                states[i], reports = jax.block_until_ready(program(keys[i], states[i], federation, cohort))
+                flops.append(reports.flops)
+                host_s += between(host, i, cohort) if host else 0.0
+        return Trained(flops, host_s)
 
     return Contestant(
         name,
@@ -132,6 +179,7 @@ def in_torch(
         (slots,) = of_turns[turn]
         for index, mask in zip(slots.index, slots.mask, strict=True):
             one_round(index[mask].tolist())
+        return Trained()
 
     torch_loop.choose_threads(lambda: train(0))
     return Contestant(TORCH, train, 1)

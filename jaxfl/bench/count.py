@@ -1,17 +1,55 @@
-"""How much work a round is: rows, steps and the model's floating-point operations."""
+"""How many rows and optimiser steps some rounds train, of methods whose local training is known here.
 
-import functools
-from typing import NamedTuple
+Operations need no such table: the engine counts them for any method, see `jaxfl.core.flops`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops
-from jaxfl.core.protocol import Phase, Slots
-from jaxfl.core.training import batches, cross_entropy
-from jaxfl.data.federation import Batch, Federation, PerGroup
-from jaxfl.models.model import Model, Weights
+from jaxfl.core.protocol import Slots
+from jaxfl.core.training import batches
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.models.model import Model
+
+
+class Phase(NamedTuple):
+    """A part of a client's round: some blocks train while the others stand still.
+
+    Args:
+      blocks: names of those that train.
+      epochs: passes over the client's rows.
+      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
+    """
+
+    blocks: tuple[str, ...]
+    epochs: int
+    personal: bool = False
+
+
+def _jointly(config: Any, model: Model) -> tuple[Phase, ...]:
+    return (Phase(model.names, config.epochs),)
+
+
+def _fedrep(config: Any, model: Model) -> tuple[Phase, ...]:
+    return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
+
+
+def _ditto(config: Any, model: Model) -> tuple[Phase, ...]:
+    return Phase(model.names, config.personal_epochs or config.epochs, personal=True), *_jointly(
+        config, model
+    )
+
+
+# Method -> what a client's round consists of. The PyTorch loop knows these methods.
+PHASES: dict[str, Callable[[Any, Model], tuple[Phase, ...]]] = {
+    "fedavg": _jointly,
+    "fedper": _jointly,
+    "fedrep": _fedrep,
+    "ditto": _ditto,
+}
 
 
 class Work(NamedTuple):
@@ -20,12 +58,10 @@ class Work(NamedTuple):
     Args:
       samples: real training rows, each as often as it is used.
       steps: optimiser steps of single clients.
-      flops: of the model's matrix products, forward and backward.
     """
 
     samples: int
     steps: int
-    flops: int
 
 
 def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size: int) -> Work:
@@ -37,15 +73,14 @@ def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size
       phases: per group what a client's round consists of.
       batch_size: rows of a mini-batch.
     """
-    total = np.zeros(3, np.int64)
+    samples = steps = 0
     for group, slots, of_group in zip(federation.groups, cohorts, phases, strict=True):
         sizes = _sizes(group, slots)
         for phase in of_group:
-            samples = phase.epochs * sizes.sum()
             pairs = _normalises(group.model, phase)
-            steps = phase.epochs * batches(sizes, batch_size, pairs).sum()
-            total += [samples, steps, samples * flops_per_sample(group.model, phase.blocks)]
-    return Work(*total.tolist())
+            samples += phase.epochs * int(sizes.sum())
+            steps += phase.epochs * int(batches(sizes, batch_size, pairs).sum())
+    return Work(samples, steps)
 
 
 def _sizes(group, slots: Slots) -> np.ndarray:
@@ -55,21 +90,3 @@ def _sizes(group, slots: Slots) -> np.ndarray:
 def _normalises(model: Model, phase: Phase) -> bool:
     stats = jax.eval_shape(model.init, jax.random.key(0)).stats
     return any(jax.tree.leaves(stats[name]) for name in phase.blocks)
-
-
-@functools.cache
-def flops_per_sample(model: Model, blocks: tuple[str, ...]) -> int:
-    """Floating-point operations of one image's loss and its gradient in `blocks`.
-
-    What counts, see `jaxfl.core.flops.of`.
-    """
-
-    def loss(trained, weights, x):
-        weights = Weights(weights.params | trained, weights.stats)
-        batch = Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.zeros(1, jnp.int32))
-        return cross_entropy(model, blocks)(weights, batch, jax.random.key(0))[0]
-
-    weights = jax.eval_shape(model.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
-    trained = {name: weights.params[name] for name in blocks}
-    return flops.of(jax.value_and_grad(loss), trained, weights, x)

@@ -1,29 +1,43 @@
 """Measuring: training alone, in its steady state, all contestants in turn.
 
-A *contestant* is one way to train the same rounds: jaxfl with a strategy, or the PyTorch loop. They train the
-same cohorts one after the other, repetition by repetition, so a machine that slows down slows all of them. A
-repetition before the first warms up and does not count.
+A *contestant* is one way to train the same rounds: jaxfl with a strategy, the PyTorch loop, a rival method.
+They train the same cohorts one after the other, repetition by repetition, so a machine that slows down slows
+all of them. A repetition before the first warms up and does not count.
 """
 
 import functools
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxfl.bench.contestants import TORCH, TORCH_METHODS, chunks, in_jaxfl, in_torch
-from jaxfl.bench.count import work
+from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
+from jaxfl.bench.count import PHASES, work
 from jaxfl.bench.workloads import Strategy, Workload
 from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.sources import Source
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import choose
+from jaxfl.runs.variant import choose, provided
+
+
+class Turn(NamedTuple):
+    """What a contestant did in one repetition.
+
+    Args:
+      seconds: that it took.
+      host_s: of these, outside of compiled programs; see `Trained`.
+      flops: operations of its training, without host steps; 0 of the PyTorch loop, which counts none.
+    """
+
+    seconds: float
+    host_s: float
+    flops: float
 
 
 def measure(
@@ -47,18 +61,21 @@ def measure(
       strategies: by name.
       repetitions: how often each contestant is timed.
       rounds: that it trains each time.
-      torch: whether the PyTorch loop takes part where it knows the method.
+      torch: whether the PyTorch loop takes part where it knows the method and the workload has no rival.
 
     Returns:
-      A record per contestant: "method"; "strategy"; "samples_per_s" and "steps_per_s", medians;
-      "ratio_to_torch" and "ratio_to_first" (contestant), medians of the ratios of samples/s within a
-      repetition, the former None without the loop; "compile_s", "peak_bytes", "devices" and
-      "clients_at_once", see `Contestant`; "device_peak_bytes" of the process so far, where the device tells;
-      "mfu", the model's FLOP/s as a share of "matmul_flops_per_s", see `matmul_flops`; "flops_per_sample";
-      "repetitions", the samples/s of each; "rounds_per_repetition".
+      A record per contestant: "method"; "strategy"; "flops_per_s", "seconds_per_round" and
+      "host_s_per_round", medians of the repetitions; "flops_per_round"; "samples_per_s" and "steps_per_s",
+      medians, and "flops_per_sample", all None of methods without an entry in `PHASES`; "ratio_to_torch" and
+      "ratio_to_first" (contestant), medians of the ratios of samples/s, or else of rounds/s, within a
+      repetition, the former None without the loop; "ratio_to_rival", the same of seconds per operation, and
+      "rival", None without one; "compile_s", "peak_bytes", "devices" and "clients_at_once", see `Contestant`;
+      "device_peak_bytes" of the process so far, where the device tells; "mfu", the FLOP/s as a share of
+      "matmul_flops_per_s", see `matmul_flops`; "repetitions", with the "seconds", "host_s", "flops", perhaps
+      "samples", and the rival's of each; "rounds_per_repetition".
     """
     chosen = choose(choice, workload.training)
-    method, config = chosen.method, chosen.config
+    setup = provided(setup, [chosen])
     setups = {name: setup.replace(**strategy.setup) for name, strategy in strategies.items()}
     federations = {name: prepare(its_own, source=source).federation for name, its_own in setups.items()}
     federation = next(iter(federations.values()))
@@ -67,49 +84,105 @@ def measure(
         draw_cohorts(counts, setup.run.participation, rounds * (repetitions + 1), setup.run.seed + i)
         for i in range(max(strategy.seeds for strategy in strategies.values()))
     ]
-    parts = tuple(method.phases(config, model) for model in federation.models)
+    phases = PHASES.get(chosen.method.name)
+    parts = tuple(phases(chosen.config, model) for model in federation.models) if phases else ()
 
     contestants = [
         in_jaxfl(name, strategy, chosen, setups[name], federations[name], runs[: strategy.seeds], rounds)
         for name, strategy in strategies.items()
     ]
-    if torch and method.name in TORCH_METHODS and len(parts) == 1:
-        contestants.append(in_torch(federation, method.name, config, parts[0], runs[0], rounds))
-    for one in contestants:
-        one.train(0)
-    turns = range(1, repetitions + 1)
-    seconds = np.array([[timed(one.train, turn) for one in contestants] for turn in turns])
-    of_runs = np.array(
-        [
-            [work(federation, of_turn, parts, config.batch_size) for of_turn in chunks(run, rounds)]
-            for run in runs
-        ]
-    )  # (runs, 1 + repetitions, 3)
-    works = np.stack([of_runs[: one.seeds, 1:].sum(0) for one in contestants], 1)
-    samples, steps, flops = np.moveaxis(works / seconds[..., None], 2, 0)  # (repetitions, contestants)
+    ours = len(contestants)
+    if workload.rival:
+        beside = choose(workload.rival, workload.training)
+        contestants.append(in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds))
+    elif torch and len(parts) == 1:
+        config = chosen.config
+        contestants.append(in_torch(federation, chosen.method.name, config, parts[0], runs[0], rounds))
+
     with_torch = contestants[-1].strategy == TORCH
-    peaks = [matmul_flops(one.precision, one.devices) for one in contestants]
-    return [
-        {
+    seconds, host_s, flops = _in_turn(contestants, repetitions, workload.patience_s)
+    pace = np.array([one.seeds * rounds for one in contestants]) / seconds  # (repetitions, contestants)
+    samples = steps = None
+    if parts:
+        batch_size = chosen.config.batch_size
+        of_runs = np.array(
+            [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
+        )  # (runs, 1 + repetitions, 2)
+        works = np.stack([of_runs[: one.seeds, 1 : len(seconds) + 1].sum(0) for one in contestants], 1)
+        samples, steps = np.moveaxis(works, 2, 0)
+        pace = samples / seconds
+        if with_torch:  # it computes what the first contestant does
+            flops[:, -1] = samples[:, -1] * flops[:, 0].sum() / samples[:, 0].sum()
+    dearness = seconds / flops
+
+    def record(i):
+        one, peak = contestants[i], matmul_flops(contestants[i].precision, contestants[i].devices)
+        done = {"seconds": seconds[:, i], "host_s": host_s[:, i], "flops": flops[:, i]}
+        counted = {"samples_per_s": None, "steps_per_s": None, "flops_per_sample": None}
+        if samples is not None and steps is not None:
+            done["samples"] = samples[:, i]
+            counted = {
+                "samples_per_s": statistics.median(samples[:, i] / seconds[:, i]),
+                "steps_per_s": statistics.median(steps[:, i] / seconds[:, i]),
+                "flops_per_sample": flops[:, i].sum() / samples[:, i].sum(),
+            }
+        against_rival = None
+        if workload.rival:
+            done |= {"rival_seconds": seconds[:, -1], "rival_flops": flops[:, -1]}
+            against_rival = statistics.median(dearness[:, i] / dearness[:, -1])
+        flops_per_s = statistics.median(flops[:, i] / seconds[:, i])
+        return {
             "method": choice,
             "strategy": one.strategy,
-            "samples_per_s": statistics.median(samples[:, i]),
-            "steps_per_s": statistics.median(steps[:, i]),
-            "ratio_to_torch": statistics.median(samples[:, i] / samples[:, -1]) if with_torch else None,
-            "ratio_to_first": statistics.median(samples[:, i] / samples[:, 0]),
+            **counted,
+            "flops_per_s": flops_per_s,
+            "flops_per_round": flops[:, i].mean() / rounds,
+            "seconds_per_round": statistics.median(seconds[:, i]) / rounds,
+            "host_s_per_round": statistics.median(host_s[:, i]) / rounds,
+            "ratio_to_torch": statistics.median(pace[:, i] / pace[:, -1]) if with_torch else None,
+            "ratio_to_first": statistics.median(pace[:, i] / pace[:, 0]),
+            "rival": workload.rival,
+            "ratio_to_rival": against_rival,
             "compile_s": one.compile_s,
             "peak_bytes": one.peak_bytes,
             "device_peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-            "mfu": statistics.median(flops[:, i]) / peaks[i],
-            "matmul_flops_per_s": peaks[i],
-            "flops_per_sample": works[:, i, 2].sum() / works[:, i, 0].sum(),
+            "mfu": flops_per_s / peak,
+            "matmul_flops_per_s": peak,
             "devices": one.devices,
             "clients_at_once": one.clients_at_once,
-            "repetitions": samples[:, i].tolist(),
+            "repetitions": [
+                dict(zip(done, values, strict=True)) for values in np.array([*done.values()]).T.tolist()
+            ],
             "rounds_per_repetition": rounds,
         }
-        for i, one in enumerate(contestants)
-    ]
+
+    return [record(i) for i in range(ours + with_torch)]
+
+
+def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: float) -> np.ndarray:
+    """The `Turn`s of some contestants, one after the other: (3, repetitions, contestants).
+
+    Args:
+      contestants: who trains.
+      repetitions: how often; fewer where one of them has used up its patience.
+      patience_s: seconds.
+    """
+    for one in contestants:
+        one.train(0)
+    turns = []
+    for number in range(1, repetitions + 1):
+        turns.append([_turn(one, number) for one in contestants])
+        if max(sum(turn.seconds for turn in of_one) for of_one in zip(*turns, strict=True)) > patience_s:
+            break
+    return np.moveaxis(np.array(turns), 2, 0)
+
+
+def _turn(one: Contestant, number: int) -> Turn:
+    begun = time.perf_counter()
+    trained = one.train(number)
+    seconds = time.perf_counter() - begun
+    flops = sum(np.asarray(leaf, np.float64).sum() for leaf in jax.tree.leaves(trained.flops))
+    return Turn(seconds, trained.host_s, float(flops))
 
 
 def timed(function: Callable, *args) -> float:

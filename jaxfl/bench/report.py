@@ -22,27 +22,30 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "": lambda record: record["workload"],
     "method": lambda record: record["method"],
     "strategy": lambda record: record["strategy"],
-    "samples/s": lambda record: _rate(record["samples_per_s"]),
-    "steps/s": lambda record: _rate(record["steps_per_s"]),
-    "x first": lambda record: _or_dash(_beside_first(record), "{:.2f}"),
-    "x torch": lambda record: _or_dash(record["ratio_to_torch"], "{:.2f}"),
-    "compile s": lambda record: _or_dash(record["compile_s"], "{:.1f}"),
-    "peak MB": lambda record: _or_dash(record["peak_bytes"] and record["peak_bytes"] / 1e6, "{:,.0f}"),
+    "samples/s": lambda record: _or_dash(record["samples_per_s"], _rate),
+    "steps/s": lambda record: _or_dash(record["steps_per_s"], _rate),
+    "s/round": lambda record: f"{record['seconds_per_round']:.3g}",
+    "host s": lambda record: _or_dash(record["host_s_per_round"] or None, "{:.3g}".format),
+    "GFLOP/round": lambda record: _rate(record["flops_per_round"] / 1e9),
+    "x first": lambda record: _or_dash(_beside_first(record), "{:.2f}".format),
+    "x torch": lambda record: _or_dash(record["ratio_to_torch"], "{:.2f}".format),
+    "x rival": lambda record: _or_dash(record["ratio_to_rival"], "{:.2f}".format),
+    "compile s": lambda record: _or_dash(record["compile_s"], "{:.1f}".format),
+    "peak MB": lambda record: _or_dash(record["peak_bytes"], lambda value: f"{value / 1e6:,.0f}"),
     "MFU %": lambda record: f"{100 * record['mfu']:.1f}",
 }
 
 
 def table(records: list[dict[str, Any]]) -> Table:
-    """The medians, one row a record; strategies are compared with the first where there are several."""
+    """The medians, one row a record; columns that say nothing are left out."""
     drawn = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    several = any(_beside_first(record) for record in records)
-    columns = {name: cell for name, cell in COLUMNS.items() if several or name != "x first"}
-    for i, name in enumerate(columns):
-        drawn.add_column(
-            name, justify="left" if i < 3 else "right", no_wrap=name != "method", overflow="fold"
-        )
-    for record in records:
-        drawn.add_row(*(cell(record) for cell in columns.values()))
+    cells = {name: [cell(record) for record in records] for name, cell in COLUMNS.items()}
+    cells = {name: column for name, column in cells.items() if set(column) not in ({"-"}, {"auto"})}
+    for name in cells:
+        justify = "left" if name in ("", "method", "strategy") else "right"
+        drawn.add_column(name, justify=justify, no_wrap=name != "method", overflow="fold")
+    for row in zip(*cells.values(), strict=True):
+        drawn.add_row(*row)
     return drawn
 
 
@@ -56,8 +59,8 @@ def _beside_first(record: dict[str, Any]) -> float | None:
     return None if itself else record["ratio_to_first"]
 
 
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
+    return "-" if value is None else form(value)
 
 
 def machine() -> dict[str, Any]:
@@ -94,7 +97,39 @@ def save(records: list[dict[str, Any]], path: Path) -> Path:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Write a PNG: samples/s by workload and method, a bar per strategy; a whisker spans the repetitions."""
+    """Write a PNG: what an operation costs in each method where they have a rival, or rates."""
+    beside_rival = all(record["ratio_to_rival"] for record in records)
+    figure = _dearness(records) if beside_rival else _rates(records)
+    with writing(path):
+        figure.savefig(path, format="png")
+
+
+def _dearness(records: list[dict[str, Any]]) -> Figure:
+    """Seconds per operation as multiples of the rival's, a bar a record; the part of host steps is paler."""
+    figure = Figure((7, 1.2 + 0.3 * len(records)), layout="constrained", dpi=150)
+    axes, several = figure.subplots(), len({record["strategy"] for record in records}) > 1
+    names = [record["method"] + (f", {record['strategy']}" if several else "") for record in records]
+    ratios = np.array([record["ratio_to_rival"] for record in records])
+    host = np.array([record["host_s_per_round"] / record["seconds_per_round"] for record in records])
+    places = range(len(records))
+    bars = axes.barh(places, ratios, color="C0", alpha=0.4, label="and between rounds, on the host")
+    axes.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], fontsize="x-small", padding=2)
+    axes.barh(places, ratios * (1 - host), color="C0", label="in compiled programs")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(places, names, fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlim=(0.5 * min(1, ratios.min()), 2 * ratios.max()))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(f"seconds per counted operation, as multiples of {records[0]['rival']}'s in turn")
+    if host.any():
+        axes.legend(fontsize="small")
+    return figure
+
+
+def _rates(records: list[dict[str, Any]]) -> Figure:
+    """Rates by workload and method, a bar per strategy; a whisker spans the repetitions."""
+    counted = all(record["samples_per_s"] for record in records)
+    what, label = ("samples", "training samples") if counted else ("flops", "floating-point operations")
     places = list(dict.fromkeys((record["workload"], record["method"]) for record in records))
     strategies = list(dict.fromkeys(record["strategy"] for record in records))
     strategies.sort(key=lambda name: name == TORCH)  # last
@@ -104,19 +139,19 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         own = [record for record in records if record["strategy"] == strategy]
         x = [places.index((record["workload"], record["method"])) for record in own]
         x = np.array(x) + (i - (len(strategies) - 1) / 2) * width
-        height = np.array([record["samples_per_s"] for record in own])
-        low, high = (np.array([end(record["repetitions"]) for record in own]) for end in (min, max))
-        label = "PyTorch loop" if strategy == TORCH else f"jaxfl, {strategy}"
-        bars = axes.bar(x, height, width, yerr=(height - low, high - height), label=label, capsize=2)
-        ratios = [_or_dash(record["ratio_to_torch"], "{:.2f}x") for record in own]
+        height = np.array([record[f"{what}_per_s"] for record in own])
+        rates = [[turn[what] / turn["seconds"] for turn in record["repetitions"]] for record in own]
+        low, high = (np.array([end(of_record) for of_record in rates]) for end in (min, max))
+        name = "PyTorch loop" if strategy == TORCH else f"jaxfl, {strategy}"
+        bars = axes.bar(x, height, width, yerr=(height - low, high - height), label=name, capsize=2)
+        ratios = [_or_dash(record["ratio_to_torch"], "{:.2f}x".format) for record in own]
         axes.bar_label(bars, ratios, fontsize="x-small", padding=1)
     axes.set_xticks(range(len(places)), [f"{workload}\n{method}" for workload, method in places])
     axes.tick_params(axis="x", labelsize="small")
-    slowest = min(record["samples_per_s"] for record in records)
-    axes.set(yscale="log", ylabel="training samples per second")
+    slowest = min(record[f"{what}_per_s"] for record in records)
+    axes.set(yscale="log", ylabel=f"{label} per second")
     axes.set_ylim(bottom=10 ** np.floor(np.log10(slowest / 2)))  # no bar vanishes
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(fontsize="small")
-    with writing(path):
-        figure.savefig(path, format="png")
+    return figure

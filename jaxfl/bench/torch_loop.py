@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl.core.protocol import Phase
+from jaxfl.bench.count import Phase
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear
@@ -102,7 +102,7 @@ def prepare(
     return one_round
 
 
-def choose_threads(work: Callable[[], None]) -> None:
+def choose_threads(work: Callable[[], object]) -> None:
     """Give PyTorch all of its threads, or one where some work is faster so: steps on small batches are."""
     seconds = {}
     work()  # warms up
@@ -111,7 +111,7 @@ def choose_threads(work: Callable[[], None]) -> None:
         start = time.perf_counter()
         work()
         seconds[threads] = time.perf_counter() - start
-    torch.set_num_threads(min(seconds, key=seconds.get))
+    torch.set_num_threads(min(seconds, key=seconds.__getitem__))
 
 
 @torch.enable_grad()
@@ -187,9 +187,7 @@ def _conv(module: ConvBlock, params: dict) -> list[nn.Module]:
     layer = nn.Conv2d(
         kernel.shape[1], kernel.shape[0], module.kernel, padding=module.padding, bias=module.bias
     )
-    _fill(layer.weight, kernel)
-    if module.bias:
-        _fill(layer.bias, params["conv"]["bias"])
+    _fill(layer, weight=kernel, **({"bias": params["conv"]["bias"]} if module.bias else {}))
     norm = [nn.BatchNorm2d(module.features)] if module.norm else []
     pool = [nn.MaxPool2d(module.pool)] if module.pool > 1 else []
     return [layer, *norm, ACTIVATIONS[module.activation](), *pool]
@@ -209,10 +207,10 @@ def _linear(params: dict, shape: tuple[int, ...]) -> nn.Linear:
         kernel = kernel.reshape(height, width, channels, -1).transpose(2, 0, 1, 3)
     kernel = kernel.reshape(-1, kernel.shape[-1]).T
     layer = nn.Linear(kernel.shape[1], kernel.shape[0])
-    _fill(layer.weight, kernel)
-    _fill(layer.bias, params["bias"])
+    _fill(layer, weight=kernel, bias=params["bias"])
     return layer
 
 
-def _fill(parameter: nn.Parameter, value: np.ndarray) -> None:
-    parameter.data.copy_(torch.tensor(value))
+def _fill(layer: nn.Module, **values: np.ndarray) -> None:
+    for name, value in values.items():
+        layer.get_parameter(name).data.copy_(torch.tensor(value))

@@ -1,5 +1,6 @@
 """What is measured: five federations, as data, and the ways in which jaxfl can run them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -60,10 +61,12 @@ class Workload(NamedTuple):
       what: one line.
       images: training images that the clients share; the first of the data set.
       setup: options of `Setup`.
-      methods: choices such as ``"ditto,personal_epochs=1"``.
+      methods: choices such as ``"ditto,personal_epochs=1"``; none stands for all built-in ones.
       training: options that all methods have.
       on_cpu: options of `Setup` for a machine without an accelerator.
       repetitions_on_cpu: how often it is timed there, unless the user says it.
+      rival: the method with which each takes turns, in place of the PyTorch loop.
+      patience_s: a contestant that has trained longer than this, seconds, is timed no further.
     """
 
     what: str
@@ -73,6 +76,8 @@ class Workload(NamedTuple):
     training: dict[str, Any]
     on_cpu: dict[str, Any] = {}
     repetitions_on_cpu: int = REPETITIONS
+    rival: str | None = None
+    patience_s: float = math.inf
 
 
 def _of_each_class(samples: int) -> dict[str, Any]:
@@ -136,7 +141,16 @@ GROWTH = {
     )
     for clients in (10, 100, 10_000)
 }
-VARIANTS = {"W1-equal": EQUAL} | GROWTH
+METHODS = Workload(
+    "CIFAR-10, LeNet5 and cifar_small, 20 clients of 200 images: what does an operation cost in each method?",
+    5_000,
+    {"dataset": "cifar10", "models": ("lenet5", "cifar_small"), "clients": 20} | _of_each_class(200),
+    (),
+    {"epochs": 1, "batch_size": 50},
+    rival="fedavg",
+    patience_s=60,
+)
+VARIANTS = {"W1-equal": EQUAL, "methods": METHODS} | GROWTH
 
 
 def setup_of(workload: Workload) -> Setup:

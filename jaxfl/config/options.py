@@ -20,13 +20,13 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"
 def options(cls: type) -> type:
     """Make a class a method's configuration: a frozen dataclass that is a pytree.
 
-    Its float fields are leaves: traced, so a change of a rate does not recompile. All other fields are
-    static: they select a program.
+    Its float fields are leaves: traced, so a change of a rate does not recompile (None where a float may be
+    None selects a program). All other fields are static: they select a program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
-    floats = [name for name, annotation in hints(cls).items() if annotation is float]
-    others = [name for name, annotation in hints(cls).items() if annotation is not float]
-    return jax.tree_util.register_dataclass(cls, floats, others)
+    of_options = hints(cls)
+    floats = [name for name, annotation in of_options.items() if annotation in (float, float | None)]
+    return jax.tree_util.register_dataclass(cls, floats, [name for name in of_options if name not in floats])
 
 
 class Unread:

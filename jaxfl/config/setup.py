@@ -25,7 +25,7 @@ class PartitionOptions:
     """How they are divided among clients."""
 
     partition: str = "classes"
-    """classes, iid, shards, dirichlet, dirichlet-flbench or quantity, with options:
+    """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
     dirichlet,alpha=0.5; a saved partition (.npz); or my.py:partitioner."""
     clients: int = within("[1, inf)", 20)
     """Number of clients."""

@@ -6,6 +6,7 @@ itself.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,13 @@ from jax.sharding import PartitionSpec
 
 from jaxfl.core import flops, tree
 from jaxfl.core.protocol import Cohort, Slots
-from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 
 LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
 
 
-def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> PerGroup:
+def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own=None) -> PerGroup:
     """Run a one-client function for every client of a cohort: the only door to the client axis.
 
     Args:
@@ -30,14 +31,14 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
       federation: the clients.
       cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.core.cohorts.balance`
         arranges clients so that the stretches weigh the same.
-      shared: per group, what all its clients receive.
-      own: per group, leaves (k_g, ...), of which each client gets its entry; see `gather`.
+      shared: per group, what all its clients receive; None for nothing.
+      own: per group, leaves (k_g, ...), of which each client gets its entry, see `gather`; None for nothing.
 
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...).
     """
     mesh = federation.mesh
-    f = flops.of_client(f)
+    f, nothing = flops.of_client(f), (None,) * len(federation.groups)
 
     def of_group(group, slots, shared, own):
         places = len(slots.mask)
@@ -49,13 +50,6 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
                 jnp.pad(slots.index, (0, fill), constant_values=len(group.id)), jnp.pad(slots.mask, (0, fill))
             )
             own = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, fill)] + [(0, 0)] * (leaf.ndim - 1)), own)
-        clients = tree.take(group, slots)
-        clients = dataclasses.replace(
-            clients,
-            size=jnp.where(slots.mask, clients.size, 0),
-            validation_size=jnp.where(slots.mask, clients.validation_size, 0),
-            test_size=jnp.where(slots.mask, clients.test_size, 0),
-        )
 
         def stretch(clients, own):
             return jax.lax.map(
@@ -64,14 +58,66 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared, own) -> 
                 batch_size=at_once if at_once > 1 else None,
             )
 
+        clients = _present(group, slots)
         outputs = stretch(clients, own) if mesh is None else _over_devices(stretch, mesh, clients, own)
         return jax.tree.map(lambda leaf: leaf[:places], outputs)
 
-    done = per_group(of_group, federation.groups, cohort.groups, shared, own)
-    for g, (_, operations) in enumerate(done):
-        nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
-        flops.add(nobody.at[cohort.groups[g].index].add(operations, mode="drop"), group=g)
-    return tuple(outputs for outputs, _ in done)
+    done = per_group(of_group, federation.groups, cohort.groups, shared or nothing, own or nothing)
+    return tuple(_counted(federation, cohort, g, *of_group) for g, of_group in enumerate(done))
+
+
+def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared, own) -> tuple[Any, PerGroup]:
+    """Visit the clients of a cohort one after another: what one leaves behind, the next one finds.
+
+    The order is that of their ids, whatever their places. All devices make all visits.
+
+    Args:
+      f: ``(key, client, carry, shared, own) -> (carry, outputs)``, for one client. What it does at an empty
+        place changes nothing.
+      carry: what the first client finds; the same structure for all architectures.
+      key: the round's key; the client's is ``fold_in(key, client.id)``.
+      federation: the clients.
+      cohort: which of them.
+      shared: per group, what all its clients receive.
+      own: per group, leaves (k_g, ...), of which each client gets its entry.
+
+    Returns:
+      What the last client leaves, and per group the outputs with a leading axis (k_g, ...).
+    """
+    f, outputs = flops.of_client(f), []
+    for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
+        order = jnp.argsort(slots.index)  # empty places last
+        slots = Slots(jnp.asarray(slots.index)[order], jnp.asarray(slots.mask)[order])
+        visited = jax.tree.map(lambda leaf: leaf[order], own[g])  # noqa: B023
+
+        def visit(carry, one, received=shared[g]):
+            client, present, own = one
+            (after, output), operations = f(jax.random.fold_in(key, client.id), client, carry, received, own)
+            return tree.where(present, after, carry), (output, operations)
+
+        carry, found = jax.lax.scan(visit, carry, (_present(group, slots), slots.mask, visited))
+        back = jnp.argsort(order)
+        found = jax.tree.map(lambda leaf: leaf[back], found)  # noqa: B023
+        outputs.append(_counted(federation, cohort, g, *found))
+    return carry, tuple(outputs)
+
+
+def _present(group: Client, slots: Slots) -> Client:
+    """The clients in some places; one that is absent has no rows."""
+    clients = tree.take(group, slots)
+    return dataclasses.replace(
+        clients,
+        size=jnp.where(slots.mask, clients.size, 0),
+        validation_size=jnp.where(slots.mask, clients.validation_size, 0),
+        test_size=jnp.where(slots.mask, clients.test_size, 0),
+    )
+
+
+def _counted(federation: Federation, cohort: Cohort, g: int, outputs, operations):
+    """The outputs of a group's clients, after their operations (k_g,) have been reported."""
+    nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
+    flops.add(nobody.at[cohort.groups[g].index].add(operations, mode="drop"), group=g)
+    return outputs
 
 
 def _over_devices(f, mesh, *args):
@@ -108,8 +154,8 @@ def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
     return per_group(tree.put, stacked, cohort.groups, new)
 
 
-def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
-    """Per group (k_g,) float: training rows of the cohort's clients, 0 in empty places."""
+def rows_uploaded(federation: Federation, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) float: n_i, training rows of the clients whose answer reaches the server; else 0."""
     dtype = federation.mean.dtype
     return per_group(
         lambda group, slots: jnp.where(slots.mask, tree.take(group.size, slots), 0).astype(dtype),
@@ -118,23 +164,35 @@ def sizes(federation: Federation, cohort: Cohort) -> PerGroup:
     )
 
 
-def sent(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """Per group (k_g,) int32: the scalars of one message (a tree per group) for each client present.
+def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """The scalars of one message for each client whose answer reaches the server.
+
+    Args:
+      cohort: of the round.
+      messages: per group what one client sends: a tree of arrays or shapes, or a number of scalars.
+
+    Returns:
+      Per group (k_g,) int32.
 
     Raises:
       JaxflError: if a message has more scalars than an int32 counts.
     """
+    return per_group(_counts, cohort.groups, messages)
 
-    def of_group(slots, message):
-        scalars = tree.scalars(message)
-        if scalars > LARGEST_MESSAGE:
-            raise JaxflError(
-                f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
-                f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
-            )
-        return slots.mask.astype(jnp.int32) * scalars
 
-    return per_group(of_group, cohort.groups, messages)
+def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """The scalars of one message for each client that receives it; see `sent_up`."""
+    return per_group(_counts, cohort.groups, messages)
+
+
+def _counts(slots: Slots, message) -> jax.Array:
+    scalars = message if isinstance(message, int) else tree.scalars(message)
+    if scalars > LARGEST_MESSAGE:
+        raise JaxflError(
+            f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
+            f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
+        )
+    return jnp.where(slots.mask, jnp.int32(scalars), 0)
 
 
 def everyone(federation: Federation, cohort: Cohort) -> Cohort:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import map_clients, per_group
+from jaxfl.core.examples import sweep
 from jaxfl.core.protocol import Cohort
-from jaxfl.core.training import sweep
 from jaxfl.data.federation import Federation, PerGroup
 
 BATCH = 64  # images at a time

@@ -71,8 +71,8 @@ def add(amount, group: int | None = None) -> None:
     """Report operations to the innermost collector; without one, nothing happens.
 
     Args:
-      amount: a traced value of the program around which the collector is open: not of a loop or branch
-        within it. (), or (n_g,) of the clients of a group.
+      amount: a traced value of the program around which the collector is open; within it loops and branches
+        are those of `jaxfl.core.loops`. (), or (n_g,) of the clients of a group.
       group: whose clients' they are, if that is known.
     """
     amounts = _amounts.get()

@@ -14,7 +14,6 @@ import jax
 
 from jaxfl.config.options import static
 from jaxfl.data.federation import PerGroup
-from jaxfl.models.model import Model
 
 Key = jax.Array  # a typed key, `jax.random.key`
 State = Any  # an algorithm's own NamedTuple of pytrees
@@ -83,7 +82,7 @@ class Init(Protocol):
     """The state before the first round."""
 
     def __call__(self, key: Key, federation: Any, hyper: Any) -> State:
-        """`hyper` is the method's configuration; its float fields are traced scalars."""
+        """`hyper` is the method's configuration, its float fields traced scalars: the state carries it."""
 
 
 class Step(Protocol):
@@ -126,25 +125,6 @@ class Algorithm(NamedTuple):
     prepare: Step | None = None
 
 
-class Phase(NamedTuple):
-    """A part of a client's round: some blocks train while the others stand still.
-
-    Args:
-      blocks: names of those that train.
-      epochs: passes over the client's rows.
-      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
-    """
-
-    blocks: tuple[str, ...]
-    epochs: int
-    personal: bool = False
-
-
-def jointly(config: Any, model: Model) -> tuple[Phase, ...]:
-    """All blocks train together for the configuration's `epochs`."""
-    return (Phase(model.names, config.epochs),)
-
-
 class Method(NamedTuple):
     """A method as users meet it: a name, its options, how to build it, and whom to cite.
 
@@ -156,8 +136,6 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: the same for a bibliography.
-      phases: ``(config, model) -> phases``, the local training that a client's round consists of, for whoever
-        counts work. What a method does beside (adapting, distilling) is time, but no phase.
       needs: ``config -> names`` of what the method cannot do without: "public" images, "validation" rows.
         Where the user chose none, the command provides them.
       pictures: file name -> ``findings of the last round -> figure``, what the method draws itself.
@@ -169,6 +147,5 @@ class Method(NamedTuple):
     summary: str
     paper: str = ""
     bibtex: str = ""
-    phases: Callable[[Any, Model], tuple[Phase, ...]] = jointly
     needs: Callable[[Any], Collection[str]] = lambda config: ()
     pictures: Mapping[str, Callable[[dict], Any]] = MappingProxyType({})

@@ -1,13 +1,14 @@
-"""Local training: one client, its real batches, and an update folded over them.
+"""Local training: real batches, and an update folded over them.
 
-`fit` is the loop that every method shares: it folds ``update(carry, batch, key)`` over the client's
-batches, exactly as many as its own rows make, so unequal clients need no padded steps. It reports what that
-costs (see `jaxfl.core.flops`), as `sweep` does. `descend` is the
-update that most methods use: minimise a loss by an optax optimiser over some of the model's blocks.
+`fit` is the loop that every method shares: it folds ``update(carry, batch, key)`` over the batches of some
+`Examples`, exactly as many as there are rows for, so unequal clients need no padded steps. It reports what
+that costs (see `jaxfl.core.flops`). `descend` is the update that most methods use: minimise a loss by an
+Optax optimiser over some of the model's blocks. A method says only where it departs from that: another loss,
+another optimiser, a correction of the gradients, a tally of what its batches show.
 """
 
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ import optax
 
 from jaxfl.config.options import options, within
 from jaxfl.core import flops
-from jaxfl.data.federation import Batch, Client, Federation, PerGroup
+from jaxfl.core.examples import Examples
+from jaxfl.data.federation import Batch, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 
@@ -38,19 +40,28 @@ class Training:
     """Added to the gradient as weight_decay * w (sgd, adam) or decoupled (adamw)."""
     bn_stats: Literal["aggregate", "local"] = "aggregate"
     """BatchNorm's running statistics: averaged with their layer, or never sent."""
+    augment: tuple[Literal["crop", "flip"], ...] = ()
+    """Random changes of a client's own training images: crop (moved by up to an eighth, zeros moving in) and
+    flip (mirrored every other time)."""
+
+
+def sgd(hyper: Training, lr=None) -> optax.GradientTransformation:
+    """SGD with the momentum and weight decay of `hyper`, and its learning rate if no other is given."""
+    return optax.chain(
+        optax.add_decayed_weights(hyper.weight_decay),
+        optax.sgd(hyper.lr if lr is None else lr, hyper.momentum),
+    )
 
 
 OPTIMIZERS = {
-    "sgd": lambda hyper: optax.chain(
-        optax.add_decayed_weights(hyper.weight_decay), optax.sgd(hyper.lr, hyper.momentum)
-    ),
+    "sgd": sgd,
     "adam": lambda hyper: optax.chain(optax.add_decayed_weights(hyper.weight_decay), optax.adam(hyper.lr)),
     "adamw": lambda hyper: optax.adamw(hyper.lr, weight_decay=hyper.weight_decay),
 }
 
 
 def batch_order(key, size, capacity: int):
-    """The order of a client's rows in one epoch: its first `size` entries are a permutation.
+    """The order of a list's rows in one epoch: its first `size` entries are a permutation.
 
     Args:
       key: ``fold_in(key of the local phase, epoch)``.
@@ -75,123 +86,191 @@ def batches(size, batch_size: int, pairs: bool):
     return count - (size % batch_size == 1).astype(count.dtype) if pairs else count
 
 
+class Fitted(NamedTuple):
+    """What `fit` returns: the carry, the mean loss over all batches (0 if there was none), their number."""
+
+    carry: Any
+    loss: jax.Array
+    steps: jax.Array  # () int32
+
+
 def fit(
     update: Callable,
     carry,
     key,
-    client: Client,
-    federation: Federation,
+    examples: Examples | tuple[Examples, ...],
     *,
     epochs: int,
     batch_size: int,
     pairs: bool = False,
-):
-    """Fold an update over a client's mini-batches, epoch after epoch.
+    phase: int | None = 0,
+) -> Fitted:
+    """Fold an update over mini-batches, epoch after epoch.
 
     Args:
       update: ``(carry, batch, key) -> (carry, loss)``.
       carry: what the update changes.
-      key: of this client and local phase; epoch e is ordered by ``batch_order(fold_in(key, e), ...)``.
-      client: whose rows; a client of size 0 runs no batch.
-      federation: the images.
+      key: of this client in this round.
+      examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
+        each (MAML's); an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
+        least one.
       epochs: passes over the rows.
       batch_size: rows of a mini-batch.
-      pairs: whether an update needs at least two rows.
-
-    Returns:
-      The carry, and the mean loss over all batches (0 if there was none).
+      pairs: whether an update needs at least two rows, as `normalises` says of some blocks.
+      phase: number of this local phase within the client's round; its batches are drawn from it, so phases
+        with other numbers see other batches. None where `key` is of this phase alone. Epoch e of a phase is
+        ordered by ``batch_order(fold_in(fold_in(key, phase), e), ...)``.
     """
-    capacity = client.rows.shape[0]
-    steps = batches(client.size, batch_size, pairs)
+    key = key if phase is None else jax.random.fold_in(key, phase)
+    several = not isinstance(examples, Examples)
+    parts = examples if several else (examples,)
+    counts = [batches(part.size, batch_size, pairs) for part in parts]
+    steps = counts[0]
+    if several:
+        fewest = jnp.stack(counts).min()
+        steps = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
     places = jnp.arange(batch_size, dtype=jnp.int32)
     update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
-    batch = jax.eval_shape(lambda: federation.batch(client, places, places < client.size))
-    rows = epochs * jnp.minimum(client.size, steps * batch_size)
+
+    def taken(positions, masks, key):
+        """The batches at some positions of each part."""
+        keys = [jax.random.fold_in(key, i) for i in range(len(parts))] if several else [key]
+        drawn = zip(parts, positions, masks, keys, strict=True)
+        found = tuple(part.take(position, mask, key) for part, position, mask, key in drawn)
+        return found if several else found[0]
+
+    whole = [places] * len(parts), [places < part.size for part in parts]
+    batch = jax.eval_shape(lambda: taken(*whole, key))
+    smallest = jnp.stack([part.size for part in parts]).min() if several else parts[0].size
+    rows = epochs * jnp.minimum(smallest, steps * batch_size)
     flops.add(flops.of(update, carry, batch, key) / batch_size * rows.astype(float))
 
     def epoch(e, carried):
         epoch_key = jax.random.fold_in(key, e)
-        order = batch_order(epoch_key, client.size, capacity)
+        orders = [
+            # The first part's order is the one that it would have alone.
+            batch_order(
+                jax.random.fold_in(epoch_key, 2**31 - i) if i else epoch_key, part.size, part.capacity
+            )
+            for i, part in enumerate(parts)
+        ]
 
         def step(b, carried):
             carry, total = carried
             place = b * batch_size + places
-            position = order.at[place].get(mode="clip")
-            batch = federation.batch(client, position, place < client.size)
-            carry, loss = update(carry, batch, jax.random.fold_in(epoch_key, b))
+            positions = [order.at[place].get(mode="clip") for order in orders]
+            masks = [place < part.size for part in parts]
+            batch_key = jax.random.fold_in(epoch_key, b)
+            carry, loss = update(carry, taken(positions, masks, batch_key), batch_key)
             return carry, total + loss
 
         return jax.lax.fori_loop(jnp.zeros_like(steps), steps, step, carried)
 
-    zero = jnp.zeros((), federation.mean.dtype)
+    zero = jnp.zeros((), jnp.result_type(float))
     carry, total = jax.lax.fori_loop(0, epochs, epoch, (carry, zero))
-    return carry, total / jnp.maximum(steps * epochs, 1).astype(total.dtype)
+    taken_steps = steps * epochs
+    return Fitted(carry, total / jnp.maximum(taken_steps, 1).astype(total.dtype), taken_steps)
+
+
+def normalises(weights: Weights, blocks: Collection[str], batch_size: int) -> bool:
+    """Whether one of the blocks has BatchNorm, so that each of its batches needs at least two rows.
+
+    Raises:
+      JaxflError: if batches hold a single row.
+    """
+    found = [name for name in blocks if jax.tree.leaves(weights.stats.get(name))]
+    if found and batch_size == 1:
+        raise JaxflError(
+            f"A network has BatchNorm (in its block {found[0]!r}), which needs batches of two rows or more; "
+            "raise --batch-size, or build it with norm=none."
+        )
+    return bool(found)
+
+
+class Trained(NamedTuple):
+    """What `descend` returns.
+
+    Args:
+      weights: the trained model.
+      loss: (), the mean over all batches; 0 if there was none.
+      steps: () int32, batches.
+      tally: the sum of what the loss observed, if a tally was asked for.
+    """
+
+    weights: Weights
+    loss: jax.Array
+    steps: jax.Array
+    tally: Any = None
 
 
 def descend(
     loss: Callable,
     weights: Weights,
     key,
-    client: Client,
-    federation: Federation,
+    examples: Examples | tuple[Examples, ...],
     hyper: Training,
     *,
-    blocks: Collection[str],
-    epochs: int,
-) -> tuple[Weights, jax.Array]:
+    blocks: Collection[str] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    phase: int | None = 0,
+    optimizer: optax.GradientTransformation | None = None,
+    correction: optax.GradientTransformation | None = None,
+    tally: Any = None,
+) -> Trained:
     """Minimise a loss over some blocks by mini-batch steps of a fresh optimiser.
 
     Blocks that are not named keep their parameters to the bit: neither gradient nor weight decay sees them.
 
     Args:
-      loss: ``(weights, batch, key) -> (value, stats)``, the mean over the batch's real rows.
+      loss: ``(weights, batch, key) -> (value, stats)``, the mean over the batch's real rows; with a `tally`
+        ``-> (value, stats, observed)``.
       weights: where to start.
-      key: of this client and local phase.
-      client: whose rows.
-      federation: the images.
-      hyper: optimiser, its rates and the batch size.
-      blocks: names of the blocks that train.
-      epochs: passes over the rows.
-
-    Returns:
-      The trained weights and the mean loss over all batches.
+      key: of this client in this round.
+      examples: what batches are taken from, see `fit`.
+      hyper: optimiser, its rates, epochs and the batch size, where nothing else is given.
+      blocks: names of the blocks that train; all by default.
+      epochs: passes over the examples.
+      batch_size: rows of a mini-batch.
+      phase: number of this local phase within the client's round, see `fit`.
+      optimizer: any of Optax; by default the one that `hyper` names.
+      correction: of gradients before the optimiser sees them (clipping, control variates).
+      tally: where the sum of what the loss observes starts; not differentiated.
 
     Raises:
       JaxflError: if blocks with BatchNorm are to train on batches of one row.
     """
-    normalises = any(jax.tree.leaves(weights.stats.get(name)) for name in blocks)
-    if normalises and hyper.batch_size == 1:
-        raise JaxflError(
-            f"{client.model.name} has BatchNorm, which needs batches of two rows or more; raise "
-            '--batch-size, or build it with norm="none".'
-        )
-    optimizer = OPTIMIZERS[hyper.optimizer](hyper)
+    blocks = weights.params.keys() if blocks is None else blocks
+    batch_size = batch_size or hyper.batch_size
+    optimizer = optimizer or OPTIMIZERS[hyper.optimizer](hyper)
+    optimizer = optax.chain(correction, optimizer) if correction else optimizer
     frozen = {name: leaves for name, leaves in weights.params.items() if name not in blocks}
     free = {name: leaves for name, leaves in weights.params.items() if name in blocks}
 
     def update(carry, batch, key):
-        free, stats, moments = carry
+        free, stats, moments, tally = carry
 
         def objective(free):
-            return loss(Weights(frozen | free, stats), batch, key)
+            value, *rest = loss(Weights(frozen | free, stats), batch, key)
+            return value, rest
 
-        (value, stats), gradient = jax.value_and_grad(objective, has_aux=True)(free)
+        (value, (stats, *observed)), gradient = jax.value_and_grad(objective, has_aux=True)(free)
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
             step, moments = optimizer.update(gradient, moments, free)
-        return (optax.apply_updates(free, step), stats, moments), value
+        tally = jax.tree.map(jnp.add, tally, *observed)
+        return (optax.apply_updates(free, step), stats, moments, tally), value
 
-    start = (free, weights.stats, optimizer.init(free))
-    (free, stats, _), value = fit(
+    (free, stats, _, tally), value, steps = fit(
         update,
-        start,
+        (free, weights.stats, optimizer.init(free), tally),
         key,
-        client,
-        federation,
-        epochs=epochs,
-        batch_size=hyper.batch_size,
-        pairs=normalises,
+        examples,
+        epochs=hyper.epochs if epochs is None else epochs,
+        batch_size=batch_size,
+        pairs=normalises(weights, blocks, batch_size),
+        phase=phase,
     )
-    return Weights(frozen | free, stats), value
+    return Trained(Weights(frozen | free, stats), value, steps, tally)
 
 
 def mean(values, batch: Batch):
@@ -200,56 +279,20 @@ def mean(values, batch: Batch):
     return jnp.sum(values * mask) / jnp.maximum(mask.sum(), 1)
 
 
-def cross_entropy(model: Model, blocks: Collection[str]) -> Callable:
-    """The loss of plain training: softmax cross-entropy, with `blocks` in training mode."""
+def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callable:
+    """The loss of plain training: softmax cross-entropy, with `blocks` (all by default) in training mode."""
+    trains = model.names if blocks is None else tuple(blocks)
 
     def loss(weights, batch, key):
         logits, stats = model.apply(
-            weights.params, weights.stats, batch.x, train=tuple(blocks), key=key, mask=batch.mask
+            weights.params, weights.stats, batch.x, train=trains, key=key, mask=batch.mask
         )
         return mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch), stats
 
     return loss
 
 
-def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64):
-    """Apply a function to a client's images in order, batch by batch, without training.
-
-    Args:
-      f: ``x (B, H, W, C) -> pytree of (B, ...)``.
-      rows: (m,) int32, padded.
-      size: () int32, how many are real; only batches with a real row run.
-      federation: the images.
-      batch_size: images at a time.
-
-    Returns:
-      The outputs as leaves (m, ...), zero where no batch ran.
-    """
-    m = rows.shape[0]
-    batch_size = max(1, min(batch_size, m))
-    rows = jnp.pad(rows, (0, max(-m % batch_size, batch_size - m)))
-    f = jax.jit(f, inline=True)  # traced once, for its operations, its shapes and the loop
-    x = jax.eval_shape(federation.inputs, rows[:batch_size])
-    flops.add(flops.of(f, x) / batch_size * size.astype(float))
-    example = jax.eval_shape(f, x)
-    filled = jax.tree.map(lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), example)
-
-    def step(b, filled):
-        start = b * batch_size
-        outputs = f(federation.inputs(jax.lax.dynamic_slice_in_dim(rows, start, batch_size)))
-        return jax.tree.map(
-            lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, start, 0),
-            filled,
-            outputs,
-        )
-
-    if m > 0:  # otherwise no client has such rows, and the loop need not be compiled
-        steps = (size + batch_size - 1) // batch_size
-        filled = jax.lax.fori_loop(jnp.zeros_like(steps), steps, step, filled)
-    return jax.tree.map(lambda leaf: leaf[:m], filled)
-
-
-def correct(scores, labels, size):
+def count_correct(scores, labels, size):
     """How many of the first `size` rows a predictor gets right: scores (m, C), labels (m,) -> () int32."""
     real = jnp.arange(len(labels), dtype=jnp.int32) < size
     right = scores.argmax(1).astype(labels.dtype) == labels

@@ -61,6 +61,11 @@ def weighted_mean(stacked, weights, old):
     return jax.tree.map(mean, stacked, old)
 
 
+def where(condition, new, old):
+    """All leaves of one tree or of the other: `condition` is a () bool."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
 def scalars(tree) -> int:
     """The number of scalars in a tree (of one client, not stacked): what the ledger counts."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -24,8 +24,8 @@ def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str 
     """
     clients, classes = partition.relabel.shape
     counts = np.stack([np.bincount(labels[rows], minlength=classes) for rows in partition.train])
-    size = np.clip([0.3 * clients + 2, 0.3 * classes + 1.2], [5, 3.5], [14, 9])  # inches
-    figure = Figure(size, layout="constrained", dpi=150)
+    width, height = np.clip([0.3 * clients + 2, 0.3 * classes + 1.2], [5, 3.5], [14, 9])  # inches
+    figure = Figure((width, height), layout="constrained", dpi=150)
     axes = figure.add_subplot(title=title, xlabel="client", ylabel="class")
     held = np.ma.masked_equal(counts.T, 0)
     field = axes.imshow(held, cmap="viridis_r", aspect="auto", origin="lower", vmin=0)

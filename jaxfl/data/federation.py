@@ -1,7 +1,7 @@
 """A federation: one data set on the device, and index matrices that say whose rows are whose."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -95,12 +95,13 @@ class Federation:
         Raises:
           JaxflError: if the processes of the mesh have different ones.
         """
-        if self.mesh is None:
+        where = self.replicated_sharding
+        if where is None:
             return tree
         own = list(filter(_of_process, jax.tree.leaves(tree)))
-        if own and not self.replicated_sharding.is_fully_addressable:
+        if own and not where.is_fully_addressable:
             agree("data", own)
-        return jax.tree.map(lambda leaf: _put(leaf, self.replicated_sharding), tree)
+        return jax.tree.map(lambda leaf: _put(leaf, where), tree)
 
     def keep_replicated(self, tree):
         """Within a program, the same arrays, which all devices are to hold in full."""
@@ -116,14 +117,14 @@ class Federation:
         """Whether clients have validation rows."""
         return self.groups[0].validation_rows.shape[-1] > 0
 
-    def inputs(self, rows):
-        """Normalised images of some rows (B,) -> (B, H, W, C)."""
-        return (self.images[rows].astype(self.mean.dtype) - self.mean) / self.std
+    def inputs(self, rows, transform: Callable = lambda images: images):
+        """Normalised images of some rows (B,) -> (B, H, W, C); `transform` changes them before."""
+        return (transform(self.images[rows]).astype(self.mean.dtype) - self.mean) / self.std
 
-    def batch(self, client: Client, position, mask) -> Batch:
+    def batch(self, client: Client, position, mask, transform: Callable = lambda images: images) -> Batch:
         """The training rows at some positions (B,) of a client's list, of which `mask` (B,) are real."""
         rows = client.rows[position]
-        return Batch(self.inputs(rows), client.relabel[self.labels[rows]], mask, position)
+        return Batch(self.inputs(rows, transform), client.relabel[self.labels[rows]], mask, position)
 
 
 def federate(

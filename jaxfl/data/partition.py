@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -214,7 +214,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
     Raises:
       JaxflError: if it cannot be written.
     """
-    arrays = {
+    arrays: dict[str, Any] = {
         "relabel": partition.relabel,
         "outputs": np.array(partition.outputs),
         "checksum": np.array(_checksum(source)),
@@ -255,9 +255,9 @@ def load(path: str | Path, source: Source) -> Partition:
     for rows in parts:
         if any((known[source.labels[own]] < 0).any() for known, own in zip(relabel, rows, strict=True)):
             raise _foreign(path)
-    return Partition(
-        *map(_int32, parts), relabel.astype(np.int32), outputs, arrays["public"].astype(np.int32)
-    )
+    train, validation, test = map(_int32, parts)
+    public = arrays["public"].astype(np.int32)
+    return Partition(train, validation, test, relabel.astype(np.int32), outputs, public)
 
 
 def _foreign(path: str | Path) -> JaxflError:

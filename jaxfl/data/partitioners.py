@@ -186,7 +186,7 @@ def quantity(
 
     Every client gets `min_samples` random rows; the rest is shared out in proportion to log-normal
     weights exp(sigma z), z standard normal, as in the synthetic data of FedProx (Li et al. 2020,
-    arXiv:1812.06127) and, on top of a base amount, in MNFL's setting.
+    arXiv:1812.06127).
 
     Args:
       labels: (n,) int.
@@ -195,14 +195,90 @@ def quantity(
       sigma: of the underlying normal distribution; 0 gives equal amounts.
       min_samples: rows that every client gets at least.
     """
-    if not 0 <= sigma < np.inf:
-        raise JaxflError(f"sigma is {sigma}; it has to be a number from 0 up.")
+    _require_sigma(sigma)
     _require_rows(len(labels), clients, min_samples)
     exponent = sigma * rng.standard_normal(clients)
     weight = np.exp(exponent - exponent.max())
     extra = np.cumsum(weight / weight.sum()) * (len(labels) - clients * min_samples)
-    cuts = (extra.astype(int) + min_samples * np.arange(1, clients + 1))[:-1]
+    # A sum of tenths may end just below a whole number, which is meant.
+    cuts = (np.floor(extra + 1e-6).astype(int) + min_samples * np.arange(1, clients + 1))[:-1]
     return np.split(rng.permutation(len(labels)), cuts)
+
+
+def power_law(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes_per_client: int = 2,
+    base: int = 10,
+    least: int = 300,
+    most: int = 600,
+    sigma: float = 2.0,
+) -> list[np.ndarray]:
+    """Give every client a few consecutive classes, and very unequal amounts of them.
+
+    The non-IID setting of MNFL, whose two cases are ten and two classes per client, in the authors' code;
+    pFedMe and KT-pFL have the same (Dinh et al. 2020, arXiv:2006.08848; Zhang et al. 2021, arXiv:2111.02862).
+    Client i has the classes c = (i + j) mod C, j < L, and of each
+
+        base + m (floor(w_icj (n_c - N)) + u),    w_c ~ log-normal(0, sigma) / sum,  u ~ U{least, ..., most}
+
+    rows, where n_c rows are of class c, w_c has an entry for each of the N clients and L places, and m is 2
+    for up to 20 clients, 1 beyond. Clients draw one after another; whoever needs all that is left of a class,
+    or more, stays with `base` rows of it. No row is given twice, and not all are given.
+
+    Args:
+      labels: (n,) int.
+      clients: N, number of clients.
+      rng: source of randomness.
+      classes_per_client: L, different classes on a client.
+      base: rows that a client has at least of each of its classes.
+      least: fewest further rows, beside the log-normal ones.
+      most: most of them.
+      sigma: of the normal distribution under the log-normal one; 0 gives equal weights.
+    """
+    queues = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+    _require_classes("classes_per_client", classes_per_client, len(queues))
+    if not 0 <= least <= most:
+        raise JaxflError(
+            f"least is {least} and most {most}; both are numbers of rows, least the smaller one."
+        )
+    if base < 1:
+        raise JaxflError(f"base is {base}; every client needs at least 1 row of its classes.")
+    _require_sigma(sigma)
+    own = (np.arange(clients)[:, None] + np.arange(classes_per_client)) % len(queues)
+    for place, queue in enumerate(queues):
+        needed = base * (own == place).sum()
+        if needed > len(queue):
+            raise JaxflError(
+                f"Class {labels[queue[0]]} has {len(queue)} rows, but its clients need {needed}; lower base "
+                "or use fewer clients."
+            )
+    exponent = sigma * rng.standard_normal((len(queues), *own.shape))
+    weight = np.exp(exponent - exponent.max((1, 2), keepdims=True))
+    weight /= weight.sum((1, 2), keepdims=True)
+    times = 2 if clients <= 20 else 1
+    parts = [[] for _ in range(clients)]
+
+    def give(i, place, count):
+        parts[i].append(queues[place][:count])
+        queues[place] = queues[place][count:]
+
+    rows = [len(queue) for queue in queues]
+    for (i, _), place in np.ndenumerate(own):
+        give(i, place, base)
+    for (i, j), place in np.ndenumerate(own):
+        skewed = int(weight[place, i, j] * max(0, rows[place] - clients))
+        further = times * (skewed + rng.integers(least, most, endpoint=True))
+        if further < len(queues[place]):
+            give(i, place, further)
+    return [np.concatenate(part) for part in parts]
+
+
+def _require_sigma(sigma: float) -> None:
+    if not 0 <= sigma < np.inf:
+        raise JaxflError(f"sigma is {sigma}; it has to be a number from 0 up.")
 
 
 def _require_rows(rows: int, clients: int, min_samples: int) -> None:
@@ -229,7 +305,10 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "dirichlet": dirichlet,
     "dirichlet-flbench": dirichlet_flbench,
     "quantity": quantity,
+    "power-law": power_law,
 }
 
 # Where test rows come from (see `jaxfl.data.partition.divide`), as the papers have it.
-TEST: dict[str, Literal["own", "source"]] = dict.fromkeys(PARTITIONS, "own") | {"classes": "source"}
+TEST: dict[str, Literal["own", "source"]] = {
+    name: "source" if name == "classes" else "own" for name in PARTITIONS
+}

@@ -5,10 +5,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxfl.data.colour import grey
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-
-LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue in grey (ITU-R BT.601)
 
 
 class Public(NamedTuple):
@@ -82,7 +81,7 @@ def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:
     if given == 1:
         return np.repeat(images, channels, -1)
     if (given, channels) == (3, 1):
-        return (images @ LUMA.astype(np.float32))[..., None]
+        return grey(images)
     raise JaxflError(
         f"The public images of {name} have {given} channels, the clients' {channels}; convert them."
     )

@@ -105,8 +105,8 @@ def from_arrays(
 
 
 def _digits():
-    digits = load_digits()
-    return digits.images.astype(np.uint8), digits.target, None, 10
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels.reshape(-1, 8, 8).astype(np.uint8), labels, None, 10
 
 
 def _npz(path: Path):

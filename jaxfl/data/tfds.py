@@ -1,6 +1,7 @@
 """Image-classification sets of tensorflow-datasets, read without TensorFlow."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def read(name: str, data_dir: str | Path | None = None):
     return images, labels, train, builder.info.features[label].num_classes
 
 
-def _builder(tfds, name: str, data_dir):
+def _builder(tfds, name: str, data_dir) -> Any:
     try:
         # Any version, so that a set prepared by an older release of the library is found too.
         return tfds.builder(f"{name}:*.*.*", data_dir=data_dir)
@@ -85,7 +86,7 @@ def _check_prepared(builder, name: str, data_dir) -> None:
 
 def _keys(tfds, info, name: str, label: str) -> tuple[str, str]:
     """The features that hold the image and the label."""
-    image, usual = info.supervised_keys or (None, None)
+    image, usual = info.supervised_keys or ("", "")
     kinds = dict(info.features.items())
     if not isinstance(kinds.get(image), tfds.features.Image):
         raise JaxflError(f"{name} is not an image-classification set.")

@@ -21,7 +21,7 @@ from jaxfl.mechanisms.mixing import on_simplex, pairs, put_pairs, rows_of_one
 
 
 @options
-class Teaching(Training):
+class LearnedMatrix(Training):
     """Options of methods that learn who teaches whom."""
 
     matrix_lr: float = within("[0, inf)", 0.01)
@@ -52,7 +52,7 @@ def teachers(matrix, i):
     return rows_of_one(pairs(matrix, i, i), i, i)
 
 
-def learn(matrix, i, sizes, slopes, hyper: Teaching, uniform: float):
+def learn(matrix, i, sizes, slopes, hyper: LearnedMatrix, uniform: float):
     """The server's step.
 
     Args:
@@ -86,3 +86,8 @@ def summary(matrix) -> dict:
     oneself = jnp.eye(len(matrix), dtype=bool)
     others = jnp.where(oneself, 0, matrix)
     return {"of oneself": jnp.diagonal(matrix).mean(), "of the best other": others.max(1).mean()}
+
+
+def matrices(state) -> dict:
+    """Who teaches whom, of a state with a `matrix`."""
+    return {"teachers": state.matrix}

@@ -1,16 +1,12 @@
 """Public images: what clients of any architecture can tell each other about.
 
 A round takes some of them; every client says what it sees there, and may learn from what others saw. A
-client learns from public images by the same local training as from its own: `visiting` gives it the
-images as its rows.
+client learns from public images by the same local training as from its own.
 """
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 
-from jaxfl.core.training import sweep
+from jaxfl.core.examples import sweep, visiting
 from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
@@ -52,12 +48,6 @@ def subset(key, federation: Federation, size: int):
     return jax.random.permutation(stream, federation.public)[:size]
 
 
-def visiting(client: Client, rows) -> Client:
-    """The client with public images (R,) as its training rows; an absent one still trains on nothing."""
-    size = jnp.where(client.size > 0, len(rows), 0).astype(client.size.dtype)
-    return dataclasses.replace(client, rows=rows, size=size)
-
-
 def logits(weights: Weights, client: Client, federation: Federation, rows):
     """What a client says of public images (R,) in evaluation mode: (R, outputs); 0 of an absent client."""
     client = visiting(client, rows)
@@ -66,3 +56,8 @@ def logits(weights: Weights, client: Client, federation: Federation, rows):
         return client.model.apply(weights.params, weights.stats, x, train=False)[0]
 
     return sweep(scores, client.rows, client.size, federation)
+
+
+def soft_predictions(weights: Weights, client: Client, federation: Federation, rows, temperature):
+    """softmax(f(x) / T) on public images (R,): (R, outputs)."""
+    return jax.nn.softmax(logits(weights, client, federation, rows) / temperature)

@@ -1,57 +1,242 @@
-"""The mechanism of FedAvg and of all methods that share only some blocks of the model.
+"""The mechanism of FedAvg and of all methods that share a model or a part of it.
 
 Round t, every client i of the cohort S_t with n_i training rows, s the shared and p_i the kept leaves:
 
     (s_i, p_i) <- LocalSGD(s, p_i)                 phases: which blocks train, for how many epochs
     s          <- sum_i n_i s_i / sum_i n_i        per architecture
 
-The methods differ in which blocks are kept, in the phases, and in what is fine-tuned before use.
+A method says where it differs: which leaves are kept, how clients train (in which phases, by which loss,
+which sees the weights as received, with which correction of gradients), what is fine-tuned before use, or a
+`Memory` of clients and server.
 """
 
-import functools
 from collections.abc import Callable, Collection
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent, sizes
-from jaxfl.core.protocol import Algorithm, Info, Phase, Predictor, jointly
-from jaxfl.core.training import Training, cross_entropy, descend, initial_weights
-from jaxfl.data.federation import PerGroup
+from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
+from jaxfl.core.examples import own_rows
+from jaxfl.core.protocol import Algorithm, Info, Predictor
+from jaxfl.core.training import Trained, Training, cross_entropy, descend, initial_weights
+from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.models.model import Model, Weights
 
-# model -> the phases of local training, in order
-Phases = Callable[[Model], tuple[Phase, ...]]
+
+class Phase(NamedTuple):
+    """A part of a client's round: some blocks train while the others stand still."""
+
+    blocks: tuple[str, ...]
+    epochs: int
+
+
+Phases = Callable[[Model], tuple[Phase, ...]]  # the phases of local training, in order
+Keep = Callable[[Model], Callable[[tuple[str, ...]], bool]]  # whether a leaf stays on its client, by its path
+
+
+class Participant(NamedTuple):
+    """A client of the round before its local training.
+
+    Args:
+      client: its data and its model.
+      received: the whole model that it starts from: what was received, and what it kept.
+      memory: what it remembers, see `Memory`; None without.
+      broadcast: what the server tells beside the model, see `Memory`; None without.
+      hyper: the method's options.
+    """
+
+    client: Client
+    received: Weights
+    memory: Any
+    broadcast: Any
+    hyper: Any
+
+    @property
+    def model(self) -> Model:
+        """Its architecture."""
+        return self.client.model
+
+
+Train = Callable[[Any, Participant, Federation], Trained]  # local training: (key, participant, federation)
+
+
+class Uploads(NamedTuple):
+    """What the server gets from the cohort's clients of one architecture.
+
+    Args:
+      models: the shared leaves after local training, (k, ...).
+      messages: what `Memory.update` sends, (k, ...).
+      rows: (k,) float, training rows; 0 in an empty place.
+      clients: of this architecture in the federation.
+    """
+
+    models: Weights
+    messages: Any
+    rows: jax.Array
+    clients: int
+
+    @property
+    def present(self) -> jax.Array:
+        """(k,) float, 1 for a client and 0 for an empty place: weights of a uniform mean."""
+        return (self.rows > 0).astype(self.rows.dtype)
+
+
+def nothing(*_) -> None:
+    """No memory, no message."""
+
+
+def mean_by_rows(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
+    """FedAvg: sum_i n_i s_i / sum_i n_i."""
+    return tree.weighted_mean(uploads.models, uploads.rows, shared), server
+
+
+class Memory(NamedTuple):
+    """What a method remembers from round to round beside the model (FedDyn, SCAFFOLD).
+
+    Args:
+      client: shared leaves -> what a client remembers at the start.
+      server: shared leaves -> what the server remembers at the start.
+      broadcast: the server's memory -> the part of it that clients receive with the model.
+      update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
+      aggregate: ``(shared, server, Uploads, hyper) -> (shared, server)``; where nobody of an architecture is
+        there, what it returns is not used.
+    """
+
+    client: Callable = nothing
+    server: Callable = nothing
+    broadcast: Callable = nothing
+    update: Callable = lambda participant, trained: (None, None)
+    aggregate: Callable = mean_by_rows
+
+
+class State(NamedTuple):
+    """What lives between rounds, per group; None in the place of leaves that are elsewhere.
+
+    Args:
+      hyper: the method's options.
+      shared: what all clients share.
+      kept: what each keeps (n_g, ...).
+      memory: what each remembers (n_g, ...).
+      server: what the server remembers.
+    """
+
+    hyper: Any
+    shared: PerGroup
+    kept: PerGroup
+    memory: PerGroup
+    server: PerGroup
 
 
 @options
 class FineTuning(Training):
     """Options of methods that fine-tune a copy of the model before they use it."""
 
-    ft_epochs: int = within("[0, inf)", 0)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
+    ft_epochs: int | None = within("[0, inf)", 0)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. None: E."""
     ft_part: Literal["head", "all"] = "all"
     """What is fine-tuned."""
 
 
-def fine_tuning(config: FineTuning) -> Phases | None:
-    """The phases that `ft_part` and `ft_epochs` describe; None for 0 epochs."""
-    if config.ft_epochs == 0:
+def plain(participant: Participant, blocks: Collection[str]) -> Callable:
+    """Cross-entropy, whatever was received."""
+    return cross_entropy(participant.model, blocks)
+
+
+def local_training(
+    config: Training,
+    *,
+    phases: Phases | None = None,
+    objective: Callable = plain,
+    correction: Callable = nothing,
+) -> Train:
+    """Local training in phases.
+
+    Args:
+      config: the method's options.
+      phases: in order; by default all blocks train jointly for `config.epochs`.
+      objective: ``(Participant, names of the blocks that train) -> loss``, see
+        `jaxfl.core.training.descend`.
+      correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, of the
+        gradients of these blocks before the optimiser sees them; None for none.
+
+    Returns:
+      A function whose `Trained` has the loss of the last phase and the steps of all.
+    """
+    phases = phases or (lambda model: (Phase(model.names, config.epochs),))
+
+    def train(key, participant, federation):
+        hyper, steps = participant.hyper, jnp.int32(0)
+        rows, weights = own_rows(participant.client, federation, hyper), participant.received
+        for number, (blocks, epochs) in enumerate(phases(participant.model)):
+            trained = descend(
+                objective(participant, blocks),
+                weights,
+                key,
+                rows,
+                hyper,
+                blocks=blocks,
+                epochs=epochs,
+                phase=number,
+                correction=correction(participant, blocks),
+            )
+            weights, steps = trained.weights, steps + trained.steps
+        return trained._replace(steps=steps)
+
+    return train
+
+
+def fine_tuning(config: FineTuning) -> Train | None:
+    """Plain training of what `ft_part` says, for `ft_epochs`; None for 0 epochs."""
+    epochs = config.epochs if config.ft_epochs is None else config.ft_epochs
+    if epochs == 0:
         return None
-    if config.ft_part == "head":
-        return lambda model: (Phase(model.head.names, config.ft_epochs),)
-    return lambda model: (Phase(model.names, config.ft_epochs),)
+
+    def phases(model):
+        return (Phase(model.head.names if config.ft_part == "head" else model.names, epochs),)
+
+    return local_training(config, phases=phases)
 
 
-def separate(weights: Weights, stays: Collection[str], bn_stats: str) -> tuple:
+def no_leaf(model: Model) -> Callable:
+    """Keep nothing: all is shared."""
+    return lambda path: False
+
+
+def every_leaf(model: Model) -> Callable:
+    """Keep all: nothing is shared."""
+    return lambda path: True
+
+
+def head(model: Model) -> Callable:
+    """Keep the head."""
+    return lambda path: path[1] in model.head.names
+
+
+def body(model: Model) -> Callable:
+    """Keep the extractor."""
+    return lambda path: path[1] in model.body.names
+
+
+def norms(model: Model) -> Callable:
+    """Keep the layers that normalise: scale, bias and running statistics (FedBN)."""
+    stats = jax.eval_shape(model.init, jax.random.key(0)).stats
+    layers = {tree.names(path)[:-1] for path, _ in jax.tree.leaves_with_path(stats)}
+    return lambda path: path[1:-1] in layers
+
+
+def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, Weights]:
     """(kept, shared) leaves, None in the other's places.
 
-    Kept are the blocks that stay; BatchNorm statistics go with their block, or stay under
-    bn_stats="local".
+    Args:
+      weights: of a model.
+      keep: whether a leaf stays, by its path ``("params" or "stats", block, ..., leaf)``. BatchNorm's running
+        statistics go with their layer.
+      bn_stats: "local" keeps all of these.
     """
-    return tree.split(weights, lambda path: path[1] in stays or (path[0] == "stats" and bn_stats == "local"))
+    return tree.split(weights, lambda path: keep(path) or (path[0] == "stats" and bn_stats == "local"))
 
 
 def predict(model, shared, own, x):
@@ -60,55 +245,55 @@ def predict(model, shared, own, x):
     return model.apply(weights.params, weights.stats, x, train=False)[0]
 
 
-class State(NamedTuple):
-    """Per group: what all clients share, and what each keeps (n_g, ...); None in the other's places."""
-
-    hyper: Training
-    shared: PerGroup
-    kept: PerGroup
-
-
-def partial_sharing(
+def sharing(
     config: Training,
-    keep: Callable,
-    phases: Phases | None = None,
-    tune: Phases | None = None,
     *,
+    keep: Keep = no_leaf,
+    train: Train | None = None,
+    tune: Train | None = None,
+    memory: Memory = Memory(),  # noqa: B008
     extend: Callable = lambda model, weights: weights,
-    objective: Callable = lambda client, blocks, hyper: cross_entropy(client.model, blocks),
     predict: Callable = predict,
 ) -> Algorithm:
-    """Build a method that shares part of a model.
+    """Build a method that shares a model or a part of it.
 
     Args:
       config: the method's options.
-      keep: ``model -> names`` of the blocks that never leave a client.
-      phases: the local phases of a round; by default all blocks train jointly for `config.epochs`.
-      tune: phases that a copy goes through before it is used; it is never uploaded.
+      keep: which leaves never leave a client.
+      train: local training; by default all blocks jointly.
+      tune: what a copy goes through before it is used; it is never uploaded.
+      memory: what clients and server remember, and how the server averages.
       extend: ``(model, weights) -> weights``, adds blocks of the method's own to the initial ones.
-      objective: ``(client, names of the blocks that train, hyper) -> loss``, see `descend`.
       predict: see `Predictor`.
     """
-    phases = phases or functools.partial(jointly, config)
+    train = train or local_training(config)
 
     def divide(model, weights):
         """(kept, shared)."""
         return separate(weights, keep(model), config.bn_stats)
 
-    def train(key, client, federation, weights, hyper, phases):
-        for number, (blocks, epochs, _) in enumerate(phases):
-            phase_key = jax.random.fold_in(key, number)
-            loss = objective(client, blocks, hyper)
-            weights, value = descend(
-                loss, weights, phase_key, client, federation, hyper, blocks=blocks, epochs=epochs
-            )
-        return weights, value
+    def on_clients(f, key, state, federation, cohort):
+        """``f(key, Participant)`` for the clients of a cohort."""
+
+        def client(key, client, common, own):
+            (shared, broadcast), (kept, remembered) = common, own
+            received = tree.combine(shared, kept)
+            return f(key, Participant(client, received, remembered, broadcast, state.hyper))
+
+        common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
+        own = tuple(zip(gather(state.kept, cohort), gather(state.memory, cohort), strict=True))
+        return map_clients(client, key, federation, cohort, common, own)
 
     def init(key, federation, hyper):
         weights = per_group(extend, federation.models, initial_weights(key, federation))
         kept, shared = zip(*per_group(divide, federation.models, weights), strict=True)
-        kept = per_group(lambda group, k: tree.stack(k, len(group.id)), federation.groups, kept)
-        return State(hyper, shared, kept)
+
+        def of_clients(group, leaves):
+            return tree.stack(leaves, len(group.id))
+
+        remembered = per_group(of_clients, federation.groups, tuple(map(memory.client, shared)))
+        kept = per_group(of_clients, federation.groups, kept)
+        return State(hyper, shared, kept, remembered, tuple(map(memory.server, shared)))
 
     def receive(key, state, federation, cohort):
         return per_group(
@@ -118,29 +303,39 @@ def partial_sharing(
         )
 
     def step(key, state, federation, cohort):
-        def client(key, client, shared, kept):
-            weights = tree.combine(shared, kept)
-            local_phases = phases(client.model)
-            weights, loss = train(key, client, federation, weights, state.hyper, local_phases)
-            return *divide(client.model, weights), loss
+        def client(key, participant):
+            trained = train(key, participant, federation)
+            kept, shared = divide(participant.model, trained.weights)
+            remembered, message = memory.update(participant, trained)
+            return kept, shared, remembered, message, trained.loss
 
-        own = gather(state.kept, cohort)
-        outputs = map_clients(client, key, federation, cohort, state.shared, own)
-        kept, shared, loss = zip(*outputs, strict=True)
-        traffic = sent(cohort, state.shared)
+        outputs = on_clients(client, key, state, federation, cohort)
+        kept, shared, remembered, messages, loss = zip(*outputs, strict=True)
+
+        def serve(group, before, server, models, messages, rows):
+            uploads = Uploads(models, messages, rows, len(group.id))
+            after = memory.aggregate(before, server, uploads, state.hyper)
+            return tree.where((rows > 0).any(), after, (before, server))
+
+        n = rows_uploaded(federation, cohort)
+        served = per_group(serve, federation.groups, state.shared, state.server, shared, messages, n)
+        new_shared, new_server = zip(*served, strict=True)
+        up = sent_up(cohort, per_group(lambda s, m: (s, tree.one(m)), state.shared, messages))
+        down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
+        trained = per_group(lambda s, k: Predictor(None, tree.combine(s, k), predict), shared, kept)
         return State(
             state.hyper,
-            per_group(tree.weighted_mean, shared, sizes(federation, cohort), state.shared),
+            new_shared,
             scatter(state.kept, cohort, kept),
-        ), Info(loss, up=traffic, down=traffic)
+            scatter(state.memory, cohort, remembered),
+            new_server,
+        ), Info(loss, up, down, trained=trained)
 
     def tuned(key, state, federation, cohort):
-        def client(key, client, shared, kept):
-            weights = tree.combine(shared, kept)
-            return train(key, client, federation, weights, state.hyper, tune(client.model))[0]
+        def client(key, participant):
+            return tune(key, participant, federation).weights
 
-        own = gather(state.kept, cohort)
-        weights = map_clients(client, key, federation, cohort, state.shared, own)
+        weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)
 
     return Algorithm(init, receive, step, personal=tuned if tune else receive)

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def _rows(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     strips = jnp.concatenate(_shifted(x, kw, stride, 2), axis=1)  # (H, kw C, W', B)
     height, depth, width, batch = strips.shape
     matrix = kernel.reshape(kh * kw * channels, features).T
-    y = _row_products(strips.reshape(height, depth, width * batch), matrix, stride)
+    y: Any = _row_products(strips.reshape(height, depth, width * batch), matrix, stride)
     return y.reshape(-1, features, width, batch)
 
 
@@ -189,7 +189,8 @@ def _depthwise(x: jax.Array, kernel: jax.Array, stride: int, axes: str) -> jax.A
     # One product with a matrix has nothing to offer here: every weight meets one channel only.
     kh, kw, channels = kernel.shape
     weights = kernel.reshape(kh * kw, *(channels if name == "C" else 1 for name in axes))
-    return sum(map(jnp.multiply, _windows(x, kernel, stride, axes), weights))
+    total: Any = sum(map(jnp.multiply, _windows(x, kernel, stride, axes), weights))
+    return total
 
 
 def _depthwise_forward(x, kernel, stride, axes):

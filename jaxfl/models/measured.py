@@ -46,7 +46,7 @@ def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> s
         part = cache.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(known, indent=1) + "\n")
         part.replace(cache)
-    return min(total, key=total.get)
+    return min(total, key=total.__getitem__)
 
 
 def _seconds(model: Model, clients: int) -> dict[str, float]:

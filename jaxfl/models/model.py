@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -228,11 +228,13 @@ class Model:
         """Whether the model has BatchNorm statistics."""
         return bool(self._leaves("batch_stats"))
 
-    def _call(self, block: Block, variables, key, x, *, train: bool, mask, tapped: bool):
+    def _call(
+        self, block: Block, variables, key, x, *, train: bool, mask, tapped: bool
+    ) -> tuple[jax.Array, dict, tuple]:
         """Applies one block: its output, its statistics and, if it is tapped, its taps."""
         try:
             with self._convolving(x.shape[0]):
-                x, new = block.module.apply(
+                applied: Any = block.module.apply(
                     variables,
                     x,
                     train=train,
@@ -244,6 +246,7 @@ class Model:
             raise JaxflError(
                 f"{self.name} has dropout in its block {block.name!r}; pass a key to train it."
             ) from None
+        x, new = applied
         return x, new.get("batch_stats", {}), new.get("intermediates", {}).get("taps", ())
 
     def _reduced(self, tree):

@@ -11,12 +11,13 @@ from conftest import tiny_partition, tiny_source
 
 from jaxfl import registry
 from jaxfl.bench import count, measure, workloads
+from jaxfl.bench.count import PHASES, Phase
 from jaxfl.bench.measure import matmul_flops
 from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import traced
-from jaxfl.core.protocol import Cohort, Phase
+from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
@@ -53,7 +54,8 @@ def test_the_command_measures_and_records(tmp_path, capsys):
     for record in records:
         assert record["workload"] == "tiny" and record["strategy"] == "auto" and record["data"] == "real"
         assert len(record["repetitions"]) == 2 and record["rounds_per_repetition"] == 3
-        assert record["samples_per_s"] == pytest.approx(np.median(record["repetitions"]))
+        rates = [turn["samples"] / turn["seconds"] for turn in record["repetitions"]]
+        assert record["samples_per_s"] == pytest.approx(np.median(rates))
         assert record["steps_per_s"] == pytest.approx(record["samples_per_s"] * 3 / 10)  # ceil(10 / 4)
         assert record["ratio_to_torch"] is None
         assert record["compile_s"] > 0 and record["peak_bytes"] > 0 and record["mfu"] > 0
@@ -65,6 +67,43 @@ def test_the_command_measures_and_records(tmp_path, capsys):
     # (one epoch of three) leaves out the first layer's gradient, the body phase (two) the head's.
     assert plain == 2 * (2 * 256 + 3 * 40)
     assert turns == pytest.approx(2 * ((256 + 2 * 40) + 2 * (2 * 256 + 2 * 40)) / 3)
+
+
+def test_methods_take_turns_with_a_rival(tmp_path, monkeypatch):
+    """One step between rounds on the host, whose time is the method's; patience ends it early."""
+    hosted, fedavg = [], registry.METHODS["fedavg"]
+
+    def with_a_server(config):
+        def host(key, state, federation, cohort):
+            hosted.append(int(cohort.round))
+            return state, None
+
+        return fedavg.build(config)._replace(host=host)
+
+    served = fedavg._replace(name="served", build=with_a_server)
+    methods = {method.name: method for method in (fedavg, served, registry.METHODS["mnfl"])}
+    monkeypatch.setattr(registry, "METHODS", methods)
+    beside = TINY._replace(methods=(), rival="fedavg", patience_s=0.0)
+    monkeypatch.setitem(workloads.VARIANTS, "beside", beside)
+    out = tmp_path / "beside.json"
+    main(f"bench beside --repetitions 3 --rounds-per-repetition 2 --out {out}".split())
+    assert out.with_suffix(".png").exists()
+    records = {record["method"]: record for record in json.loads(out.read_text())}
+    assert list(records) == ["fedavg", "served", "mnfl"]
+    rows = 3 * 10 * 2  # three clients, two epochs
+    assert records["fedavg"]["flops_per_round"] == rows * 2 * (2 * 256 + 3 * 40)
+    assert records["fedavg"]["samples_per_s"] > 0 and records["mnfl"]["samples_per_s"] is None
+    assert records["mnfl"]["flops_per_round"] > records["served"]["flops_per_round"]
+    for record in records.values():
+        (turn,) = record["repetitions"]
+        assert turn["seconds"] == 2 * record["seconds_per_round"] and record["rival"] == "fedavg"
+        per_flop, of_rival = turn["seconds"] / turn["flops"], turn["rival_seconds"] / turn["rival_flops"]
+        assert record["ratio_to_rival"] == pytest.approx(per_flop / of_rival)
+        assert record["flops_per_s"] == pytest.approx(1 / per_flop)
+        assert (0 < turn["host_s"] < turn["seconds"]) == (record["method"] == "served")
+    assert hosted == [42, 43, 44, 45]  # of 50: two rounds warm up, two count, for four patience is lacking
+    with pytest.raises(SystemExit):
+        main(["bench", "beside", "--methods", "served", "--strategies", "5 seeds"])
 
 
 def test_strategies_are_records_of_their_own(tmp_path):
@@ -157,8 +196,6 @@ def test_work_counts_real_rows_and_steps(federation):
     done = count.work(federation, cohorts, parts, 4)
     assert done.samples == 2 * 3 * 23
     assert done.steps == 2 * 3 * ((2 + 1 + 2) + (1 + 2))
-    flops = [count.flops_per_sample(model, model.names) for model in federation.models]
-    assert done.flops == 2 * 3 * (16 * flops[0] + 7 * flops[1])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is an extra")
@@ -184,7 +221,7 @@ def test_the_pytorch_loop_trains_the_same(choice, model):
     config = method.config(**({"epochs": 2, "batch_size": 16} | options))
     algorithm, key = method.build(config), jax.random.key(0)
     cohorts = draw_cohorts([3], 0.7, 3, 0)  # two of three clients, three rounds
-    parts = method.phases(config, model)
+    parts = PHASES[method.name](config, model)
     one_round = torch_loop.prepare(
         federation, method.name, config, parts, initial_weights(key, federation)[0]
     )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfl.core import engine, evaluate, tree
-from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent
+from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
 from jaxfl.core.evaluate import Score, score
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
@@ -459,9 +459,9 @@ def test_a_message_that_the_ledger_cannot_count_is_refused():
     def message(scalars):
         return (jax.ShapeDtypeStruct((scalars,), jnp.float32),)
 
-    assert sent(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
+    assert sent_up(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
     with pytest.raises(JaxflError, match="2,147,483,648 scalars in one round, more than the ledger counts"):
-        sent(cohort, message(LARGEST_MESSAGE + 1))
+        sent_up(cohort, message(LARGEST_MESSAGE + 1))
 
 
 # ---- models right after training, and the phase before the first round

@@ -11,8 +11,9 @@ from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
 from jaxfl.core import engine, flops
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import Chunk
+from jaxfl.core.examples import own_rows, sweep
 from jaxfl.core.protocol import Cohort, Info, Slots
-from jaxfl.core.training import fit, sweep
+from jaxfl.core.training import Training, fit
 from jaxfl.data.federation import federate
 from jaxfl.machine.clock import profile
 from jaxfl.models import zoo
@@ -103,7 +104,8 @@ def test_only_rows_that_are_processed_count(federation):
 
     def counted(pairs):
         with flops.collect() as amounts:
-            fit(update, (), KEY, client, federation, epochs=EPOCHS, batch_size=BATCH, pairs=pairs)
+            rows = own_rows(client, federation, Training())
+            fit(update, (), KEY, rows, epochs=EPOCHS, batch_size=BATCH, pairs=pairs)
             sweep(
                 lambda x: x.reshape(len(x), INPUTS) @ jnp.ones(INPUTS), client.rows, client.size, federation
             )

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -18,6 +18,7 @@ from jaxfl.data.partitioners import (
     dirichlet,
     dirichlet_flbench,
     iid,
+    power_law,
     quantity,
     shards,
 )
@@ -120,6 +121,7 @@ def test_dirichlet_flbench_gives_nothing_more_to_a_client_that_has_its_even_shar
 
 
 @given(seed=seeds, clients=st.integers(1, 20), sigma=st.floats(0, 1e6))
+@example(seed=0, clients=10, sigma=0.0)  # tenths do not add up to one in floats
 @quick
 def test_quantity_keeps_the_minimum_and_uses_all_rows(seed, clients, sigma):
     rng = np.random.default_rng(seed)
@@ -132,6 +134,49 @@ def test_quantity_keeps_the_minimum_and_uses_all_rows(seed, clients, sigma):
 def test_quantity_is_log_normal_above_the_minimum():
     parts = quantity(np.zeros(10**6), 2000, np.random.default_rng(0), sigma=0.5, min_samples=1)
     assert abs(np.log(sizes(parts) - 1).std() - 0.5) < 0.03
+
+
+@given(seed=seeds, clients=st.integers(1, 30), per_client=st.integers(1, 6), sigma=st.floats(0, 1e3))
+@quick
+def test_power_law_gives_consecutive_classes_and_the_base_to_all(seed, clients, per_client, sigma):
+    labels = labels_of(seed, 2000, 6)
+    labels = np.append(labels, np.repeat(np.arange(6), 30 * 3))  # enough for the base of everybody
+    rng = np.random.default_rng(seed)
+    options = {"classes_per_client": per_client, "base": 3, "least": 5, "most": 20, "sigma": sigma}
+    parts = power_law(labels, clients, rng, **options)
+    assert is_disjoint(parts)
+    for i, part in enumerate(parts):
+        held = np.bincount(labels[part], minlength=6)
+        assert sorted(np.flatnonzero(held)) == sorted((i + j) % 6 for j in range(per_client))
+        further = held[held > 0] - 3
+        assert all((further == 0) | (further >= 5 * (2 if clients <= 20 else 1)))
+
+
+@pytest.mark.parametrize(("clients", "times"), [(20, 2), (21, 1)])
+def test_power_law_amounts_are_the_recipe_s(clients, times):
+    """Without skew every weight is 1 / (N L); the uniform part is what is left, doubled for few clients."""
+    labels = np.repeat(np.arange(10), 6000)
+    parts = power_law(labels, clients, np.random.default_rng(0), sigma=0.0)
+    skewed = int((6000 - clients) / (2 * clients))
+    held = np.array([np.bincount(labels[part], minlength=10) for part in parts])
+    uniform = (held[held > 0] - 10) / times - skewed
+    assert (uniform == uniform.astype(int)).all()
+    assert uniform.min() in range(300, 330) and uniform.max() in range(570, 601)
+
+
+def test_power_law_is_log_normal_beside_the_base():
+    labels = np.repeat(np.arange(2), 10**7)
+    options = {"classes_per_client": 1, "base": 1, "least": 0, "most": 0, "sigma": 0.5}
+    parts = power_law(labels, 2000, np.random.default_rng(0), **options)
+    assert abs(np.log(sizes(parts) - 1).std() - 0.5) < 0.03
+
+
+def test_power_law_leaves_the_base_to_whom_a_class_does_not_suffice():
+    labels = np.zeros(100)
+    options = {"classes_per_client": 1, "base": 2, "least": 15, "most": 15, "sigma": 0.0}
+    parts = power_law(labels, 4, np.random.default_rng(0), **options)
+    # Of 100 rows the base takes 8; a client draws 2 (floor(96 / 4) + 15) = 78 more, and 14 are left.
+    assert sizes(parts).tolist() == [80, 2, 2, 2]
 
 
 # --- divide
@@ -246,6 +291,10 @@ REFUSALS = {
     "alpha": (partial(dirichlet, alpha=0.0), {}, "alpha is 0.0"),
     "alpha without value": (partial(dirichlet, alpha=np.nan), {}, "alpha is nan"),
     "sigma": (partial(quantity, sigma=-1.0), {}, "sigma is -1.0"),
+    "sigma of a power law": (partial(power_law, sigma=np.nan), {}, "sigma is nan"),
+    "base": (partial(power_law, base=0), {}, "base is 0"),
+    "base for all": (partial(power_law, base=41), {}, "has 80 rows, but its clients need 82"),
+    "least and most": (partial(power_law, least=5, most=4), {}, "least is 5 and most 4"),
     "min_samples": (partial(quantity, min_samples=0), {}, "min_samples is 0"),
     "min_samples for all": (dirichlet, {"clients": 49}, "at least 10 rows each need 490"),
     "unlucky draws": (

@@ -1,5 +1,6 @@
 """Row mixing: matrices over pairs of clients, how MNFL learns one, and what FedCMD compares."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +11,8 @@ from scipy import integrate, stats
 from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort, Slots
-from jaxfl.mechanisms import learned_matrix as teaching
-from jaxfl.mechanisms import mixing
+from jaxfl.mechanisms import learned_matrix, mixing
+from jaxfl.mechanisms.learned_matrix import LearnedMatrix
 from jaxfl.registry import METHODS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -125,12 +126,9 @@ def test_mixtures_and_products_are_those_of_flattened_trees(rng):
     def tree(flat):
         return {"kernel": floats(flat[:, :6]).reshape(-1, 3, 2), "bias": floats(flat[:, 6:])}
 
-    def assert_same(actual, expected):
-        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-    assert_same(mixing.mix(floats(weights), tree(others)), tree(weights @ others))
-    assert_same(mixing.products(tree(own), tree(others)), own @ others.T)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    chex.assert_trees_all_close(mixing.mix(floats(weights), tree(others)), tree(weights @ others), **close)
+    np.testing.assert_allclose(mixing.products(tree(own), tree(others)), own @ others.T, **close)
 
 
 def test_projection_on_the_simplex(rng):
@@ -155,9 +153,11 @@ def test_projection_on_the_simplex(rng):
 
 @pytest.mark.parametrize("row_norm", ["simplex", "softmax"])
 def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rng, row_norm):
-    hyper = teaching.Teaching(matrix_lr=0.3, row_norm=row_norm)
-    step = jax.jit(lambda matrix, i, sizes, slopes: teaching.learn(matrix, i, sizes, slopes, hyper, 0.2))
-    matrix = np.asarray(teaching.initial([np.arange(5, dtype=np.int32)]))
+    hyper = LearnedMatrix(matrix_lr=0.3, row_norm=row_norm)
+    step = jax.jit(
+        lambda matrix, i, sizes, slopes: learned_matrix.learn(matrix, i, sizes, slopes, hyper, 0.2)
+    )
+    matrix = np.asarray(learned_matrix.initial([np.arange(5, dtype=np.int32)]))
     assert np.all(matrix == np.float32(0.2))
     for _ in range(20):
         i = rng.permutation(5)[:4].astype(np.int32)
@@ -173,7 +173,7 @@ def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rn
 
 
 def test_the_first_matrix_has_equal_weights_within_groups():
-    matrix = teaching.initial([np.array([0, 3], np.int32), np.array([1, 2, 4], np.int32)])
+    matrix = learned_matrix.initial([np.array([0, 3], np.int32), np.array([1, 2, 4], np.int32)])
     group = np.array([0, 1, 1, 0, 1])
     np.testing.assert_allclose(matrix, (group[:, None] == group) / np.array([2, 3, 3, 2, 3])[:, None])
 

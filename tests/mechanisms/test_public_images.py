@@ -9,6 +9,7 @@ import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_source
 
 from jaxfl.config.setup import Setup
+from jaxfl.core.examples import visiting
 from jaxfl.data import partition
 from jaxfl.data.federation import federate
 from jaxfl.data.partitioners import PARTITIONS, TEST
@@ -47,8 +48,8 @@ def test_clients_see_public_images_unless_they_are_absent(federation):
     (group, _), rows = federation.groups, federation.public
     client = jax.tree.map(lambda leaf: leaf[1], group)
     absent = dataclasses.replace(client, size=jnp.zeros_like(client.size))
-    assert public.visiting(client, rows).rows is rows
-    assert [int(public.visiting(c, rows).size) for c in (client, absent)] == [PUBLIC, 0]
+    assert visiting(client, rows).rows is rows
+    assert [int(visiting(c, rows).size) for c in (client, absent)] == [PUBLIC, 0]
 
     weights = group.model.init(KEY)
     expected, _ = group.model.apply(weights.params, weights.stats, federation.inputs(rows), train=False)

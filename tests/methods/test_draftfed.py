@@ -1,5 +1,6 @@
 """DraftFed's plain parts: how drafts match, whose means are targets, what is lost and what is sent."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -10,11 +11,20 @@ import pytest
 from conftest import CLASSES, SHAPE
 from reference import draftfed as reference
 
-from jaxfl.algorithms.public_images.draftfed import DraftFed, Drafts, aggregate, draft_loss, ends, supplied
+from jaxfl.algorithms.public_images.draftfed import (
+    DraftFed,
+    Drafts,
+    aggregate,
+    draft_loss,
+    ends,
+    global_set,
+    supplied,
+)
 from jaxfl.core import tree
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Batch
+from jaxfl.mechanisms.public_images import subset
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
@@ -32,6 +42,30 @@ def double_precision():
 
 def normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
+
+
+# ---- the global set
+
+
+def test_images_of_the_global_set_have_labels_that_the_clients_know(federation):
+    """Of another set with more classes the first ones; again in turn where they do not suffice."""
+    rows = np.asarray(federation.public)
+
+    def drawn(labels, size):
+        other = federation.labels.at[rows].set(jnp.asarray(labels, jnp.int32))
+        found = global_set(jax.random.key(0), dataclasses.replace(federation, labels=other), size)
+        return np.asarray(found).tolist()
+
+    every = np.arange(len(rows))
+    known, order = (
+        drawn(every % CLASSES, len(rows)),
+        subset(jax.random.key(0), federation, len(rows)).tolist(),
+    )
+    assert known == order and drawn(every % CLASSES, 3) == order[:3]
+    some = drawn(every, len(rows))  # only the first CLASSES images have a label below CLASSES
+    first = [row for row in order if row in rows[:CLASSES]]
+    assert some == [first[i % CLASSES] for i in range(len(rows))] and drawn(every, 2) == first[:2]
+    assert drawn(every + CLASSES, 3) == order[:3]
 
 
 # ---- matching

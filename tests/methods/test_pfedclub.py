@@ -9,20 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, tiny_partition, tiny_source
+from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
-from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus, State, build, from_teacher
+from jaxfl.algorithms.reassembly.cmsr import Candidate
+from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
+from jaxfl.config.options import check
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.data.colour import with_hue
 from jaxfl.data.federation import Batch, federate
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.reassembly import assembly, stitching
-from jaxfl.mechanisms.reassembly.assembly import Images
-from jaxfl.mechanisms.reassembly.blocks import Candidate, Pool, identity
-from jaxfl.mechanisms.reassembly.chain import Frozen, Learnt, Workshop, gradients, run
-from jaxfl.mechanisms.reassembly.networks import Network, dismantled, networks, references, weights_of
+from jaxfl.mechanisms.reassembly import assembly, stitching, teachers, tuning
+from jaxfl.mechanisms.reassembly.blocks import Pool
+from jaxfl.mechanisms.reassembly.chain import CompiledParts, gradients, is_stitch, run, train
+from jaxfl.mechanisms.reassembly.networks import Network, blocks_of, networks, references, weights_of
 from jaxfl.mechanisms.reassembly.stitching import Stitch
+from jaxfl.mechanisms.reassembly.teachers import State, from_teacher
+from jaxfl.mechanisms.reassembly.tuning import Images
 from jaxfl.mechanisms.reassembly.views import view
 from jaxfl.models import zoo
+from jaxfl.registry import METHODS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -32,9 +38,12 @@ ABSENT = ((1,), (0,))
 
 
 @pytest.fixture(scope="module")
-def workshop():
+def parts():
     """Blocks and shapes are the same in most tests: they share the programs."""
-    return Workshop()
+    shared = CompiledParts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teachers, "CompiledParts", lambda: shared)
+        yield shared
 
 
 def own_weights(federation):
@@ -57,23 +66,27 @@ class Round(NamedTuple):
     findings: dict
 
 
-def teach(federation, workshop, config, seed=0, present=SOME):
-    """One server step."""
-    state = build(config).init(jax.random.key(0), federation, traced(config))
+def teach(federation, config, seed=0, present=SOME, seen=None):
+    """One server step; `seen` are clients that have had a teacher before, by position."""
+    method = "pfedclub-plus" if isinstance(config, PFedClubPlus) else "pfedclub"
+    algorithm = METHODS[method].build(config)
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
     state = state._replace(weights=own_weights(federation))
-    key = jax.random.key(seed)
-    after, info = assembly.teach(key, state, federation, cohort(present), config, workshop)
+    if seen:
+        has = zip(state.has_teacher, seen, strict=True)
+        state = state._replace(has_teacher=tuple(has.at[np.array(some, int)].set(True) for has, some in has))
+    after, info = algorithm.host(jax.random.key(seed), state, federation, cohort(present))
     return Round(state, after, info.findings)
 
 
 def candidate_of(federation, *places):
     """Networks, and a candidate of blocks (client, index); client 0 has an MLP, client 3 the small CNN."""
     found = networks(own_weights(federation), federation, cohort(((0,), (0,))))
-    labels = np.zeros(sum(len(network.parts) for network in found), int)
-    by_place = {(block.client, block.index): block for block in references(found, labels)}
+    labels = np.zeros(sum(len(network.blocks) for network in found.values()), int)
+    by_place = {(block.client, block.index): block for block in references(list(found.values()), labels)}
     blocks = tuple(by_place[place] for place in places)
     candidate = Candidate(blocks, len(blocks), (0.0,) * len(blocks))
-    return {network.client: network for network in found}, candidate
+    return found, candidate
 
 
 def public_images(federation):
@@ -104,44 +117,45 @@ def assert_same(one, other):
 )
 def test_the_papers_networks_are_taken_apart(name, conv, fc):
     model = getattr(zoo, name)(shape=COLOUR, classes=10, width=0.1)
-    parts = dismantled(model)
-    assert [part.kind for part in parts] == ["conv"] * conv + ["fc"] * fc
-    assert sum(part.block.size for part in parts) == model.size
-    assert [part.block.shape for part in parts] == [COLOUR, *(part.output_shape for part in parts[:-1])]
-    assert parts[-1].output_shape == (10,)
-    assert sum((part.block.names for part in parts), ()) == model.names
+    found = blocks_of(model)
+    assert [block.kind for block in found] == ["conv"] * conv + ["fc"] * fc
+    assert sum(block.model.size for block in found) == model.size
+    assert [block.model.shape for block in found] == [COLOUR, *(block.output_shape for block in found[:-1])]
+    assert found[-1].output_shape == (10,)
+    assert sum((block.model.names for block in found), ()) == model.names
 
 
 def test_resizing_is_part_of_the_block_behind_it():
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
-    parts = dismantled(model)
-    assert [part.block.names for part in parts] == [("input", "conv1"), ("conv2",), ("fc1",), ("classifier",)]
-    assert parts[0].block.shape == SHAPE
+    found = blocks_of(model)
+    names = [block.model.names for block in found]
+    assert names == [("input", "conv1"), ("conv2",), ("fc1",), ("classifier",)]
+    assert found[0].model.shape == SHAPE
 
 
-def test_a_chain_of_own_blocks_is_the_model(workshop):
+def test_a_chain_of_own_blocks_is_the_model(parts):
     """With resizing, BatchNorm and dropout."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
     weights = model.init(jax.random.key(0))
     weights = weights._replace(stats=jax.tree.map(lambda leaf: leaf + 0.3, weights.stats))
-    network = Network(0, 0, 0, dismantled(model), weights)
+    network = Network(0, 0, 0, blocks_of(model), weights)
     pool = Pool(references([network], np.zeros(4, int)), np.ones((4, 4)))
-    own = assembly.layers(identity(0, pool), SHAPE, CLASSES)
+    own = assembly.layers(pool.own(0), SHAPE, CLASSES)
     assert own == list(pool.blocks)
     x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
-    chain = tuple(Frozen(network.parts[r].block, weights_of(network, r)) for r in range(4))
+    chain = assembly.assemble(own, {0: network}, np.random.default_rng(0))
     expected, _ = model.apply(*weights, x, train=False)
-    np.testing.assert_allclose(run(workshop, chain, x), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(parts, chain, x), expected, rtol=1e-5, atol=1e-6)
 
 
 # ---- stitching layers
 
 
 def test_a_layer_fits_only_where_shapes_differ():
-    assert stitching.between((4, 4, 2), (4, 4, 2), dense=True) is None
-    assert stitching.between((5,), (5,), dense=True) is None
-    assert stitching.between((5,), (4, 4, 2), dense=True) == Stitch((5,), (32,))
-    assert stitching.between((5,), (4, 4, 2), dense=False) == Stitch((5,), (4, 4, 2))
+    assert stitching.between((4, 4, 2), (4, 4, 2), vector=True) is None
+    assert stitching.between((5,), (5,), vector=True) is None
+    assert stitching.between((5,), (4, 4, 2), vector=True) == Stitch((5,), (32,))
+    assert stitching.between((5,), (4, 4, 2), vector=False) == Stitch((5,), (4, 4, 2))
 
 
 KINDS = {  # (source, target): shape of W
@@ -177,9 +191,35 @@ def test_a_layer_is_one_affine_map(source, target, relu):
     )
 
 
-def test_gradients_through_a_chain_are_those_of_the_composed_function(federation, workshop):
+def test_a_dense_layer_maps_everything_to_everything():
+    """As in the code of pFedHR: before every block and at the end, whatever the shapes, without ReLU."""
+    stitch = Stitch((2, 3, 2), (3, 1, 2), relu=False, dense=True)
+    weights = stitching.initial(jax.random.key(0), stitch)
+    x = np.random.default_rng(0).normal(size=(4, 2, 3, 2)).astype(np.float32)
+    y = x.reshape(4, 12) @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
+    assert y.min() < 0 and stitch.size == 12 * 6 + 6
+    found = stitching.apply(stitch, weights, jnp.asarray(x))
+    np.testing.assert_allclose(found, y.reshape(4, 3, 1, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_where_dense_layers_stand(federation):
+    _, candidate = candidate_of(federation, (3, 0), (0, 0))
+    conv, fc = candidate.blocks
+    layers = assembly.layers(candidate.blocks, SHAPE, CLASSES, "dense")
+    assert layers == [
+        Stitch(SHAPE, SHAPE, False, True),
+        conv,
+        Stitch(conv.output_shape, SHAPE, False, True),
+        fc,
+        Stitch(fc.output_shape, (CLASSES,), False, True),
+    ]
+    stitches = [64 * 64 + 64, np.prod(conv.output_shape) * 64 + 64, fc.output_shape[0] * CLASSES + CLASSES]
+    assert assembly.size(layers) == conv.parameters + fc.parameters + sum(stitches)
+
+
+def test_gradients_through_a_chain_are_those_of_the_composed_function(federation, parts):
     members, candidate = candidate_of(federation, (3, 0), (3, 0), (0, 0), (3, 3), (3, 1))
-    layers = assembly.layers(candidate, SHAPE, CLASSES)
+    layers = assembly.layers(candidate.blocks, SHAPE, CLASSES)
     assert [(len(s.source), len(s.target), s.relu) for s in layers if isinstance(s, Stitch)] == [
         (3, 3, True),
         (3, 1, True),
@@ -187,63 +227,140 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
         (1, 3, True),
         (3, 1, False),
     ]
-    config, images = PFedClub(server_epochs=0), public_images(federation)
-    rng = np.random.default_rng(0)
-    chain = assembly.stitched(candidate, members, SHAPE, CLASSES, images, config, config, workshop, rng)
+    images = tuning.images_of(federation)
+    chain = assembly.assemble(layers, members, np.random.default_rng(0))
     # No ReLU stops the gradient of positive weights.
     chain = tuple(part._replace(weights=jax.tree.map(jnp.abs, part.weights)) for part in chain)
-    places = [place for place, part in enumerate(chain) if isinstance(part, Learnt)]
+    places = [place for place, part in enumerate(chain) if is_stitch(part)]
     assert places == [1, 3, 5, 7, 9] and len(chain) == 10
 
     def loss(learnt):
         x = images.x
-        for place, part in enumerate(chain):
-            if isinstance(part, Learnt):
-                x = stitching.apply(part.stitch, learnt[place], x)
+        for place, (layer, weights) in enumerate(chain):
+            if place in learnt:
+                x = stitching.apply(layer, learnt[place], x)
             else:
-                x, _ = part.block.apply(*part.weights, x, train=False)
+                x, _ = layer.apply(*weights, x, train=False)
         picked = jnp.take_along_axis(jax.nn.log_softmax(x), images.y[:, None], axis=1)
         return -picked.mean()
 
-    expected = jax.jit(jax.grad(loss))({place: chain[place].weights for place in places})
-    found = gradients(
-        workshop, chain, images.x, lambda logits: assembly.cross_entropy_gradient(logits, images.y, None)
-    )
-    assert all(found[place] is None for place in range(len(chain)) if place not in places)
+    expected = jax.jit(jax.grad(loss))({place: chain[place].weights.params for place in places})
+    found, _ = gradients(parts, chain, images.x, images.y, tuning.cross_entropy, places, key=None)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        {place: found[place] for place in places},
-        expected,
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
+
+
+@pytest.fixture(scope="module")
+def normalised():
+    """A chain with BatchNorm, dropout and stitching layers; its second block is the third of the network."""
+    model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch", dropout=0.4)
+    network = Network(0, 0, 0, blocks_of(model), model.init(jax.random.key(0)))
+    first, _, third, last = references([network], np.zeros(4, int))
+    layers = assembly.layers((first, third, last), SHAPE, CLASSES)
+    return assembly.assemble(layers, {0: network}, np.random.default_rng(0))
+
+
+def by_composition(chain, batches, lr, places, key, train=True):
+    """Adam on some parts of a chain, as one function and written out: parameters and statistics by place."""
+    params = {place: chain[place].weights.params for place in places}
+    stats = {place: chain[place].weights.stats for place in places}
+
+    @jax.jit
+    def gradient(params, stats, x, y, key):
+        def loss(params):
+            z, new = x, dict(stats)
+            for place, (layer, weights) in enumerate(chain):
+                if isinstance(layer, Stitch):
+                    z = stitching.apply(layer, params.get(place, weights.params), z)
+                elif place in params:
+                    dropout = jax.random.fold_in(key, place)
+                    z, new[place] = layer.apply(params[place], stats[place], z, train=train, key=dropout)
+                else:
+                    z, _ = layer.apply(*weights, z, train=False)
+            return -jnp.take_along_axis(jax.nn.log_softmax(z), y[:, None], axis=1).mean(), new
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    m = v = jax.tree.map(jnp.zeros_like, params)
+    for t, (x, y) in enumerate(batches):
+        g, stats = gradient(params, stats, x, y, jax.random.fold_in(key, t))
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+        v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
+        params = jax.tree.map(
+            lambda w, m, v, t=t: (
+                w - lr * (m / (1 - 0.9 ** (t + 1))) / (jnp.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8)
+            ),
+            params,
+            m,
+            v,
+        )
+    return {place: (params[place], stats[place]) for place in places}
+
+
+TRAINS = {"all": lambda part: True, "blocks": lambda part: not is_stitch(part), "stitches": is_stitch}
+
+
+@pytest.mark.parametrize("which", TRAINS)
+def test_any_parts_of_a_chain_train(normalised, parts, federation, which):
+    """Those that train are in training mode, dropout and BatchNorm; the others keep their bits."""
+    places = [place for place, part in enumerate(normalised) if TRAINS[which](part)]
+    images, key = tuning.images_of(federation), jax.random.key(7)
+    batches = [(images.x[i : i + 5], images.y[i : i + 5]) for i in (0, 5, 2)]
+    after = train(parts, normalised, batches, tuning.cross_entropy, 0.01, trains=TRAINS[which], key=key)
+    expected = by_composition(normalised, batches, 0.01, places, key)
+    for place, (old, new) in enumerate(zip(normalised, after, strict=True)):
+        if place not in places:
+            assert_same(new, old)
+            continue
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5),
+            tuple(new.weights),
+            expected[place],
+        )
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights.params, old.weights.params)
+        assert max(jax.tree.leaves(moved)) > 0.01
+    if which != "stitches":  # another mode would be seen
+        still = by_composition(normalised, batches, 0.01, places, key, train=False)
+        distance = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, still)
+        assert max(jax.tree.leaves(distance)) > 0.01
+
+
+def test_blocks_with_batchnorm_do_not_train_on_single_images(normalised, parts, federation):
+    images = tuning.images_of(federation)
+    batches, loss, key = [(images.x[:1], images.y[:1])], tuning.cross_entropy, jax.random.key(0)
+    with pytest.raises(JaxflError, match="raise --server-batch"):
+        train(parts, normalised, batches, loss, 0.1, trains=TRAINS["all"], key=key)
+    train(parts, normalised, batches, loss, 0.1, trains=is_stitch, key=key)
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, workshop, labelled):
+def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, labelled):
     members, candidate = candidate_of(federation, (3, 0), (0, 0), (3, 3))
-    images, hyper = public_images(federation), PFedClub(server_lr=0.005)
+    images = tuning.images_of(federation)
 
-    def stitched(epochs):
-        config = PFedClub(server_epochs=epochs, server_batch=PUBLIC, labelled=labelled)
+    def tuned(epochs):
+        options = PFedClub(server_epochs=epochs, server_batch=PUBLIC, labelled=labelled)
         rng = np.random.default_rng(1)
-        return assembly.stitched(candidate, members, SHAPE, CLASSES, images, hyper, config, workshop, rng)
+        chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES), members, rng)
+        loss, batches = tuning.objective(images, options, parts, rng)
+        return train(parts, chain, batches, loss, 0.005, trains=is_stitch, key=jax.random.key(0))
 
-    before, after = stitched(0), stitched(60)
-    frozen = [part.weights for part in after if isinstance(part, Frozen)]
+    before, after = tuned(0), tuned(60)
+    frozen = [part.weights for part in after if not is_stitch(part)]
     assert_same(frozen, [weights_of(members[block.client], block.index) for block in candidate.blocks])
     for old, new in zip(before, after, strict=True):
-        if isinstance(old, Learnt):
-            moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights, old.weights)
+        if is_stitch(old):
+            moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights.params, old.weights.params)
             assert min(jax.tree.leaves(moved)) > 0
 
     def cross_entropy(chain):
-        logits = run(workshop, chain, images.x)
+        logits = run(parts, chain, images.x)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), images.y[:, None], axis=1).mean()
 
     def contrast(chain, key):
-        logits = run(workshop, chain, assembly.two_views(key, images))
+        logits = run(parts, chain, tuning.two_views(key, images))
         own = logits / jnp.linalg.norm(logits, axis=1, keepdims=True)
-        alike = own @ own.T / hyper.tau - 1e9 * jnp.eye(2 * PUBLIC)  # nobody is its own partner
+        alike = own @ own.T / PFedClub().tau - 1e9 * jnp.eye(2 * PUBLIC)  # nobody is its own partner
         partner = jnp.roll(jnp.arange(2 * PUBLIC), PUBLIC)
         return -jax.nn.log_softmax(alike)[jnp.arange(2 * PUBLIC), partner].mean()
 
@@ -268,8 +385,27 @@ def test_views_are_images_and_differ():
     assert_same(one, view(jax.random.key(1), images))
 
 
+@pytest.mark.parametrize("turn", [-0.1, 0.03, 0.1, 0.5])
+def test_hue_turns_as_in_hsv(turn):
+    images = np.random.default_rng(0).uniform(0, 1, (5, 6, 3)).astype(np.float32)
+    images[0, :4] = [[0.3, 0.3, 0.3], [0, 0, 0], [1, 1, 0], [0.2, 0.7, 0.7]]  # grey, black, two largest
+    hsv = rgb_to_hsv(images)
+    hsv[..., 0] = (hsv[..., 0] + turn) % 1
+    found = with_hue(jnp.asarray(images), jnp.float32(turn))
+    np.testing.assert_allclose(found, hsv_to_rgb(hsv), atol=1e-5)
+
+
+def test_jitter_moves_hue_by_up_to_a_tenth_of_the_circle():
+    """Without it red would stay red: brightness, contrast and saturation treat green and blue alike."""
+    red = jnp.broadcast_to(jnp.array([0.8, 0.3, 0.3]), (400, 4, 4, 3))
+    views = np.asarray(view(jax.random.key(0), red))[:, 0, 0]
+    hue = (rgb_to_hsv(views)[:, 0] + 0.5) % 1 - 0.5
+    assert np.abs(hue).max() <= 0.1 + 1e-4 and hue.min() < -0.08 and hue.max() > 0.08
+    assert 0.5 < (np.abs(hue) > 1e-4).mean() < 0.75  # 0.8 are jittered, of whom 0.2 become grey
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_two_views_of_an_image_belong_together(channels, workshop):
+def test_two_views_of_an_image_belong_together(channels, parts):
     """All images but one are black, and black stays black whatever view is taken."""
     values = np.zeros((4, 8, 8, channels), np.float32)
     values[2] = 200
@@ -279,10 +415,12 @@ def test_two_views_of_an_image_belong_together(channels, workshop):
         jnp.float32(250),
     )
     images = Images((values - mean) / std, jnp.zeros(4, jnp.int32), mean, std, top)
-    config = PFedClub(labelled=False, server_batch=4, server_epochs=2)
-    batches = list(assembly.mini_batches(images, config, workshop, np.random.default_rng(0)))
-    assert len(batches) == 2
-    for views, pairs in batches:
+    options = PFedClub(labelled=False, server_batch=4, server_epochs=2)
+    loss, batches = tuning.objective(images, options, parts, np.random.default_rng(0))
+    batches = list(batches)
+    assert loss is tuning.contrast and len(batches) == 2
+    for views, (pairs, tau) in batches:
+        assert tau == options.tau
         bright = np.flatnonzero((views * std + mean).max((1, 2, 3)) > 1)
         assert views.shape == (8, 8, 8, channels) and len(bright) == 2
         assert pairs[bright[0]] == pairs[bright[1]] and sorted(pairs.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -293,8 +431,8 @@ def test_two_views_of_an_image_belong_together(channels, workshop):
 
 
 @pytest.fixture(scope="module")
-def taught(federation, workshop):
-    return teach(federation, workshop, PFedClub(server_epochs=1))
+def taught(federation, parts):
+    return teach(federation, PFedClub(server_epochs=1))
 
 
 def test_a_step_keeps_the_form_of_the_state_and_who_is_absent(taught):
@@ -303,28 +441,25 @@ def test_a_step_keeps_the_form_of_the_state_and_who_is_absent(taught):
     assert_same(taught.after.weights, taught.before.weights)
     assert_same(taught.after.hyper, taught.before.hyper)
     for g, (present, absent) in enumerate(zip(SOME, ABSENT, strict=True)):
-        lessons, has, sizes = (
-            leaf[g] for leaf in (taught.after.lessons, taught.after.taught, taught.after.sizes)
-        )
-        assert np.isfinite(lessons).all()
-        assert all(lessons[i].any() and has[i] and sizes[i] > 0 for i in present)
-        assert not any(lessons[i].any() or has[i] or sizes[i] for i in absent)
+        _, _, logits, has, sizes = (leaf if leaf is taught.after.hyper else leaf[g] for leaf in taught.after)
+        assert np.isfinite(logits).all()
+        assert all(logits[i].any() and has[i] and sizes[i] > 0 for i in present)
+        assert not any(logits[i].any() or has[i] or sizes[i] for i in absent)
 
 
-def test_the_key_decides_and_the_places_of_clients_do_not(federation, workshop, taught):
+def test_the_key_decides_and_the_places_of_clients_do_not(federation, parts, taught):
     config = PFedClub(server_epochs=1)
-    assert_same(teach(federation, workshop, config).after, taught.after)
-    reordered = teach(federation, workshop, config, present=((0, 2), (1,)))
+    assert_same(teach(federation, config).after, taught.after)
+    reordered = teach(federation, config, present=((0, 2), (1,)))
     assert_same(reordered.after, taught.after)
     assert reordered.findings["assembled"] == taught.findings["assembled"]
-    other = teach(federation, workshop, config, seed=1)
-    assert any(
-        not np.array_equal(a, b) for a, b in zip(other.after.lessons, taught.after.lessons, strict=True)
-    )
+    other = teach(federation, config, seed=1)
+    pairs = zip(other.after.teacher_logits, taught.after.teacher_logits, strict=True)
+    assert any(not np.array_equal(a, b) for a, b in pairs)
 
 
-class Recording(Workshop):
-    """A workshop that remembers which parts it was asked for."""
+class Recording(CompiledParts):
+    """A cache that remembers which parts it was asked for."""
 
     def __init__(self):
         super().__init__()
@@ -340,60 +475,109 @@ class Recording(Workshop):
         self.asked.add(("backward", part[0], x.shape))
         return super().backward(part, x, dy)
 
+    def backward_training(self, part, x, key, dy):
+        """As there."""
+        self.asked.add(("backward in training", part[0], x.shape))
+        return super().backward_training(part, x, key, dy)
 
-def test_programs_belong_to_parts_and_not_to_assemblies(federation):
+
+def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch):
     recording, assemblies = Recording(), set()
+    monkeypatch.setattr(teachers, "CompiledParts", lambda: recording)
     config = PFedClub(server_epochs=1, candidates=2, groups=2)
     for seed in range(3):
-        findings = teach(federation, recording, config, seed).findings
+        findings = teach(federation, config, seed).findings
         assemblies |= {
             tuple((block["client"], block["index"]) for block in of_client["blocks"])
             for of_client in findings["assembled"]
         }
     assert len(assemblies) > 5
     layers = {kind.shape for _, kind, _ in recording.asked if isinstance(kind, Stitch)}
-    others = 2  # looking at the networks, and the loss
+    others = 3  # activations, logits, the loss
     assert recording.compilations <= len(recording.asked) + len(layers) + others
     before = recording.compilations
     for seed in range(3):
-        teach(federation, recording, config, seed)
+        teach(federation, config, seed)
     assert recording.compilations == before
 
 
-def test_teachers_of_the_plus_variant_never_exceed_their_bound(federation, workshop):
-    exceeded = {}
-    for config in (PFedClub, PFedClubPlus):
-        options = config(server_epochs=0, candidates=3, groups=2)
-        exceeded[config] = []
+def test_teachers_of_the_plus_variant_never_exceed_their_bound(federation, parts):
+    exceeded, training = {}, {"server_epochs": 0, "candidates": 3, "groups": 2}
+    for eta, options in (
+        (None, PFedClub(**training)),
+        (0.1, PFedClubPlus(**training)),
+        (-0.1, PFedClubPlus(eta=-0.1, **training)),
+    ):
+        exceeded[eta] = []
         for seed, present in itertools.product(range(4), (((0, 1, 2), (0, 1)), SOME)):
-            done = teach(federation, workshop, options, seed, present)
+            done = teach(federation, options, seed, present)
             for of_client in done.findings["assembled"]:
                 g, place = divmod(of_client["client"], 3)
-                own, teacher = federation.models[g].size, int(done.after.sizes[g][place])
+                own, teacher = federation.models[g].size, int(done.after.teacher_size[g][place])
                 # These networks have no statistics, so that their parameters are all that is sent.
                 assert (of_client["model"], of_client["teacher"]) == (own, teacher)
-                exceeded[config].append(teacher > 1.1 * own)
-    assert any(exceeded[PFedClub]) and not any(exceeded[PFedClubPlus])
+                itself = all(block["client"] == of_client["client"] for block in of_client["blocks"])
+                exceeded[eta].append(teacher > (1.1 if eta is None else 1 + eta) * own and not itself)
+    assert any(exceeded[None]) and not any(exceeded[0.1]) and not any(exceeded[-0.1])
+    check("pfedclub-plus", PFedClubPlus(eta=-0.999))
+    with pytest.raises(JaxflError, match=r"--eta must lie in \(-1, inf\)"):
+        check("pfedclub-plus", PFedClubPlus(eta=-1.0))
 
 
 @pytest.mark.parametrize(
-    "ablation", [{"anchor": "max"}, {"anchor": "min"}, {"order": False}, {"completion": False}]
+    "ablation",
+    [{"anchor": "max"}, {"anchor": "min"}, {"order": False}, {"completion": False}, {"stitch": "dense"}],
 )
-def test_ablations_give_teachers_too(federation, workshop, ablation):
-    done = teach(federation, workshop, PFedClub(server_epochs=1, groups=2, **ablation))
+def test_ablations_give_teachers_too(federation, parts, ablation):
+    done = teach(federation, PFedClub(server_epochs=1, groups=2, **ablation))
     lengths = [(len(one["blocks"]), len(one["own"])) for one in done.findings["assembled"]]
     assert all(got <= own for got, own in lengths)
     assert "completion" in ablation or all(got == own for got, own in lengths)
-    for lessons, present in zip(done.after.lessons, SOME, strict=True):
-        assert lessons[np.array(present)].any((1, 2)).all() and np.isfinite(lessons).all()
+    for logits, present in zip(done.after.teacher_logits, SOME, strict=True):
+        assert logits[np.array(present)].any((1, 2)).all() and np.isfinite(logits).all()
 
 
-def test_unlabelled_images_and_medoids_do_as_well(federation, workshop):
+def test_unlabelled_images_and_medoids_do_as_well(federation, parts):
     unlabelled = dataclasses.replace(federation, labelled=False)
     with pytest.raises(JaxflError, match="add labelled=false"):
-        teach(unlabelled, workshop, PFedClub())
-    done = teach(unlabelled, workshop, PFedClub(labelled=False, grouping="kmedoids", server_epochs=1))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done.after.lessons))
+        teach(unlabelled, PFedClub())
+    done = teach(unlabelled, PFedClub(labelled=False, grouping="kmedoids", server_epochs=1))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done.after.teacher_logits))
+
+
+def test_blocks_of_all_clients_that_ever_took_part_are_known(federation, parts):
+    """Client 1 had a teacher before and client 3 never: client 1's last model is used, and stays."""
+    config, seen = PFedClub(pool="known", server_epochs=0, groups=1, signature_images=PUBLIC), ((1,), ())
+
+    def givers(seed, pool="known", seen=seen):
+        done = teach(federation, dataclasses.replace(config, pool=pool), seed, SOME, seen)
+        found = done.findings["assembled"]
+        assert [of_client["client"] for of_client in found] == [0, 2, 4]
+        assert not any(
+            np.asarray(sizes)[list(some)].any()
+            for sizes, some in zip(done.after.teacher_size, ABSENT, strict=True)
+        )
+        return {block["client"] for of_client in found for block in of_client["blocks"]}
+
+    assert set.union(*map(givers, range(6))) == {0, 1, 2, 4}
+    assert set.union(*(givers(seed, pool="cohort") for seed in range(6))) == {0, 2, 4}
+    assert givers(0, seen=((), ())) == givers(0, pool="cohort")
+
+
+def test_the_server_needs_statistics(parts):
+    source = tiny_source()
+    model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
+    normalised = federate(source, tiny_partition(source, (5, 6)), [(model, 2)])
+    with pytest.raises(JaxflError, match="bn_stats=local never sends"):
+        teach(normalised, PFedClub(bn_stats="local"))
+
+
+def test_a_round_reports_the_cohorts_models_after_training(federation):
+    algorithm, config = METHODS["pfedclub"].build(PFedClub(epochs=1)), PFedClub(epochs=1)
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    after, info = jax.jit(algorithm.step)(jax.random.key(1), state, federation, cohort(SOME))
+    for predictor, weights, some in zip(info.trained, after.weights, SOME, strict=True):
+        assert_same(predictor.stacked, jax.tree.map(lambda leaf: leaf[np.array(some)], weights))  # noqa: B023
 
 
 # ---- the identity teacher
@@ -407,32 +591,32 @@ def alone():
     return federate(source, tiny_partition(source, (5, 6)), [(model, 2)])
 
 
-def test_one_client_alone_is_its_own_teacher(alone, workshop):
-    done = teach(alone, workshop, PFedClub(candidates=1, groups=9), present=((1,),))
+def test_one_client_alone_is_its_own_teacher(alone, parts):
+    done = teach(alone, PFedClub(candidates=1, groups=9), present=((1,),))
     (group,), (found,) = alone.groups, done.findings["assembled"]
     weights = jax.tree.map(lambda leaf: leaf[1], done.after.weights[0])
     x = alone.inputs(group.rows[1])
     logits, _ = group.model.apply(*weights, x, train=False)
-    lessons = done.after.lessons[0][1]
-    np.testing.assert_allclose(lessons, logits, rtol=1e-5, atol=1e-6)
+    teacher = done.after.teacher_logits[0][1]
+    np.testing.assert_allclose(teacher, logits, rtol=1e-5, atol=1e-6)
     assert [(block["client"], block["index"]) for block in found["blocks"]] == [(1, r) for r in range(4)]
     assert found["phi"] == 0
     np.testing.assert_allclose(found["alpha"], [1], rtol=1e-5)
-    assert done.after.sizes[0][1] == group.model.size
+    assert done.after.teacher_size[0][1] == group.model.size
 
     # At the start it has nothing to teach.
     rows = jnp.arange(len(x), dtype=jnp.int32)
     batch = Batch(x, alone.labels[group.rows[1]], jnp.ones(len(rows), bool), rows)
 
     @jax.jit
-    def gradient(lessons, lam):
-        loss = from_teacher(group.model, lessons, lam)
+    def gradient(teacher, lam):
+        loss = from_teacher(group.model, teacher, lam)
         return jax.grad(lambda params: loss(weights._replace(params=params), batch, None)[0])(weights.params)
 
     without, own, other = (
-        gradient(lessons, 0.0),
-        gradient(lessons, 5.0),
-        gradient(lessons.at[:, 0].add(1), 5.0),
+        gradient(teacher, 0.0),
+        gradient(teacher, 5.0),
+        gradient(teacher.at[:, 0].add(1), 5.0),
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, without)
     assert np.abs(other["classifier"]["kernel"] - without["classifier"]["kernel"]).max() > 1e-3

@@ -126,7 +126,7 @@ def test_the_global_model_of_ditto_is_fedavg(federation):
         strict=True,
     ):
         assert_same(ditto.fedavg.shared, fedavg.shared)
-        assert_same(report, expected)
+        assert_same(report._replace(trained=None), expected._replace(trained=None))
 
 
 def test_ditto_without_pull_is_local(federation):
@@ -162,10 +162,10 @@ def test_pfedclub_without_a_teacher_is_local(mixed):
 def test_pfedclub_whose_teachers_weigh_nothing_is_local(mixed):
     def after_a_round(lam):
         state = initial("pfedclub", mixed, lam=lam, **TRAINING)
-        taught = tuple(jnp.ones_like(has) for has in state.taught)
-        lessons = tuple(leaf.at[:, :, 0].add(3) for leaf in state.lessons)
+        taught = tuple(jnp.ones_like(has) for has in state.has_teacher)
+        logits = tuple(leaf.at[:, :, 0].add(3) for leaf in state.teacher_logits)
         step = program("pfedclub", jax.tree.structure(state.hyper))
-        state = state._replace(taught=taught, lessons=lessons)
+        state = state._replace(has_teacher=taught, teacher_logits=logits)
         key = jax.random.fold_in(jax.random.key(1), 0)
         return step(key, state, mixed, cohort(mixed, 0, EVERYONE))[0].weights
 
@@ -251,7 +251,8 @@ def test_local_training_of_all_reports_the_cohort(federation):
         federation,
         Cohort(np.int32(0), (two,), rounds=1),
     )
-    assert [leaf.shape for leaf in jax.tree.leaves(info)] == [(2,)] * 3
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(info)} == {2}
+    assert [leaf.shape for leaf in jax.tree.leaves(info._replace(trained=None))] == [(2,)] * 3
 
 
 def test_fedcmd_with_a_personal_classifier_is_fedper(mixed):

@@ -109,11 +109,17 @@ def phases(**epochs: str) -> Callable:
 
     def draw(key, client, models, options):
         return {
-            name: orders(jax.random.fold_in(key, number), client.size, getattr(options, option))
+            name: orders(jax.random.fold_in(key, number), client.size, epochs_of(options, option))
             for number, (name, option) in enumerate(epochs.items())
         }
 
     return draw
+
+
+def epochs_of(options, option):
+    """An option that is a number of epochs: None is the number of all."""
+    epochs = getattr(options, option)
+    return options.epochs if epochs is None else epochs
 
 
 def compfl_round(key, client, models, options):

@@ -9,7 +9,7 @@ import optax
 
 import jaxfl
 from jaxfl.core import tree
-from jaxfl.core.client_map import map_clients, per_group, sent, sizes
+from jaxfl.core.client_map import map_clients, per_group, rows_uploaded, sent_down, sent_up
 from jaxfl.core.training import cross_entropy, descend, initial_weights
 from jaxfl.data.sources import Source
 from jaxfl.models import Block, Model
@@ -47,9 +47,9 @@ def build(config):
         nothing = (None,) * len(received)
         outputs = map_clients(client, key, federation, cohort, received, nothing)
         trained, loss = zip(*outputs, strict=True)
-        means = per_group(tree.weighted_mean, trained, sizes(federation, cohort), received)
-        traffic = sent(cohort, received)
-        return (hyper, means), jaxfl.Info(loss, up=traffic, down=traffic)
+        means = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), received)
+        up, down = sent_up(cohort, received), sent_down(cohort, received)
+        return (hyper, means), jaxfl.Info(loss, up, down)
 
     return jaxfl.Algorithm(init, receive, step, personal=receive)
 

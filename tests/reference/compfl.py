@@ -52,13 +52,14 @@ def step(state, clients, cohort, options):
     sent, losses, trained = [], {}, {}
     for i, draw in cohort.draws.items():
         client, runnable = clients[i], list(heads[i])
+        chosen, warm = runnable[draw["chosen"]], cohort.t >= options.warmup * cohort.rounds
         adapted = {
             j: adapt(client, net[j], experts[j] | heads[i][j], order, options)
             for j, order in zip(runnable, draw["adapt"], strict=True)
+            if warm or j in (chosen, client.group)  # others are not downloaded
         }
-        chosen = runnable[draw["chosen"]]
-        teachers = [adapted[j] for j in runnable if j != chosen]
-        distil = teachers and cohort.t >= options.warmup * cohort.rounds
+        teachers = [adapted[j] for j in adapted if j != chosen]
+        distil = teachers and warm
         loss = objective(
             client,
             net[chosen],
@@ -67,7 +68,7 @@ def step(state, clients, cohort, options):
             options,
         )
         model, losses[i] = sgd(adapted[chosen].weights, loss, draw["train"], options)
-        heads[i] = {j: nets.head(adapted[j].weights) for j in runnable}
+        heads[i] = heads[i] | {j: nets.head(adapted[j].weights) for j in adapted}
         heads[i][chosen] = nets.head(model)
         sent.append((chosen, client.size, nets.body(model)))
         if chosen == client.group:

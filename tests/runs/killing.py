@@ -22,7 +22,7 @@ from typing import NamedTuple
 from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
-from jaxfl.mechanisms.reassembly import assembly
+from jaxfl.mechanisms.reassembly import teachers
 from jaxfl.runs import checkpoint, store
 
 
@@ -46,7 +46,7 @@ MOMENTS = {
     "anywhere": None,
     "making the folder": (partition, "save"),
     "in a chunk of rounds": (engine, "_of_rounds"),
-    "in the server's step": (assembly, "teach"),
+    "in the server's step": (teachers, "take_apart"),
     "in an evaluation": (engine, "evaluate"),
     "in a line of metrics": (store, "append_metrics"),
     "writing matrices": (store, "write_matrices"),

@@ -32,14 +32,28 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.experts.compfl_client import adapt, ensemble, objective, select
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter
-from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
-from jaxfl.core.training import Training, descend, initial_weights
-from jaxfl.data.federation import PerGroup
-from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.sharing import predict, separate
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    JaxflError,
+    Method,
+    PerGroup,
+    Predictor,
+    Training,
+    descend,
+    gather,
+    initial_weights,
+    map_clients,
+    options,
+    own_rows,
+    per_group,
+    predict,
+    scatter,
+    tree,
+    within,
+)
+from jaxfl.mechanisms import own_models
+from jaxfl.mechanisms.sharing import head, separate
 
 
 @options
@@ -103,7 +117,7 @@ def build(config: CompFL) -> Algorithm:
 
     def divide(model, weights):
         """(head and local statistics, theta) of one expert."""
-        return separate(weights, model.head.names, config.bn_stats)
+        return separate(weights, head(model), config.bn_stats)
 
     def init(key, federation, hyper):
         if config.accuracy_on == "validation" and not federation.validates:
@@ -142,8 +156,8 @@ def build(config: CompFL) -> Algorithm:
     def step(key, state, federation, cohort):
         hyper, models = state.hyper, federation.models
         dtype = federation.mean.dtype
-        # Distillation waits for the end of the warm-up.
-        distils = cohort.round.astype(dtype) >= hyper.warmup * cohort.rounds
+        # Distillation waits for the end of the warm-up; as float32, 0.3 x 50 is more than 15.
+        distils = cohort.round.astype(dtype) >= hyper.warmup * cohort.rounds - 1e-3
         mu = jnp.where(distils, hyper.mu, 0)
         sizes = tuple(tree.scalars(theta) for theta in state.experts)
 
@@ -152,8 +166,9 @@ def build(config: CompFL) -> Algorithm:
             adapt_key, select_key, train_key = jax.random.split(key, 3)
             own = len(js) - 1
             chosen = select(select_key, hyper.eps, len(js)) if config.greedy else jnp.int32(own)
-            downloaded = range(len(js)) if config.kd or config.greedy else (own,)
+            of_use = range(len(js)) if config.kd or config.greedy else (own,)
             trainable = range(len(js)) if config.greedy else (own,)
+            downloaded = {e: distils | (chosen == e) | (e == own) for e in of_use}
 
             def student(e, size):
                 return dataclasses.replace(client, model=models[js[e]], size=size)
@@ -161,44 +176,43 @@ def build(config: CompFL) -> Algorithm:
             def start(e):
                 weights = tree.combine(state.experts[js[e]], heads[e])
                 expert_key = jax.random.fold_in(adapt_key, e)
-                return adapt(expert_key, student(e, client.size), federation, weights, hyper)
+                trainee = student(e, jnp.where(downloaded[e], client.size, 0))
+                return adapt(expert_key, trainee, federation, weights, hyper)
 
-            adapted = {e: start(e) for e in downloaded}
+            adapted = {e: start(e) for e in of_use}
 
             def train(e):
                 """Train expert e if it is the chosen one; a client of size 0 runs no batch."""
-                teachers = [adapted[k] for k in downloaded if k != e]
+                teachers = [adapted[k] for k in of_use if k != e]
                 taught = ensemble(teachers, hyper.tau) if config.kd and teachers else None
                 trainee = student(e, jnp.where(chosen == e, client.size, 0))
                 return descend(
                     objective(trainee.model, adapted[e].anchors, taught, hyper, mu),
                     adapted[e].weights,
                     train_key,
-                    trainee,
-                    federation,
+                    own_rows(trainee, federation, hyper),
                     hyper,
-                    blocks=trainee.model.names,
-                    epochs=config.epochs,
+                    phase=None,
                 )
 
             trained = {e: train(e) for e in trainable}
             weights = {e: adapted[e].weights for e in adapted}
-            weights |= {e: after for e, (after, _) in trained.items()}
+            weights |= {e: of_expert.weights for e, of_expert in trained.items()}
             parts = {e: divide(models[js[e]], weights[e]) for e in weights}
-
             cost = jnp.asarray([sizes[j] for j in js], jnp.int32)
-            all_of_them = cost.sum(dtype=jnp.int32) if len(downloaded) > 1 else cost[own]
-            own_and_chosen = cost[own] + jnp.where(chosen == own, 0, cost[chosen])
             present = (client.size > 0).astype(jnp.int32)
             return {
-                "heads": tuple(parts[e][0] if e in parts else heads[e] for e in range(len(js))),
+                "heads": tuple(
+                    tree.where(downloaded[e], parts[e][0], heads[e]) if e in parts else heads[e]
+                    for e in range(len(js))
+                ),
                 "experts": {js[e]: parts[e][1] for e in trainable},
                 "n": {js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in trainable},
                 "own": weights[own],
                 "last": jnp.where(chosen == own, cohort.round, -1),
-                "loss": sum(loss for _, loss in trained.values()),
+                "loss": sum(of_expert.loss for of_expert in trained.values()),
                 "up": present * cost[chosen],
-                "down": present * jnp.where(distils, all_of_them, own_and_chosen),
+                "down": present * sum(jnp.where(downloaded[e], cost[e], 0) for e in of_use),
             }
 
         mine = gather(state.heads, cohort)
@@ -223,7 +237,7 @@ def build(config: CompFL) -> Algorithm:
             heads=scatter(state.heads, cohort, of("heads")),
             trained=scatter(state.trained, cohort, of("own")),
             last=scatter(state.last, cohort, last),
-        ), Info(loss=of("loss"), up=of("up"), down=of("down"))
+        ), Info(of("loss"), of("up"), of("down"), trained=own_models.predictors(of("own")))
 
     def personal(key, state, federation, cohort):
         def client(key, client, theta, own):
@@ -237,7 +251,7 @@ def build(config: CompFL) -> Algorithm:
         own = tuple(zip(state.heads, state.trained, state.last, strict=True))
         own = gather(own, cohort)
         weights = map_clients(client, key, federation, cohort, state.experts, own)
-        return per_group(lambda w: Predictor(None, w, predict), weights)
+        return own_models.predictors(weights)
 
     return Algorithm(init, receive, step, personal)
 

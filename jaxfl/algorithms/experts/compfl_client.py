@@ -4,16 +4,14 @@ The equations are those of Xu et al. 2024; `compfl` beside it has the whole roun
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.core.training import correct, descend, mean, sweep
-from jaxfl.data.federation import Client, Federation
-from jaxfl.models.model import Model, Weights
+from jaxfl.authoring import Client, Federation, Model, Weights, arrays, count_correct, descend, mean, sgd
+from jaxfl.mechanisms.class_means import class_means, features, outputs, prototype_head
 
 
 class Adapted(NamedTuple):
@@ -45,41 +43,41 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, hyper) 
     model = client.model
     (head,) = model.head.names
 
-    def features(x):
-        return model.body.apply(weights.params, weights.stats, x, train=False)[0]
-
     def logits(weights, z):
         return model.head.apply(weights.params, {}, z, train=False)[0]
 
     # The extractor is frozen, so its features are computed once and the head is fitted to them.
-    z = sweep(features, client.rows, client.size, federation)  # (m, d)
-    y = client.relabel[federation.labels[client.rows]]
-    real = jnp.arange(len(y), dtype=jnp.int32) < client.size
-    member = jax.nn.one_hot(jnp.where(real, y, -1), model.classes, dtype=z.dtype)  # (m, C)
-    anchors = (member.T @ z) / jnp.maximum(member.sum(0), 1)[:, None]
+    z = features(model, weights, client.rows, client.size, federation)  # (m, d)
+    y = outputs(client, federation)
+    anchors, _ = class_means(z, y, client.size, model.classes)
 
     adapted = weights
     if hyper.head_init.startswith("proto"):
-        length = jnp.linalg.norm(anchors, axis=1, keepdims=True)
-        kernel = (anchors / jnp.where(length > 0, length, 1)).T
-        prototypes = {"kernel": kernel, "bias": jnp.zeros(model.classes, z.dtype)}
-        adapted = Weights(weights.params | {head: prototypes}, weights.stats)
+        adapted = Weights(weights.params | {head: prototype_head(anchors)}, weights.stats)
     if hyper.head_init.endswith("ft"):
 
         def on_features(weights, batch, key):
-            scores = logits(weights, z[batch.position])
-            loss = optax.softmax_cross_entropy_with_integer_labels(scores, batch.y)
+            loss = optax.softmax_cross_entropy_with_integer_labels(logits(weights, batch.x), batch.y)
             return mean(loss, batch), weights.stats
 
-        of_head = replace(hyper, lr=hyper.head_lr)
-        adapted, _ = descend(on_features, adapted, key, client, federation, of_head, blocks=(head,), epochs=1)
+        adapted = descend(
+            on_features,
+            adapted,
+            key,
+            arrays(z, y, client.size),
+            hyper,
+            blocks=(head,),
+            epochs=1,
+            phase=None,
+            optimizer=sgd(hyper, hyper.head_lr),  # whatever trains the model
+        ).weights
 
     scores, rows, size = logits(adapted, z), client.rows, client.size
     predictions = jax.nn.softmax(scores)
     if hyper.accuracy_on == "validation":
         rows, size = client.validation_rows, client.validation_size
-        scores = sweep(lambda x: logits(adapted, features(x)), rows, size, federation)
-    right = correct(scores, client.relabel[federation.labels[rows]], size)
+        scores = logits(adapted, features(model, weights, rows, size, federation))
+    right = count_correct(scores, client.relabel[federation.labels[rows]], size)
     accuracy = right.astype(z.dtype) / jnp.maximum(size, 1).astype(z.dtype)
     return Adapted(adapted, anchors, accuracy, predictions)
 

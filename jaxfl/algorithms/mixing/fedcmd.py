@@ -30,16 +30,30 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.mixing.fedcmd_layers import assemble, cosine, cosine_of_outputs
-from jaxfl.algorithms.mixing.fedcmd_score import candidates, tallying
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.client_map import everyone, gather, map_clients, per_group, scatter, sizes
-from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
-from jaxfl.core.training import Training, descend, initial_weights
-from jaxfl.data.federation import PerGroup
-from jaxfl.errors import JaxflError, nearest
+from jaxfl.algorithms.mixing.fedcmd_score import candidates, no_votes, of_batches, voting_loss
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    JaxflError,
+    Method,
+    PerGroup,
+    Training,
+    descend,
+    everyone,
+    gather,
+    initial_weights,
+    map_clients,
+    options,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    scatter,
+    tree,
+    within,
+)
+from jaxfl.errors import nearest
+from jaxfl.mechanisms import own_models
 from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs, rows_of_one
-from jaxfl.mechanisms.sharing import predict
 
 
 @options
@@ -158,20 +172,16 @@ def build(config: FedCMD) -> Algorithm:
         )
 
     def receive(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), assembled(state, federation, cohort))
+        return own_models.predictors(assembled(state, federation, cohort))
 
     def personal(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), gather(state.own, cohort))
+        return own_models.of_cohort(state.own, cohort)
 
     def train(key, client, federation, w, hyper):
-        """A client's local training: its model, its loss and its `Tally`."""
-        model = client.model
-        begin, loss, end = tallying(model, config)
-        key = jax.random.fold_in(key, 0)
-        w, value = descend(
-            loss, begin(w), key, client, federation, hyper, blocks=model.names, epochs=config.epochs
-        )
-        return *end(w), value
+        """A client's local training: its model, its `Tally` and its loss."""
+        loss, rows = voting_loss(client.model, config), own_rows(client, federation, hyper)
+        trained = descend(loss, w, key, rows, hyper, tally=no_votes(client.model))
+        return trained.weights, of_batches(trained.tally), trained.loss
 
     def voters(slots, tally):
         """Who has voted, (k,) bool: the clients present, but for those whose rows make no mini-batch."""
@@ -197,11 +207,11 @@ def build(config: FedCMD) -> Algorithm:
         def client(key, client, nothing, w):
             return train(key, client, federation, w, state.hyper)
 
-        outputs = map_clients(client, key, federation, cohort, (None,) * len(start), start)
+        outputs = map_clients(client, key, federation, cohort, own=start)
         trained, tallies, loss = zip(*outputs, strict=True)
 
         own = scatter(state.own, cohort, trained)
-        shared = per_group(tree.weighted_mean, trained, sizes(federation, cohort), state.shared)
+        shared = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
         if config.base == "stored":
             fedavg = selecting & (config.selection == "fedavg")
             stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)
@@ -220,7 +230,7 @@ def build(config: FedCMD) -> Algorithm:
         phi = met(state, federation, cohort, start, trained) if remembers else None
         up, down = traffic(state, federation, cohort)
         state = State(state.hyper, shared, own, leading, won, seen, phi)
-        return state, Info(loss, up, down, findings(state, federation))
+        return state, Info(loss, up, down, findings(state, federation), own_models.predictors(trained))
 
     def restart(own, shared, now):
         """All clients' models (n, ...): the global one where the second phase begins."""

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.core.training import mean
-from jaxfl.models.model import Model, Weights
+from jaxfl.models.model import Model
 
 
 class Gaussian(NamedTuple):
@@ -98,24 +98,20 @@ def vote(scores, names: tuple[str, ...], ties: str):
     return jax.nn.one_hot(winner, len(names), dtype=jnp.int32)
 
 
-def tallying(model: Model, config) -> tuple[Callable, Callable, Callable]:
-    """Plain training that keeps a tally on the way.
+def no_votes(model: Model) -> Tally:
+    """A tally before the first mini-batch."""
+    names = candidates(model)
+    return Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
 
-    The tally is added up where BatchNorm's running statistics are, under a name that no block has.
+
+def voting_loss(model: Model, config) -> Callable:
+    """Plain training whose mini-batches vote: a loss that observes a `Tally`.
 
     Args:
       model: of the client.
       config: FedCMD's options.
-
-    Returns:
-      ``begin: weights -> weights`` with an empty tally; the loss for `jaxfl.core.training.descend`; and
-      ``end: weights -> (weights, Tally)``, the scores averaged over the mini-batches.
     """
     names = candidates(model)
-
-    def begin(weights):
-        nothing = Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
-        return Weights(weights.params, weights.stats | {"tally": nothing})
 
     def loss(weights, batch, key):
         outputs, stats = model.outputs(
@@ -124,14 +120,12 @@ def tallying(model: Model, config) -> tuple[Callable, Callable, Callable]:
         value = mean(optax.softmax_cross_entropy_with_integer_labels(outputs[-1], batch.y), batch)
         seen = jax.lax.stop_gradient(outputs)
         new = scores(model, seen, batch, distance=config.distance, score=config.score)
-        votes, total = weights.stats["tally"]
-        tally = Tally(votes + vote(new, names, config.ties), total + new)
-        return value, stats | {"tally": tally}
+        return value, stats, Tally(vote(new, names, config.ties), new)
 
-    def end(weights):
-        stats = dict(weights.stats)
-        votes, total = stats.pop("tally")
-        batches = jnp.maximum(votes.sum(), 1).astype(total.dtype)
-        return Weights(weights.params, stats), Tally(votes, total / batches)
+    return loss
 
-    return begin, loss, end
+
+def of_batches(tally: Tally) -> Tally:
+    """A sum over mini-batches with its scores averaged."""
+    batches = jnp.maximum(tally.votes.sum(), 1).astype(tally.scores.dtype)
+    return tally._replace(scores=tally.scores / batches)

@@ -19,22 +19,34 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.public_images.mnfl import BIBTEX, matrices
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent, sizes
-from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
-from jaxfl.core.training import cross_entropy, descend, initial_weights
-from jaxfl.data.federation import PerGroup
-from jaxfl.mechanisms import learned_matrix as teaching
-from jaxfl.mechanisms.learned_matrix import Teaching
+from jaxfl.algorithms.public_images.mnfl import BIBTEX
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Weights,
+    cross_entropy,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.mechanisms import learned_matrix, own_models
+from jaxfl.mechanisms.learned_matrix import LearnedMatrix
 from jaxfl.mechanisms.mixing import among, ids, mix, pairs, products, rows_of_one
-from jaxfl.mechanisms.sharing import predict
-from jaxfl.models.model import Weights
 
 
 @options
-class MNFLHomogeneous(Teaching):
+class MNFLHomogeneous(LearnedMatrix):
     """Options of MNFL among clients of one architecture."""
 
     transfer: Literal["replace", "prox"] = "replace"
@@ -57,9 +69,8 @@ def build(config: MNFLHomogeneous) -> Algorithm:
     """Mix, train, learn the matrix."""
 
     def init(key, federation, hyper):
-        weights = initial_weights(key, federation)
-        weights = per_group(lambda w, group: tree.stack(w, len(group.id)), weights, federation.groups)
-        return State(hyper, weights, teaching.initial([group.id for group in federation.groups]))
+        matrix = learned_matrix.initial([group.id for group in federation.groups])
+        return State(hyper, own_models.start(key, federation), matrix)
 
     def transferred(state, federation, cohort):
         """What the clients of a cohort start from, per group (k_g, ...)."""
@@ -81,32 +92,31 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         )
 
     def receive(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), transferred(state, federation, cohort))
+        return own_models.predictors(transferred(state, federation, cohort))
 
     def personal(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
+        return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+        hyper = state.hyper
 
         def client(key, client, nothing, w):
-            model, key = client.model, jax.random.fold_in(key, 0)
-            loss = cross_entropy(model, model.names)
-            return descend(loss, w, key, client, federation, hyper, blocks=model.names, epochs=config.epochs)
+            own = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), w, key, own, hyper)
+            return trained.weights, trained.loss
 
         start = transferred(state, federation, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, start), strict=True)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
         matrix = state.matrix
-        of_groups = zip(
-            trained, ids(federation, cohort), sizes(federation, cohort), federation.groups, strict=True
-        )
-        for w, i, rows, group in of_groups:
-            slopes = towards_teachers(teaching.teachers(matrix, i), communicated(w), rows > 0)
-            matrix = teaching.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
-        traffic = sent(cohort, per_group(lambda w: tree.one(communicated(w)), state.weights))
-        findings = {"weight": teaching.summary(matrix)}
+        i_of, n_of = ids(federation, cohort), rows_uploaded(federation, cohort)
+        for w, i, rows, group in zip(trained, i_of, n_of, federation.groups, strict=True):
+            slopes = towards_teachers(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
+            matrix = learned_matrix.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
+        models = own_models.scalars_sent(state.weights, config.bn_stats)
+        findings = {"weight": learned_matrix.summary(matrix)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)
-        return state, Info(loss, traffic, traffic, findings)
+        up, down = sent_up(cohort, models), sent_down(cohort, models)
+        return state, Info(loss, up, down, findings, own_models.predictors(trained))
 
     def communicated(w: Weights) -> Weights:
         return w._replace(stats={}) if config.bn_stats == "local" else w
@@ -118,7 +128,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         away = jax.tree.map(jnp.subtract, mix(c, centred), centred)
         return 2 * products(away, centred) / tree.scalars(centre)
 
-    return Algorithm(init, receive, step, personal, matrices=matrices)
+    return Algorithm(init, receive, step, personal, matrices=learned_matrix.matrices)
 
 
 mnfl_homogeneous = Method(

@@ -14,30 +14,48 @@ convolution puts out (see `jaxfl.models.blocks`). In a round
 
 `match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
 linear, it is applied to the sum over the clients of an architecture. Images of G are drawn once, before the
-first round. A client deploys w_i and receives nothing else before a round.
+first round, from the classes whose numbers the clients' own have (for CIFAR-10 the first ten of CIFAR-100). A
+client deploys w_i and receives nothing else before a round.
 
 The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text and
 Algorithm 1 mean what stands above. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the
 softmax. Optimiser, rates and rounds are not given in the paper.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
-from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor
-from jaxfl.core.training import Training, cross_entropy, descend, initial_weights, mean, sweep
-from jaxfl.data.federation import PerGroup
-from jaxfl.mechanisms import public_images as public
-from jaxfl.mechanisms.sharing import predict
+from jaxfl.authoring import (
+    Algorithm,
+    Cohort,
+    Federation,
+    Info,
+    Method,
+    Model,
+    PerGroup,
+    Training,
+    cross_entropy,
+    descend,
+    gather,
+    map_clients,
+    mean,
+    options,
+    own_rows,
+    per_group,
+    public_rows,
+    scatter,
+    sent_down,
+    sent_up,
+    sweep,
+    tree,
+    within,
+)
+from jaxfl.core.examples import visiting
+from jaxfl.mechanisms import own_models, public_images
 from jaxfl.models.maps import match
-from jaxfl.models.model import Model
 
 
 @options
@@ -82,15 +100,14 @@ def build(config: DraftFed) -> Algorithm:
     """Compute drafts, aggregate, learn from them, learn alone."""
 
     def init(key, federation, hyper):
-        weights = initial_weights(key, federation)
-        weights = per_group(lambda w, group: tree.stack(w, len(group.id)), weights, federation.groups)
-        return State(hyper, weights, public.subset(key, federation, config.global_size))
+        images = global_set(key, federation, config.global_size)
+        return State(hyper, own_models.start(key, federation), images)
 
     def personal(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
+        return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, nothing = state.hyper, (None,) * len(federation.groups)
+        hyper = state.hyper
 
         def compute(key, client, nothing, w):
             depths = supplied(client.model, federation.models)
@@ -99,32 +116,48 @@ def build(config: DraftFed) -> Algorithm:
                 logits, _, taps = client.model.apply_with_taps(w.params, w.stats, x, depths, train=False)
                 return Drafts(dict(zip(depths, taps, strict=True)), logits)
 
-            guest = public.visiting(client, state.images)
+            guest = visiting(client, state.images)
             return sweep(on_batch, guest.rows, guest.size, federation)
 
         def learn(key, client, targets, w):
-            model, rates = client.model, dataclasses.replace(hyper, batch_size=config.draft_batch)
-            w, _ = descend(
-                draft_loss(model, targets, hyper),
+            w = descend(
+                draft_loss(client.model, targets, hyper),
                 w,
-                jax.random.fold_in(key, 1),
-                public.visiting(client, state.images),
-                federation,
-                rates,
-                blocks=model.names,
+                key,
+                public_rows(state.images, federation, client),
+                hyper,
                 epochs=config.draft_epochs,
-            )
-            loss, key = cross_entropy(model, model.names), jax.random.fold_in(key, 0)
-            return descend(loss, w, key, client, federation, hyper, blocks=model.names, epochs=config.epochs)
+                batch_size=config.draft_batch,
+                phase=1,
+            ).weights
+            own = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), w, key, own, hyper)
+            return trained.weights, trained.loss
 
         own = gather(state.weights, cohort)
-        drafts = map_clients(compute, key, federation, cohort, nothing, own)
+        drafts = map_clients(compute, key, federation, cohort, own=own)
         targets = aggregate(drafts, federation.models, cohort)
         trained, loss = zip(*map_clients(learn, key, federation, cohort, targets, own), strict=True)
-        info = Info(loss, up=sent(cohort, per_group(tree.one, drafts)), down=sent(cohort, targets))
-        return State(hyper, scatter(state.weights, cohort, trained), state.images), info
+        return State(hyper, scatter(state.weights, cohort, trained), state.images), Info(
+            loss,
+            up=sent_up(cohort, per_group(tree.one, drafts)),
+            down=sent_down(cohort, targets),
+            trained=own_models.predictors(trained),
+        )
 
     return Algorithm(init, personal, step, personal)
+
+
+def global_set(key, federation: Federation, size: int):
+    """The rows of G, (|G|,): public images whose label in their set is below the clients' number of classes.
+
+    Where these are fewer than `size` they come again, in turn; where there are none, all serve.
+    """
+    drawn = public_images.subset(key, federation, len(federation.public))
+    fits = federation.labels[drawn] < federation.models[0].classes
+    count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(drawn))
+    places = jnp.arange(min(size, len(drawn)), dtype=jnp.int32) % count
+    return drawn[jnp.argsort(~fits)][places]
 
 
 def ends(model: Model) -> tuple[int, ...]:

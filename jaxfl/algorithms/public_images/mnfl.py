@@ -24,23 +24,34 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from jaxfl.config.options import options, within
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sizes
-from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
-from jaxfl.core.training import cross_entropy, descend, initial_weights, mean
-from jaxfl.core.tree import stack
-from jaxfl.data.federation import PerGroup
-from jaxfl.mechanisms import learned_matrix as teaching
-from jaxfl.mechanisms import public_images as public
-from jaxfl.mechanisms.learned_matrix import Teaching
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    cross_entropy,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_rows,
+    public_rows,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    within,
+)
+from jaxfl.core.training import OPTIMIZERS
+from jaxfl.mechanisms import learned_matrix, own_models, public_images
+from jaxfl.mechanisms.learned_matrix import LearnedMatrix
+from jaxfl.mechanisms.losses import distillation
 from jaxfl.mechanisms.mixing import concatenate, ids, mix, products, split
-from jaxfl.mechanisms.sharing import predict
 
 
 @options
-class MNFL(Teaching):
+class MNFL(LearnedMatrix):
     """Options of MNFL."""
 
     public_size: int = within("[1, inf)", 3000)
@@ -71,75 +82,69 @@ class State(NamedTuple):
 
 def build(config: MNFL) -> Algorithm:
     """Train, say, mix, distil, learn the matrix."""
+    fresh = config.matrix_predictions == "after"
 
     def init(key, federation, hyper):
-        weights = initial_weights(key, federation)
-        weights = per_group(lambda w, group: stack(w, len(group.id)), weights, federation.groups)
-        return State(hyper, weights, teaching.initial([jnp.arange(federation.clients, dtype=jnp.int32)]))
+        everybody = jnp.arange(federation.clients, dtype=jnp.int32)
+        return State(hyper, own_models.start(key, federation), learned_matrix.initial([everybody]))
 
     def personal(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
+        return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, nothing = state.hyper, (None,) * len(federation.groups)
-        rows = public.subset(key, federation, config.public_size)
+        hyper = state.hyper
+        rows = public_images.subset(key, federation, config.public_size)
         i = concatenate(ids(federation, cohort))
+        taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=hyper.distill_lr))
 
-        def soft_predictions(client, w):
-            return jax.nn.softmax(public.logits(w, client, federation, rows) / hyper.temperature)
+        def say(w, client):
+            return public_images.soft_predictions(w, client, federation, rows, hyper.temperature)
 
         def learn_alone(key, client, nothing, w):
-            model, key = client.model, jax.random.fold_in(key, 0)
-            loss = cross_entropy(model, model.names)
-            w, value = descend(
-                loss, w, key, client, federation, hyper, blocks=model.names, epochs=config.epochs
-            )
-            return w, value, soft_predictions(client, w)
+            own = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), w, key, own, hyper)
+            return trained.weights, trained.loss, say(trained.weights, client)
 
         def learn_from_teacher(key, client, nothing, own):
             w, t = own
-            model, key = client.model, jax.random.fold_in(key, 1)
-            rates = dataclasses.replace(hyper, lr=hyper.distill_lr, batch_size=config.public_batch)
-            w, _ = descend(
-                distillation(model, t, hyper),
+            w = descend(
+                distillation(client.model, t, hyper.temperature, hyper.kl_weight),
                 w,
                 key,
-                public.visiting(client, rows),
-                federation,
-                rates,
-                blocks=model.names,
+                public_rows(rows, federation, client),
+                hyper,
                 epochs=config.distill_epochs,
-            )
-            return w, soft_predictions(client, w) if config.matrix_predictions == "after" else None
+                batch_size=config.public_batch,
+                phase=1,
+                optimizer=taught,
+            ).weights
+            return w, say(w, client) if fresh else None
 
-        trained = map_clients(learn_alone, key, federation, cohort, nothing, gather(state.weights, cohort))
-        weights, loss, s = zip(*trained, strict=True)
+        own = gather(state.weights, cohort)
+        weights, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
         s = concatenate(s)
-        t = split(mix(teaching.teachers(state.matrix, i), s), cohort)
+        c = learned_matrix.teachers(state.matrix, i)
+        t = split(mix(c, s), cohort)
         own = tuple(zip(weights, t, strict=True))
-        weights, fresh = zip(
-            *map_clients(learn_from_teacher, key, federation, cohort, nothing, own), strict=True
+        distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
+        weights, said = zip(*distilled, strict=True)
+        s = concatenate(said) if fresh else s
+
+        slopes = towards_teachers(c, s)
+        n = concatenate(rows_uploaded(federation, cohort))
+        matrix = learned_matrix.learn(state.matrix, i, n, slopes, hyper, 1 / federation.clients)
+        prediction = len(rows) * s.shape[-1]
+
+        def every(scalars):
+            return (scalars,) * len(federation.groups)
+
+        return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
+            loss,
+            up=sent_up(cohort, every(prediction * (2 if fresh else 1))),
+            down=sent_down(cohort, every(prediction + len(rows))),  # the teacher's, and which images
+            findings={"weight": learned_matrix.summary(matrix)},
+            trained=own_models.predictors(weights),
         )
-        s = concatenate(fresh) if config.matrix_predictions == "after" else s
-
-        slopes = towards_teachers(teaching.teachers(state.matrix, i), s)
-        rows_of = concatenate(sizes(federation, cohort))
-        matrix = teaching.learn(state.matrix, i, rows_of, slopes, hyper, 1 / federation.clients)
-        up, down = traffic(cohort, len(rows), s.shape[-1])
-        findings = {"weight": teaching.summary(matrix)}
-        return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(loss, up, down, findings)
-
-    def distillation(model, t, hyper):
-        """KL(t || softmax(f / T)), the mean over a mini-batch of public images; t (R, outputs)."""
-
-        def loss(weights, batch, key):
-            logits, stats = model.apply(
-                weights.params, weights.stats, batch.x, train=model.names, key=key, mask=batch.mask
-            )
-            kl = optax.kl_divergence(jax.nn.log_softmax(logits / hyper.temperature), t[batch.position])
-            return hyper.kl_weight * mean(kl, batch), stats
-
-        return loss
 
     def towards_teachers(c, s):
         """d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""
@@ -150,20 +155,7 @@ def build(config: MNFL) -> Algorithm:
         ratio = jnp.log(jnp.maximum(t, smallest)) - jnp.log(jnp.maximum(s, smallest))
         return products(ratio + 1, s) / s.shape[1]
 
-    def traffic(cohort, images, outputs):
-        """Up: predictions, twice if fresh ones are sent; down: the teacher's, and the images' numbers."""
-        said = images * outputs
-        times = 2 if config.matrix_predictions == "after" else 1
-        present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
-        up = per_group(lambda mask: mask * times * said, present)
-        return up, per_group(lambda mask: mask * (said + images), present)
-
-    return Algorithm(init, personal, step, personal, matrices=matrices)
-
-
-def matrices(state):
-    """Who teaches whom."""
-    return {"teachers": state.matrix}
+    return Algorithm(init, personal, step, personal, matrices=learned_matrix.matrices)
 
 
 BIBTEX = """@article{beikmohammadi2024dealing,

@@ -4,161 +4,100 @@ Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized
 Algorithm 1. Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
 
     w_m <- SGD over CE(w_m) + lam KL(softmax w*_m || softmax w_m)                          eq. 5, E epochs
-    blocks of all w_m into K groups by what they do on D_p (eq. 1);   `grouping`
+    blocks of all w_m into K groups by what they do on D_p                                            eq. 1
     candidates c_{m,s} from blocks of the groups of w_m's own;        `cmsr`
-    stitching layers between their frozen blocks, trained on D_p (eqs. 2-3);  `chain`
-    w*_m <- argmax_s mean over D_p of cos(logits of w_m, logits of c_{m,s})                        eq. 4
+    stitching layers between their frozen blocks, trained on D_p                                 eqs. 2, 3
+    w*_m <- argmax_s mean over D_p of cos(logits of w_m, logits of c_{m,s})                           eq. 4
 
-and w*_m teaches client m when it takes part again. pFedClub+ keeps to candidates of at most (1 + eta) |w_m|
-parameters. A client deploys w_m; nothing replaces it before a round.
+and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Eq. 5 prints the
+divergence the other way round than its source. Labels of D_p are used under ``labelled`` (eq. 2); otherwise
+eq. 3 compares two random views of each image.
 
-The irregular part runs between rounds, on the models of the round's clients. As a teacher is frozen, what
-stays of it are its logits on the client's own training images: the client would compute the same. The ledger
-counts the teacher itself. Eq. 5 prints the divergence the other way round than its source. Labels of D_p are
-used under ``labelled``; otherwise eq. 3 compares two random views of each image.
+pFedClub+ (section 4.4) keeps to candidates of at most (1 + eta) |w_m| parameters, eta > -1. Where no run of
+the search finds one, the client's own model is its teacher, whatever eta is.
 """
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent
-from jaxfl.core.protocol import Algorithm, Info, Method, Predictor
-from jaxfl.core.training import Training, descend, initial_weights, mean
-from jaxfl.data.federation import PerGroup
-from jaxfl.errors import JaxflError
-from jaxfl.mechanisms import public_images as public
-from jaxfl.mechanisms.reassembly import assembly
-from jaxfl.mechanisms.reassembly.chain import Workshop
+from jaxfl.algorithms.reassembly.cmsr import Anchor, bounded, cmsr, describe, identity
+from jaxfl.authoring import Algorithm, Method, options, within
+from jaxfl.mechanisms.reassembly.chain import is_stitch
+from jaxfl.mechanisms.reassembly.matching import match
+from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.sharing import predict
+from jaxfl.mechanisms.reassembly.server import Server, assembled, predictions, size, timed, tuned
+from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 
 @options
-class PFedClub(Training):
-    """Options of pFedClub."""
+class PFedClub(Reassembly):
+    """Options of pFedClub; `candidates` is S_max, drawn at random from all that there are."""
 
-    lam: float = within("[0, inf)", 0.2)
-    """lambda, weight of the teacher's predictions."""
-    groups: int = within("[1, inf)", 4)
-    """K, groups of blocks."""
-    grouping: Literal["kmeans", "kmedoids"] = "kmeans"
-    """How blocks are grouped: K-means on their activations, or medoids by their similarity."""
-    candidates: int = within("[1, inf)", 4)
-    """S_max, candidates of a client, drawn at random from all that there are."""
-    anchor: Literal["random", "max", "min"] = "random"
+    anchor: Anchor = "random"
     """The first block: a random one of its group, the most similar one, or one of the least index."""
     order: bool = True
     """Whether blocks keep the order that they have in their own models (without: "noc")."""
     completion: bool = True
     """Whether the client's own blocks complete a candidate (without: "nbc")."""
-    labelled: bool = True
-    """Whether the labels of public images are used."""
-    server_epochs: int = within("[0, inf)", 3)
-    """Passes over the public images when stitching layers are trained."""
-    server_batch: int = within("[1, inf)", 64)
-    """Public images of a mini-batch."""
-    server_lr: float = within("(0, inf)", 1e-3)
-    """Learning rate of Adam on stitching layers."""
-    tau: float = within("(0, inf)", 0.07)
-    """Temperature of eq. 3."""
-    signature_images: int = within("[2, inf)", 1000)
-    """Public images by which blocks are compared, at most."""
 
 
 @options
 class PFedClubPlus(PFedClub):
     """Options of pFedClub+."""
 
-    eta: float = within("[0, inf)", 0.1)
-    """How much larger than the client's model a teacher may be."""
+    eta: float = within("(-1, inf)", 0.1)
+    """How much larger than the client's model a teacher may be; below 0, how much smaller it has to be."""
 
 
-class State(NamedTuple):
-    """pFedClub's state, per group.
+def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.inf) -> Algorithm:
+    """Learn from the teacher; between rounds, assemble teachers.
 
     Args:
-      hyper: the options.
-      weights: the clients' models (n_g, ...).
-      lessons: the teachers' logits on the clients' training rows (n_g, m, outputs).
-      taught: (n_g,) bool, who has a teacher.
-      sizes: (n_g,) int32, parameters and BatchNorm statistics of the teachers.
+      config: the options.
+      eta: ``options -> eta``, read in every round.
     """
 
-    hyper: PFedClub
-    weights: PerGroup
-    lessons: PerGroup
-    taught: PerGroup
-    sizes: PerGroup
+    def assemble(server):
+        bound = 1 + float(eta(server.options))
+        return {client: teacher_of(config, server, client, bound) for client in server.cohort}
+
+    return learning_from_teachers(config, assemble)
 
 
-def build(config: PFedClub) -> Algorithm:
-    """Learn from the teacher; between rounds, assemble teachers."""
-    workshop = Workshop()
+def build_plus(config: PFedClubPlus) -> Algorithm:
+    """The same with teachers of a bounded size."""
+    return build(config, eta=lambda options: options.eta)
 
-    def init(key, federation, hyper):
-        public.require(federation)
-        if config.labelled and not federation.labelled:
-            raise JaxflError(
-                "pfedclub uses the labels of public images, and those of --public do not mean what the "
-                "clients' do; add labelled=false, or labels=true to --public if they do."
-            )
-        weights = initial_weights(key, federation)
-        clients = [len(group.id) for group in federation.groups]
-        dtype = federation.mean.dtype
-        return State(
-            hyper,
-            per_group(tree.stack, weights, clients),
-            per_group(lambda g: jnp.zeros((*g.rows.shape, g.model.classes), dtype), federation.groups),
-            per_group(lambda n: jnp.zeros(n, bool), clients),
-            per_group(lambda n: jnp.zeros(n, jnp.int32), clients),
+
+def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> Teacher:
+    """The teacher of client m, w*_m, of at most bound |w_m| parameters (Algorithm 1, lines 7-18)."""
+    own, largest = identity(client, server.pool), bound * server.networks[client].size
+
+    def search():
+        return cmsr(
+            client,
+            server.pool,
+            server.rng,
+            anchor=config.anchor,
+            ordered=config.order,
+            complete=config.completion,
+            most=config.candidates,
         )
 
-    def personal(key, state, federation, cohort):
-        return per_group(lambda w: Predictor(None, w, predict), gather(state.weights, cohort))
-
-    def step(key, state, federation, cohort):
-        nothing = (None,) * len(federation.groups)
-
-        def client(key, client, nothing, own):
-            w, lessons, taught = own
-            model, key = client.model, jax.random.fold_in(key, 0)
-            loss = from_teacher(model, lessons, state.hyper.lam * taught)
-            return descend(
-                loss, w, key, client, federation, state.hyper, blocks=model.names, epochs=config.epochs
-            )
-
-        taught = per_group(lambda taught: taught.astype(federation.mean.dtype), state.taught)
-        own = gather(tuple(zip(state.weights, state.lessons, taught, strict=True)), cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, nothing, own), strict=True)
-        one = per_group(tree.one, trained)
-        down = per_group(
-            lambda slots, sizes: jnp.where(slots.mask, sizes, 0), cohort.groups, gather(state.sizes, cohort)
-        )
-        state = state._replace(weights=scatter(state.weights, cohort, trained))
-        return state, Info(loss, sent(cohort, one), down)
-
-    def host(key, state, federation, cohort):
-        return assembly.teach(key, state, federation, cohort, config, workshop)
-
-    return Algorithm(init, personal, step, personal, host)
-
-
-def from_teacher(model, lessons, lam):
-    """CE + lam KL(softmax teacher || softmax student); lessons (m, outputs), lam 0 without a teacher."""
-
-    def loss(w, batch, key):
-        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
-        teacher = jax.nn.softmax(lessons[batch.position])
-        kl = optax.kl_divergence(jax.nn.log_softmax(logits), teacher)
-        ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-        return mean(ce + lam * kl, batch), stats
-
-    return loss
+    with timed(server.seconds, server.parts, "search"):
+        candidates = bounded(search, lambda candidate: size(server, candidate.blocks), largest, own)
+    with timed(server.seconds, server.parts, "stitching"):
+        networks = [tuned(server, assembled(server, c.blocks), is_stitch) for c in candidates]
+        jax.block_until_ready([part.weights for network in networks for part in network])
+    with timed(server.seconds, server.parts, "matching"):
+        logits = [predictions(server, network, server.images.x) for network in networks]
+        best, alpha = match(server.logits[client], logits)
+    chosen = candidates[best]
+    return Teacher(networks[best], size(server, chosen.blocks), describe(own), describe(chosen), alpha)
 
 
 BIBTEX = """@inproceedings{wang2024pfedclub,
@@ -179,7 +118,7 @@ pfedclub = Method(
 
 pfedclub_plus = Method(
     "pfedclub-plus",
-    build,
+    build_plus,
     PFedClubPlus,
     "pFedClub with teachers that are hardly larger than the clients' networks",
     "Wang et al. 2024, NeurIPS",

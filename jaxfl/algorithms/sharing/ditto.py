@@ -12,17 +12,22 @@ client receives is w; what it deploys is v_i.
 
 from typing import Any, NamedTuple
 
-import jax
-import optax
-
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter
-from jaxfl.core.protocol import Algorithm, Method, Phase, Predictor, jointly
-from jaxfl.core.training import Training, cross_entropy, descend, initial_weights
-from jaxfl.data.federation import PerGroup
-from jaxfl.mechanisms.sharing import partial_sharing, predict
-from jaxfl.models.model import Model
+from jaxfl.authoring import (
+    Algorithm,
+    Method,
+    PerGroup,
+    Training,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    proximal,
+    scatter,
+    sharing,
+    within,
+)
 
 
 @options
@@ -31,8 +36,8 @@ class Ditto(Training):
 
     lam: float = within("[0, inf)", 1.0)
     """lambda, the pull towards the global model; 0 leaves the personal models alone (Local)."""
-    personal_epochs: int = within("[1, inf)", 5)
-    """E_p, epochs of the personal model."""
+    personal_epochs: int | None = within("[1, inf)", None)
+    """E_p, epochs of the personal model; by default E."""
 
 
 class State(NamedTuple):
@@ -42,53 +47,38 @@ class State(NamedTuple):
     personal: PerGroup
 
 
-def phases(config: Ditto, model: Model) -> tuple[Phase, ...]:
-    """The personal model, then FedAvg's."""
-    return Phase(model.names, config.personal_epochs, personal=True), *jointly(config, model)
-
-
 def build(config: Ditto) -> Algorithm:
     """FedAvg for w, a proximal local training for v."""
-    fedavg = partial_sharing(config, keep=lambda model: ())
-
-    def proximal(model, w, lam):
-        plain = cross_entropy(model, model.names)
-
-        def loss(v, batch, key):
-            value, stats = plain(v, batch, key)
-            distance = optax.tree.norm(optax.tree.sub(v.params, w.params), squared=True)
-            return value + lam / 2 * distance, stats
-
-        return loss
+    fedavg = sharing(config)
 
     def init(key, federation, hyper):
-        personal = per_group(
-            lambda weights, group: tree.stack(weights, len(group.id)),
-            initial_weights(key, federation),
-            federation.groups,
-        )
-        return State(fedavg.init(key, federation, hyper), personal)
+        return State(fedavg.init(key, federation, hyper), own_models.start(key, federation))
 
     def receive(key, state, federation, cohort):
         return fedavg.receive(key, state.fedavg, federation, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, w = state.fedavg.hyper, state.fedavg.shared
+        hyper = state.fedavg.hyper
 
         def client(key, client, w, v):
-            model, key = client.model, jax.random.fold_in(key, 1)
-            objective, epochs = proximal(model, w, hyper.lam), config.personal_epochs
-            return descend(objective, v, key, client, federation, hyper, blocks=model.names, epochs=epochs)[0]
+            return descend(
+                proximal(client.model, w, hyper.lam),
+                v,
+                key,
+                own_rows(client, federation, hyper),
+                hyper,
+                epochs=config.personal_epochs,
+                phase=1,  # FedAvg's is 0
+            ).weights
 
         own = gather(state.personal, cohort)
-        trained = map_clients(client, key, federation, cohort, w, own)
-        personal = scatter(state.personal, cohort, trained)
+        trained = map_clients(client, key, federation, cohort, state.fedavg.shared, own)
         averaged, info = fedavg.step(key, state.fedavg, federation, cohort)
-        return State(averaged, personal), info
+        state = State(averaged, scatter(state.personal, cohort, trained))
+        return state, info._replace(trained=own_models.predictors(trained))
 
     def personal(key, state, federation, cohort):
-        own = gather(state.personal, cohort)
-        return per_group(lambda v: Predictor(None, v, predict), own)
+        return own_models.of_cohort(state.personal, cohort)
 
     return Algorithm(init, receive, step, personal)
 
@@ -103,5 +93,4 @@ ditto = Method(
   title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICML}, year={2021}}""",
-    phases,
 )

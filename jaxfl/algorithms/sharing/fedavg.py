@@ -6,16 +6,13 @@ McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i rows on client i of
     w   <- sum_i n_i w_i / sum_i n_i
 
 FedAvg-FT: the same training; before use each client fine-tunes a copy (Yu et al. 2020,
-arXiv:2002.04758). Where papers differ, we fine-tune the head for E = 5 epochs with the training optimizer
+arXiv:2002.04758). Where papers differ, we fine-tune the head for E epochs with the training optimizer
 (CompFL's appendix A); ``ft_part="all"`` fine-tunes the whole model.
 """
 
 from typing import Literal
 
-from jaxfl.config.options import options, within
-from jaxfl.core.protocol import Algorithm, Method
-from jaxfl.core.training import Training
-from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.authoring import Algorithm, FineTuning, Method, Training, fine_tuning, options, sharing, within
 
 
 @options
@@ -27,20 +24,20 @@ class FedAvg(Training):
 class FedAvgFT(FineTuning):
     """Options of FedAvg-FT."""
 
-    ft_epochs: int = within("[0, inf)", 5)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
+    ft_epochs: int | None = within("[0, inf)", None)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
     ft_part: Literal["head", "all"] = "head"
     """What is fine-tuned."""
 
 
 def build(config: FedAvg) -> Algorithm:
     """Keep nothing."""
-    return partial_sharing(config, keep=lambda model: ())
+    return sharing(config)
 
 
 def build_ft(config: FedAvgFT) -> Algorithm:
     """Keep nothing; fine-tune."""
-    return partial_sharing(config, keep=lambda model: (), tune=fine_tuning(config))
+    return sharing(config, tune=fine_tuning(config))
 
 
 fedavg = Method(

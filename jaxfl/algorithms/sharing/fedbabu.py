@@ -9,35 +9,36 @@ Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the sam
 What is received before the fine-tuning has a random head: a low `received` accuracy is no error.
 """
 
-import functools
-
-from jaxfl.config.options import options, within
-from jaxfl.core.protocol import Algorithm, Method, Phase
-from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
-from jaxfl.models.model import Model
+from jaxfl.authoring import (
+    Algorithm,
+    FineTuning,
+    Method,
+    Phase,
+    fine_tuning,
+    head,
+    local_training,
+    options,
+    sharing,
+    within,
+)
 
 
 @options
 class FedBABU(FineTuning):
     """Options of FedBABU."""
 
-    ft_epochs: int = within("[0, inf)", 5)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded."""
-
-
-def phases(config: FedBABU, model: Model) -> tuple[Phase, ...]:
-    """The body alone."""
-    return (Phase(model.body.names, config.epochs),)
+    ft_epochs: int | None = within("[0, inf)", None)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
 
 
 def build(config: FedBABU) -> Algorithm:
     """Keep the head, and train the body only."""
-    return partial_sharing(
-        config,
-        keep=lambda model: model.head.names,
-        phases=functools.partial(phases, config),
-        tune=fine_tuning(config),
-    )
+
+    def phases(model):
+        return (Phase(model.body.names, config.epochs),)
+
+    train = local_training(config, phases=phases)
+    return sharing(config, keep=head, train=train, tune=fine_tuning(config))
 
 
 fedbabu = Method(
@@ -50,5 +51,4 @@ fedbabu = Method(
   title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
   author={Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
   booktitle={ICLR}, year={2022}}""",
-    phases,
 )

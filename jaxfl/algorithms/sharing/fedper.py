@@ -6,9 +6,7 @@ Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extracto
     theta            <- sum_i n_i theta_i / sum_i n_i
 """
 
-from jaxfl.config.options import options
-from jaxfl.core.protocol import Algorithm, Method
-from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.authoring import Algorithm, FineTuning, Method, fine_tuning, head, options, sharing
 
 
 @options
@@ -18,7 +16,7 @@ class FedPer(FineTuning):
 
 def build(config: FedPer) -> Algorithm:
     """Keep the head."""
-    return partial_sharing(config, keep=lambda model: model.head.names, tune=fine_tuning(config))
+    return sharing(config, keep=head, tune=fine_tuning(config))
 
 
 fedper = Method(

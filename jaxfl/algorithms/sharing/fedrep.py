@@ -9,12 +9,18 @@ Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_
 The head comes first, for one epoch; the body then trains for as many epochs as other methods do.
 """
 
-import functools
-
-from jaxfl.config.options import options, within
-from jaxfl.core.protocol import Algorithm, Method, Phase
-from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
-from jaxfl.models.model import Model
+from jaxfl.authoring import (
+    Algorithm,
+    FineTuning,
+    Method,
+    Phase,
+    fine_tuning,
+    head,
+    local_training,
+    options,
+    sharing,
+    within,
+)
 
 
 @options
@@ -25,19 +31,14 @@ class FedRep(FineTuning):
     """E_h, epochs of the head before the body's `epochs`."""
 
 
-def phases(config: FedRep, model: Model) -> tuple[Phase, ...]:
-    """The head, then the body."""
-    return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
-
-
 def build(config: FedRep) -> Algorithm:
     """Keep the head; train it, then the body."""
-    return partial_sharing(
-        config,
-        keep=lambda model: model.head.names,
-        phases=functools.partial(phases, config),
-        tune=fine_tuning(config),
-    )
+
+    def phases(model):
+        return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
+
+    train = local_training(config, phases=phases)
+    return sharing(config, keep=head, train=train, tune=fine_tuning(config))
 
 
 fedrep = Method(
@@ -50,5 +51,4 @@ fedrep = Method(
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle={ICML}, year={2021}}""",
-    phases,
 )

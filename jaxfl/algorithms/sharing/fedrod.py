@@ -15,11 +15,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.protocol import Algorithm, Method, Phase
-from jaxfl.core.training import Training, mean
-from jaxfl.mechanisms.sharing import partial_sharing
+from jaxfl.authoring import (
+    Algorithm,
+    Method,
+    Phase,
+    Training,
+    local_training,
+    mean,
+    options,
+    sharing,
+    tree,
+    within,
+)
 
 
 @options
@@ -32,12 +39,15 @@ class FedRoD(Training):
 
 def build(config: FedRoD) -> Algorithm:
     """A model with one more block that stays on the client, "personal": the second head."""
-    return partial_sharing(
+
+    def phases(model):
+        return (Phase((*model.names, "personal"), config.epochs),)
+
+    return sharing(
         config,
-        keep=lambda model: ("personal",),
-        phases=lambda model: (Phase((*model.names, "personal"), config.epochs),),
+        keep=lambda model: lambda path: path[1] == "personal",
+        train=local_training(config, phases=phases, objective=two_heads),
         extend=with_personal_head,
-        objective=two_heads,
         predict=predict,
     )
 
@@ -48,9 +58,9 @@ def with_personal_head(model, weights):
     return weights._replace(params=weights.params | {"personal": weights.params[head]})
 
 
-def two_heads(client, blocks, hyper):
+def two_heads(participant, blocks):
     """L_G + L_P; the stopped gradients keep each term to its own parameters."""
-    model, stop = client.model, jax.lax.stop_gradient
+    client, model, stop = participant.client, participant.model, jax.lax.stop_gradient
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
     def loss(weights, batch, key):
@@ -61,7 +71,7 @@ def two_heads(client, blocks, hyper):
         n = client.class_counts.astype(z.dtype)
         # A large negative number stands for log 0: -inf times gamma = 0 would be NaN.
         log_n = jnp.where(n > 0, jnp.log(jnp.maximum(n, 1)), -1e9)
-        balanced = generic + hyper.gamma * log_n[None]
+        balanced = generic + participant.hyper.gamma * log_n[None]
         value = mean(cross_entropy(balanced, batch.y) + cross_entropy(both, batch.y), batch)
         return value, stats | new_stats
 

@@ -9,9 +9,7 @@ The authors start from a FedAvg checkpoint and keep each client's best model on 
 the common initialisation and keep the last one.
 """
 
-from jaxfl.config.options import options
-from jaxfl.core.protocol import Algorithm, Method
-from jaxfl.mechanisms.sharing import FineTuning, fine_tuning, partial_sharing
+from jaxfl.authoring import Algorithm, FineTuning, Method, body, fine_tuning, options, sharing
 
 
 @options
@@ -21,7 +19,7 @@ class LGFedAvg(FineTuning):
 
 def build(config: LGFedAvg) -> Algorithm:
     """Keep the extractor."""
-    return partial_sharing(config, keep=lambda model: model.body.names, tune=fine_tuning(config))
+    return sharing(config, keep=body, tune=fine_tuning(config))
 
 
 lg_fedavg = Method(

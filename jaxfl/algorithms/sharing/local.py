@@ -5,11 +5,7 @@ w_i <- LocalSGD(w_i)
 
 from typing import Literal
 
-from jaxfl.config.options import options
-from jaxfl.core.client_map import everyone, gather
-from jaxfl.core.protocol import Algorithm, Info, Method
-from jaxfl.core.training import Training
-from jaxfl.mechanisms.sharing import partial_sharing
+from jaxfl.authoring import Algorithm, Info, Method, Training, every_leaf, everyone, gather, options, sharing
 
 
 @options
@@ -22,11 +18,12 @@ class Local(Training):
 
 def build(config: Local) -> Algorithm:
     """Keep every block."""
-    algorithm = partial_sharing(config, keep=lambda model: model.names)
+    algorithm = sharing(config, keep=every_leaf)
 
     def step_all(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, everyone(federation, cohort))
-        return state, Info(*(gather(reported, cohort) for reported in info[:3]))  # of the cohort alone
+        reported = (gather(part, cohort) for part in (info.loss, info.up, info.down))  # of the cohort alone
+        return state, Info(*reported, trained=gather(info.trained, cohort))
 
     return algorithm._replace(step=step_all) if config.local_schedule == "all" else algorithm
 

@@ -1,8 +1,18 @@
-"""What pFedClub's server does between rounds, in plain NumPy: from activations and logits to a teacher.
+"""Re-assembly: a server takes clients' networks apart and builds each client a teacher from the blocks.
 
-Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning"
-(NeurIPS), section 3.2. Nothing here knows weights: blocks are references, a candidate is a tuple of them.
+Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly",
+NeurIPS (pFedHR);
+Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS
+(pFedClub). A round on the server, and where each step stands:
 
-    activations -> `signatures` -> similarity (eq. 1) -> `grouping` -> `cmsr` -> candidates (`blocks`)
-    logits of a client's model and of its stitched candidates -> `matching` (eq. 4) -> the teacher
+    clients' models -> blocks, and what they do on public images        `networks`
+    activations before and after blocks -> similarity                   `signatures`
+    similarity -> groups of blocks                                      `grouping`
+    groups -> candidates, sequences of blocks                           each method's own
+    blocks -> layers with stitches between them -> a network            `assembly`, `stitching`
+    public images -> a network's stitches, or all of it, trained        `tuning`, `views`, `chain`
+    logits of a client's model and of candidates -> which one           `matching`, or a method's own
+    the chosen one's logits -> the client's state -> local training     `teachers`
+
+`server` holds what these steps share in a round. `signatures`, `grouping` and `matching` are plain NumPy.
 """

@@ -1,5 +1,6 @@
-"""What pFedClub takes apart and puts together: references to blocks, the pool of a round, candidates."""
+"""What is taken apart and put together: references to blocks, and the pool of a round."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Pool(NamedTuple):
 
     Args:
       blocks: B of them, in any order.
-      similarity: (B, B), eq. 1, in the order of `blocks`.
+      similarity: (B, B), how alike two blocks are, in the order of `blocks`; see `signatures`.
     """
 
     blocks: tuple[BlockRef, ...]
@@ -43,35 +44,8 @@ class Pool(NamedTuple):
         return tuple(sorted((b for b in self.blocks if b.client == client), key=lambda b: b.index))
 
 
-class Candidate(NamedTuple):
-    """A personalised model c_{m,s} before stitching.
-
-    Args:
-      blocks: in the order in which they are applied.
-      substituted: how many of them, from the first on, were searched for; the rest completes the model.
-      similarity: of each block to the client's own in whose place it stands, eq. 1.
-    """
-
-    blocks: tuple[BlockRef, ...]
-    substituted: int
-    similarity: tuple[float, ...]
-
-
-def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: Pool) -> Candidate:
-    """A candidate for a client; `blocks` may be fewer than the client's own."""
-    place = {block: i for i, block in enumerate(pool.blocks)}
-    pairs = zip(pool.own(client), blocks, strict=False)
-    similarity = tuple(float(pool.similarity[place[own], place[block]]) for own, block in pairs)
-    return Candidate(blocks, substituted, similarity)
-
-
-def identity(client: int, pool: Pool) -> Candidate:
-    """The client's own model as a candidate: nothing is substituted."""
-    return assemble(pool.own(client), 0, client, pool)
-
-
-def describe(candidate: Candidate) -> list[dict]:
-    """What was assembled, block by block, for JSON."""
+def describe(blocks: Sequence[BlockRef]) -> list[dict]:
+    """Blocks in their order, for JSON."""
     return [
         {
             "client": block.client,
@@ -81,8 +55,6 @@ def describe(candidate: Candidate) -> list[dict]:
             "parameters": block.parameters,
             "input_shape": list(block.input_shape),
             "output_shape": list(block.output_shape),
-            "substituted": place < candidate.substituted,
-            "similarity": similarity,
         }
-        for place, (block, similarity) in enumerate(zip(candidate.blocks, candidate.similarity, strict=True))
+        for block in blocks
     ]

@@ -25,13 +25,13 @@ def kmeans(signatures: Signatures, groups: int, rng: np.random.Generator) -> np.
     """
     blocks = len(signatures.before)
     members = rng.choice(blocks, min(groups, blocks), replace=False)[:, None]
-    labels = None
+    labels = np.full(blocks, -1)
     for _ in range(ITERATIONS):
-        similarity = sum(
+        before, after = (
             cka(_centres(signatures, side, members), signatures.grams)[:, side]
             for side in (signatures.before, signatures.after)
         )
-        nearest = np.unique(similarity.argmax(axis=0), return_inverse=True)[1]
+        nearest = np.unique((before + after).argmax(axis=0), return_inverse=True)[1]
         if np.array_equal(nearest, labels):
             break  # and so it would stay
         labels = nearest

@@ -83,7 +83,8 @@ def cka(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def similarity(signatures: Signatures) -> np.ndarray:
     """Eq. 1 for all pairs of blocks: (B, B) in [0, 2]."""
     alike = cka(signatures.grams, signatures.grams)
-    return sum(alike[np.ix_(side, side)] for side in (signatures.before, signatures.after))
+    before, after = (alike[np.ix_(side, side)] for side in (signatures.before, signatures.after))
+    return before + after
 
 
 def _over_norm(x):

@@ -1,12 +1,13 @@
-"""Layers that fit the output of one block to the input of the next (pFedClub, section 3.2.3).
+"""Layers that fit the output of one block to the input of the next.
 
-A stitching layer is ReLU(W^T X + b). It stands where the shapes of two neighbours differ: of maps every pixel
-is one X, after resizing to the next block's height and width; before a dense block maps become one X, their
-means or, up to 4x4, all their pixels; before a convolution a vector becomes the pixel that all pixels are. At
-the end of a model that does not put out logits stands one without ReLU.
+A stitching layer is ReLU(W^T X + b) (pFedClub, section 3.2.3). It stands where the shapes of two
+neighbours differ: of maps every pixel is one X, after resizing to the next block's height and width; before a
+dense block maps become one X, their means or, up to 4x4, all their pixels; before a convolution a vector
+becomes the pixel that all pixels are. At the end of a model that does not put out logits stands one without
+ReLU.
 
-The paper leaves the layer's form open. A dense map between flattened feature maps, as in the code of pFedHR,
-would hold more weights than the models.
+The paper leaves the layer's form open. The other form here is that of pFedHR's code: W^T X + b without ReLU,
+from all numbers of one side to all of the other. Such a layer often holds more weights than the models.
 """
 
 import math
@@ -27,16 +28,20 @@ class Stitch(NamedTuple):
     Args:
       source: shape of one example that it takes, (h, w, c) or (d,).
       target: shape that it gives, without the batch.
-      relu: False for the logits at the end.
+      relu: False for the logits at the end, and for dense layers.
+      dense: whether every number of the source weighs in every number of the target.
     """
 
     source: tuple[int, ...]
     target: tuple[int, ...]
     relu: bool = True
+    dense: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of W."""
+        if self.dense:
+            return math.prod(self.source), math.prod(self.target)
         maps = len(self.source) == 3
         if maps and len(self.target) == 1 and max(self.source[:2]) <= FLATTENED:
             return math.prod(self.source), self.target[-1]
@@ -48,17 +53,17 @@ class Stitch(NamedTuple):
         return (self.shape[0] + 1) * self.shape[1]
 
 
-def between(source: tuple[int, ...], target: tuple[int, ...], dense: bool) -> Stitch | None:
+def between(source: tuple[int, ...], target: tuple[int, ...], vector: bool) -> Stitch | None:
     """The layer that fits one shape to another; None where they are the same.
 
     Args:
       source: what the block before puts out.
       target: what the next block takes in its own model.
-      dense: whether the next block is a dense one: it takes maps as vectors.
+      vector: whether the next block takes maps as vectors.
     """
     if source == target:
         return None
-    return Stitch(source, (math.prod(target),) if dense else target)
+    return Stitch(source, (math.prod(target),) if vector else target)
 
 
 def initial(key, stitch: Stitch) -> dict:
@@ -70,13 +75,17 @@ def initial(key, stitch: Stitch) -> dict:
 
 def apply(stitch: Stitch, weights: dict, x: jax.Array) -> jax.Array:
     """(B, *source) -> (B, *target)."""
-    if x.ndim == 4 and len(stitch.target) == 3:
+    if stitch.dense:
+        x = x.reshape(len(x), -1)
+    elif x.ndim == 4 and len(stitch.target) == 3:
         x = resize(x, *stitch.target[:2], up="nearest")
     elif x.ndim == 4:
         x = x.reshape(len(x), -1) if stitch.shape[0] > x.shape[-1] else x.mean((1, 2))
     kernel, bias = weights["kernel"], weights["bias"]
     y = jnp.tensordot(x, kernel, 1) + bias.reshape(*(1,) * (x.ndim - 1), -1)
     y = jax.nn.relu(y) if stitch.relu else y
+    if stitch.dense:
+        return y.reshape(len(y), *stitch.target)
     if y.ndim == 2 and len(stitch.target) == 3:
         y = jnp.broadcast_to(y[:, None, None], (len(y), *stitch.target))
     return y

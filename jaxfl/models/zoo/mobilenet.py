@@ -1,6 +1,7 @@
 """The three MobileNets for small images: the stem has stride 1, and V2's second stage too."""
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -22,7 +23,7 @@ class Separable(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with `mean`."""
-        norm = {"norm": self.norm, "bias": not self.norm}
+        norm: dict[str, Any] = {"norm": self.norm, "bias": not self.norm}
         steps = (
             (DepthwiseConv(3, self.stride, name="depthwise", **norm), nn.relu),
             (Conv(self.features, 1, name="pointwise", **norm), nn.relu),
@@ -50,7 +51,7 @@ class InvertedResidual(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Maps (B, H, W, C) to (B, H', W', features)."""
-        norm = {"norm": self.norm, "bias": not self.norm}
+        norm: dict[str, Any] = {"norm": self.norm, "bias": not self.norm}
         run = functools.partial(chain, self, train=train, mask=mask)
         x = y = to_maps(x)
         if self.expanded:

@@ -17,14 +17,29 @@ has one; completion starts with the block for which nothing was found, as Figure
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxfl.mechanisms.reassembly.blocks import BlockRef, Candidate, Pool, assemble
+from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool
+from jaxfl.mechanisms.reassembly.blocks import describe as describe_blocks
 
 Anchor = Literal["random", "max", "min"]
 Choices = list[list[BlockRef]]  # C[1]..C[r*]
+
+
+class Candidate(NamedTuple):
+    """A personalised model c_{m,s} before stitching.
+
+    Args:
+      blocks: in the order in which they are applied.
+      substituted: how many of them, from the first on, were searched for; the rest completes the model.
+      similarity: of each block to the client's own in whose place it stands, eq. 1.
+    """
+
+    blocks: tuple[BlockRef, ...]
+    substituted: int
+    similarity: tuple[float, ...]
 
 
 def cmsr(
@@ -63,7 +78,7 @@ def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: A
     if rule == "max":
         others = [block for block in group if block != first]
         likeness = dict(zip(pool.blocks, pool.similarity[pool.blocks.index(first)], strict=True))
-        return max(others, key=likeness.get, default=first)
+        return max(others, key=lambda block: likeness[block], default=first)
     if rule == "min":
         smallest = min(block.index for block in group)
         group = [block for block in group if block.index == smallest]
@@ -135,6 +150,28 @@ def bounded(
         if small:
             return small
     return [fallback]
+
+
+def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: Pool) -> Candidate:
+    """A candidate for a client; `blocks` may be fewer than the client's own."""
+    place = {block: i for i, block in enumerate(pool.blocks)}
+    pairs = zip(pool.own(client), blocks, strict=False)
+    similarity = tuple(float(pool.similarity[place[own], place[block]]) for own, block in pairs)
+    return Candidate(blocks, substituted, similarity)
+
+
+def identity(client: int, pool: Pool) -> Candidate:
+    """The client's own model as a candidate: nothing is substituted."""
+    return assemble(pool.own(client), 0, client, pool)
+
+
+def describe(candidate: Candidate) -> list[dict]:
+    """What was assembled, block by block, for JSON."""
+    of_blocks = zip(describe_blocks(candidate.blocks), candidate.similarity, strict=True)
+    return [
+        block | {"substituted": place < candidate.substituted, "similarity": similarity}
+        for place, (block, similarity) in enumerate(of_blocks)
+    ]
 
 
 def _walk(choices, counts, rng, ordered):

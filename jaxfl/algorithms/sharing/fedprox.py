@@ -1,0 +1,45 @@
+"""FedProx: FedAvg whose clients stay near the model that they received.
+
+Li et al. 2020, "Federated Optimization in Heterogeneous Networks", arXiv:1812.06127, Algorithm 2. w^t is the
+model as received:
+
+    w_i <- LocalSGD over CE(w) + mu/2 ||w - w^t||^2
+    w   <- sum_i n_i w_i / sum_i n_i
+
+Every client trains for E epochs: stragglers and inexact solutions (the paper's gamma) are not simulated. The
+paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
+"""
+
+from jaxfl.authoring import Algorithm, Method, Training, local_training, options, proximal, sharing, within
+
+
+@options
+class FedProx(Training):
+    """Options of FedProx."""
+
+    mu: float = within("[0, inf)", 0.01)
+    """Pull towards the model as received; 0 is FedAvg."""
+
+
+def build(config: FedProx) -> Algorithm:
+    """FedAvg with another loss."""
+
+    def objective(participant, blocks):
+        """CE(w) + mu/2 ||w - w^t||^2."""
+        return proximal(participant.model, participant.received, participant.hyper.mu, blocks)
+
+    return sharing(config, train=local_training(config, objective=objective))
+
+
+fedprox = Method(
+    "fedprox",
+    build,
+    FedProx,
+    "FedAvg whose clients stay near the model that they received",
+    "Li et al. 2020, arXiv:1812.06127",
+    """@inproceedings{li2020federated,
+  title={Federated Optimization in Heterogeneous Networks},
+  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
+          Smith, Virginia},
+  booktitle={MLSys}, year={2020}}""",
+)

@@ -1,0 +1,95 @@
+"""SCAFFOLD: control variates correct the drift of clients.
+
+Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv:1910.06378,
+Algorithm 1 with option II. x is the global model, y_i client i's, c and c_i are the control variates of the
+server and of client i (0 at the start), K the client's steps, N all clients, S the cohort:
+
+    y_i  <- K steps of LocalSGD along g_i(y) - c_i + c, from y_i = x
+    c_i' <- c_i - c + (x - y_i) / (K eta_l)
+    x    <- x + eta_g mean_S (y_i - x),     c <- c + |S|/N mean_S (c_i' - c_i)
+
+Means are uniform, per architecture. A client sends both differences and receives x and c: twice FedAvg's
+bytes. BatchNorm's statistics are averaged as the model and have no control variate. (x - y_i) / (K eta_l) is
+the mean gradient under plain SGD, for which the paper states it; momentum and weight decay enter it as they
+are. eta_l is `lr`, eta_g `server_lr`.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Memory,
+    Method,
+    Participant,
+    Trained,
+    Training,
+    Uploads,
+    Weights,
+    local_training,
+    options,
+    sharing,
+    tree,
+    within,
+)
+
+
+@options
+class Scaffold(Training):
+    """Options of SCAFFOLD."""
+
+    server_lr: float = within("(0, inf)", 1.0)
+    """eta_g, the server's learning rate."""
+
+
+def zeros(x: Weights):
+    """A control variate before the first round."""
+    return jax.tree.map(jnp.zeros_like, x.params)
+
+
+def corrected(participant: Participant, blocks):
+    """Gradients g - c_i + c."""
+    c, c_i = participant.broadcast, participant.memory
+    return optax.stateless(lambda g, params: jax.tree.map(lambda g, own, all_: g - own + all_, g, c_i, c))
+
+
+def variate(participant: Participant, trained: Trained):
+    """c_i', and c_i' - c_i for the server; a client without a step keeps its own."""
+    steps, lr = trained.steps, participant.hyper.lr
+    k_eta = jnp.maximum(steps, 1).astype(lr.dtype) * lr
+    change = jax.tree.map(
+        lambda c, x, y: jnp.where(steps > 0, (x - y) / k_eta - c, 0),
+        participant.broadcast,
+        participant.received.params,
+        trained.weights.params,
+    )
+    return optax.tree.add(participant.memory, change), change
+
+
+def aggregate(x: Weights, c, uploads: Uploads, hyper: Scaffold):
+    """The server's two averages."""
+    y = tree.weighted_mean(uploads.models, uploads.present, x)
+    change = tree.weighted_mean(uploads.messages, uploads.present, c)
+    share = uploads.present.sum() / uploads.clients
+    params = jax.tree.map(lambda x, y: x + hyper.server_lr * (y - x), x.params, y.params)
+    return y._replace(params=params), jax.tree.map(lambda c, d: c + share * d, c, change)
+
+
+def build(config: Scaffold):
+    """FedAvg with a memory of clients and server."""
+    memory = Memory(zeros, zeros, broadcast=lambda c: c, update=variate, aggregate=aggregate)
+    return sharing(config, train=local_training(config, correction=corrected), memory=memory)
+
+
+scaffold = Method(
+    "scaffold",
+    build,
+    Scaffold,
+    "FedAvg with control variates against the drift of clients",
+    "Karimireddy et al. 2020, arXiv:1910.06378",
+    """@inproceedings{karimireddy2020scaffold,
+  title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+  author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and
+          Stich, Sebastian and Suresh, Ananda Theertha},
+  booktitle={ICML}, year={2020}}""",
+)

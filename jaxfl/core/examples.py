@@ -1,0 +1,107 @@
+"""Where mini-batches come from: a client's rows, public rows, or arrays such as features and class means."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import flops
+from jaxfl.core.augment import augmentation
+from jaxfl.data.federation import Batch, Client, Federation
+
+AUGMENTATION = 2**31 - 1  # its stream of a batch's key
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """A list of examples that can be cut into mini-batches.
+
+    Args:
+      size: () int32, how many are real; of an absent client 0: then no batch runs.
+      capacity: length of the list with its padding.
+      take: ``(position (B,), mask (B,), key) -> Batch`` (or any pytree) of the examples at some positions, of
+        which `mask` says which are real.
+    """
+
+    size: jax.Array
+    capacity: int
+    take: Callable[[jax.Array, jax.Array, jax.Array], Any]
+
+
+def own_rows(client: Client, federation: Federation, hyper) -> Examples:
+    """A client's training rows, its images changed at random by `hyper.augment`."""
+    transform = augmentation(hyper.augment) if hyper.augment else None
+
+    def take(position, mask, key):
+        if transform is None:
+            return federation.batch(client, position, mask)
+        stream = jax.random.fold_in(key, AUGMENTATION)
+        return federation.batch(client, position, mask, lambda images: transform(stream, images))
+
+    return Examples(client.size, client.rows.shape[0], take)
+
+
+def public_rows(rows, federation: Federation, client: Client | None = None) -> Examples:
+    """Public images (R,), all real; an absent client has none of them.
+
+    Labels are the client's outputs, or without a client the classes of the source: so a server trains.
+    """
+    if client is not None:
+        guest = visiting(client, rows)
+        return Examples(guest.size, len(rows), lambda at, mask, key: federation.batch(guest, at, mask))
+
+    def take(position, mask, key):
+        at = rows[position]
+        return Batch(federation.inputs(at), federation.labels[at], mask, position)
+
+    return Examples(jnp.int32(len(rows)), len(rows), take)
+
+
+def visiting(client: Client, rows) -> Client:
+    """The client with other rows (R,) as its training rows; an absent one still has none."""
+    size = jnp.where(client.size > 0, len(rows), 0).astype(client.size.dtype)
+    return dataclasses.replace(client, rows=rows, size=size)
+
+
+def arrays(x, y, size) -> Examples:
+    """Arrays x (m, ...) with outputs y (m,), of which the first `size` are real."""
+    return Examples(size, len(y), lambda at, mask, key: Batch(x[at], y[at], mask, at))
+
+
+def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64):
+    """Apply a function to images in order, batch by batch, without training.
+
+    Args:
+      f: ``x (B, H, W, C) -> pytree of (B, ...)``.
+      rows: (m,) int32, padded.
+      size: () int32, how many are real; only batches with a real row run.
+      federation: the images.
+      batch_size: images at a time.
+
+    Returns:
+      The outputs as leaves (m, ...), zero where no batch ran.
+    """
+    m = rows.shape[0]
+    batch_size = max(1, min(batch_size, m))
+    rows = jnp.pad(rows, (0, max(-m % batch_size, batch_size - m)))
+    f = jax.jit(f, inline=True)  # traced once, for its operations, its shapes and the loop
+    x = jax.eval_shape(federation.inputs, rows[:batch_size])
+    flops.add(flops.of(f, x) / batch_size * size.astype(float))
+    example = jax.eval_shape(f, x)
+    filled = jax.tree.map(lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), example)
+
+    def step(b, filled):
+        start = b * batch_size
+        outputs = f(federation.inputs(jax.lax.dynamic_slice_in_dim(rows, start, batch_size)))
+        return jax.tree.map(
+            lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, start, 0),
+            filled,
+            outputs,
+        )
+
+    if m > 0:  # otherwise no client has such rows, and the loop need not be compiled
+        steps = (size + batch_size - 1) // batch_size
+        filled = jax.lax.fori_loop(jnp.zeros_like(steps), steps, step, filled)
+    return jax.tree.map(lambda leaf: leaf[:m], filled)

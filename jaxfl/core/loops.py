@@ -1,0 +1,76 @@
+"""Loops and branches of a round that map clients: as those of `jax.lax`, with their operations counted.
+
+What is computed inside a loop or a branch is known there alone, so its operations leave it as a result of its
+own and are added up here (see `jaxfl.core.flops`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import flops
+
+
+def scan(f: Callable, carry: Any, xs: Any = None, length: int | None = None) -> tuple[Any, Any]:
+    """`jax.lax.scan`: ``f(carry, x) -> (carry, y)`` over the leading axis of `xs`."""
+
+    def counted(carry, x):
+        (carry, y), operations = _collected(f, carry, x)
+        return carry, (y, operations)
+
+    carry, (ys, operations) = jax.lax.scan(counted, carry, xs, length)
+    _add(jax.tree.map(lambda leaf: leaf.sum(0), operations))
+    return carry, ys
+
+
+def fori_loop(lower, upper, f: Callable, carry: Any) -> Any:
+    """`jax.lax.fori_loop`: ``f(i, carry) -> carry`` for i from `lower` to, not including, `upper`."""
+    _, shapes = jax.eval_shape(lambda i, carry: _collected(f, i, carry), lower, carry)
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+    def counted(i, carried):
+        carry, so_far = carried
+        carry, operations = _collected(f, i, carry)
+        return carry, jax.tree.map(jnp.add, so_far, operations)
+
+    carry, operations = jax.lax.fori_loop(lower, upper, counted, (carry, nothing))
+    _add(operations)
+    return carry
+
+
+def cond(condition, if_true: Callable, if_false: Callable, *operands: Any) -> Any:
+    """`jax.lax.cond`: one of two functions of the operands; the operations of the one that runs count."""
+    branches = if_true, if_false
+    shapes = {}
+    for branch in branches:
+        shapes |= jax.eval_shape(lambda *args, f=branch: _collected(f, *args)[1], *operands)
+
+    def counted(f):
+        def branch(*operands):
+            outputs, operations = _collected(f, *operands)
+            nothing = {owner: jnp.zeros(shape.shape, shape.dtype) for owner, shape in shapes.items()}
+            return outputs, nothing | operations
+
+        return branch
+
+    outputs, operations = jax.lax.cond(condition, *map(counted, branches), *operands)
+    _add(operations)
+    return outputs
+
+
+def _collected(f: Callable, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """What a function returns, and its operations by their owner: the number of a group, or nobody."""
+    with flops.collect() as amounts:
+        outputs = f(*args)
+    total = {}
+    for group, amount in amounts:
+        owner = "" if group is None else str(group)
+        total[owner] = total[owner] + amount if owner in total else jnp.asarray(amount)
+    return outputs, total
+
+
+def _add(operations: dict[str, jax.Array]) -> None:
+    for owner, amount in operations.items():
+        flops.add(amount, group=int(owner) if owner else None)

@@ -1,0 +1,38 @@
+"""Colours of images whose last axis are channels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue in grey (ITU-R BT.601)
+
+
+def grey(images):
+    """(..., C) -> (..., 1): the luma of red, green and blue; of any other channels the mean."""
+    if images.shape[-1] != len(LUMA):
+        return images.mean(-1, keepdims=True)
+    return (images @ LUMA.astype(images.dtype))[..., None]
+
+
+def with_hue(images: jax.Array, turn) -> jax.Array:
+    """Red, green and blue (..., 3) with their hue moved; saturation and value (HSV) stay.
+
+    Args:
+      images: values in [0, 1].
+      turn: (), by how much, as a share of the circle of hues.
+    """
+    red, green, blue = jnp.moveaxis(images, -1, 0)
+    value = images.max(-1)
+    chroma = value - images.min(-1)
+    over = jnp.where(chroma > 0, chroma, 1)
+    hue = jnp.where(
+        value == red,
+        (green - blue) / over,
+        jnp.where(value == green, 2 + (blue - red) / over, 4 + (red - green) / over),
+    )  # in sixths of the circle
+
+    def channel(shift):
+        place = (hue + 6 * turn + shift) % 6
+        return value - chroma * jnp.clip(jnp.minimum(place, 4 - place), 0, 1)
+
+    return jnp.stack([channel(5), channel(3), channel(1)], -1)

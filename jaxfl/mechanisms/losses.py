@@ -1,0 +1,46 @@
+"""Losses that several methods minimise, as `jaxfl.core.training.descend` takes them."""
+
+from collections.abc import Callable, Collection
+
+import jax
+import optax
+
+from jaxfl.core.training import cross_entropy, mean
+from jaxfl.models.model import Model, Weights
+
+
+def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None = None) -> Callable:
+    """CE(w) + mu/2 ||w - towards||^2, over the parameters (FedProx, Ditto).
+
+    Args:
+      model: of the client.
+      towards: where the pull goes.
+      mu: its strength, ().
+      blocks: names of those that train; all by default.
+    """
+    plain = cross_entropy(model, blocks)
+
+    def loss(w, batch, key):
+        value, stats = plain(w, batch, key)
+        away = optax.tree.sub(w.params, towards.params)
+        return value + mu / 2 * optax.tree.norm(away, squared=True), stats
+
+    return loss
+
+
+def distillation(model: Model, teacher, temperature, weight) -> Callable:
+    """Weight * KL(teacher || softmax(f(x) / T)), the mean over a mini-batch.
+
+    Args:
+      model: the student.
+      teacher: (R, outputs), probabilities at the positions of the examples.
+      temperature: T, ().
+      weight: factor, ().
+    """
+
+    def loss(w, batch, key):
+        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
+        kl = optax.kl_divergence(jax.nn.log_softmax(logits / temperature), teacher[batch.position])
+        return weight * mean(kl, batch), stats
+
+    return loss

@@ -1,0 +1,36 @@
+"""Options of methods whose server assembles teachers from blocks."""
+
+from typing import Literal
+
+from jaxfl.config.options import options, within
+from jaxfl.core.training import Training
+
+
+@options
+class Reassembly(Training):
+    """Options of methods whose server assembles teachers."""
+
+    lam: float = within("[0, inf)", 0.2)
+    """lambda, weight of the teacher's predictions."""
+    groups: int = within("[1, inf)", 4)
+    """K, groups of blocks."""
+    grouping: Literal["kmeans", "kmedoids"] = "kmeans"
+    """How blocks are grouped: K-means on their activations, or medoids by their similarity."""
+    pool: Literal["cohort", "known"] = "cohort"
+    """Whose blocks are used: of the round's clients, or the last ones of all clients that ever took part."""
+    candidates: int = within("[1, inf)", 4)
+    """Networks among which a teacher is chosen, at most."""
+    stitch: Literal["fit", "dense"] = "fit"
+    """Stitching layers: small ones where shapes differ, or dense ones before every block (pFedHR's code)."""
+    labelled: bool = True
+    """Whether the labels of public images are used; otherwise two random views of each are compared."""
+    server_epochs: int = within("[0, inf)", 3)
+    """Passes over the public images when the server trains."""
+    server_batch: int = within("[1, inf)", 64)
+    """Public images of a mini-batch."""
+    server_lr: float = within("(0, inf)", 1e-3)
+    """Learning rate of the server's Adam."""
+    tau: float = within("(0, inf)", 0.07)
+    """Temperature when two views of images are compared."""
+    signature_images: int = within("[2, inf)", 1000)
+    """Public images by which blocks are compared, at most."""

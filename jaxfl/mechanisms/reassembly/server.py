@@ -1,0 +1,168 @@
+"""A server's round of re-assembly, step by step; a method takes the steps that it needs.
+
+server = take_apart(...)                         models -> blocks in groups
+chain  = assembled(server, blocks)               blocks -> a network
+chain  = tuned(server, chain, trains)            trained on the public images
+logits = predictions(server, chain, images)
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core.client_map import per_group
+from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.mechanisms import public_images
+from jaxfl.mechanisms.reassembly import assembly, chain, grouping, tuning
+from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool
+from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
+from jaxfl.mechanisms.reassembly.networks import (
+    Network,
+    activations,
+    networks,
+    on_one_device,
+    on_public_images,
+    references,
+)
+from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
+
+
+class Server(NamedTuple):
+    """What a server has in a round.
+
+    Args:
+      options: the method's, with their rates.
+      networks: by client id, all whose blocks are in the pool.
+      cohort: ids of the clients of the round, ascending.
+      pool: their blocks, grouped.
+      logits: by client of the cohort, what its own model says of the public images (P, C).
+      classes: C.
+      images: the public images.
+      parts: the run's programs.
+      rng: of the round.
+      key: of the round, for what needs JAX's randomness.
+      seconds: by step, how long it has taken; see `timed`.
+    """
+
+    options: Reassembly
+    networks: dict[int, Network]
+    cohort: tuple[int, ...]
+    pool: Pool
+    logits: dict[int, np.ndarray]
+    classes: int
+    images: tuning.Images
+    parts: CompiledParts
+    rng: np.random.Generator
+    key: jax.Array
+    seconds: dict[str, float]
+
+
+def take_apart(
+    key,
+    options: Reassembly,
+    weights: PerGroup,
+    known: PerGroup,
+    federation: Federation,
+    cohort: Cohort,
+    parts: CompiledParts,
+) -> Server:
+    """Look at clients' models on the public images and group their blocks.
+
+    Args:
+      key: of this step.
+      options: with their rates.
+      weights: the clients' models (n_g, ...).
+      known: (n_g,) bool, whose models the server has seen before.
+      federation: clients and public images.
+      cohort: the round's.
+      parts: the run's programs.
+    """
+    rng, seconds = np.random.default_rng(np.asarray(jax.random.key_data(key))), {}
+    images = tuning.images_of(federation)
+    givers = cohort if options.pool == "cohort" else with_known(cohort, known)
+    members = networks(weights, federation, givers)
+    with timed(seconds, parts, "signatures"):
+        rows = np.asarray(federation.public)
+        chosen = jnp.asarray(rows[np.sort(rng.permutation(len(rows))[: options.signature_images])])
+        acts = on_public_images(parts, activations, weights, federation, givers, chosen)
+        logits = on_public_images(parts, public_images.logits, weights, federation, cohort, federation.public)
+        signed = signatures([acts[client] for client in members])
+    with timed(seconds, parts, "grouping"):
+        alike = similarity(signed)
+        if options.grouping == "kmeans":
+            labels = grouping.kmeans(signed, options.groups, rng)
+        else:
+            labels = grouping.kmedoids(alike, options.groups)
+        pool = Pool(references(list(members.values()), labels), alike)
+    return Server(
+        options=options,
+        networks=members,
+        cohort=tuple(sorted(logits)),
+        pool=pool,
+        logits=logits,
+        classes=federation.models[0].classes,
+        images=images,
+        parts=parts,
+        rng=rng,
+        key=key,
+        seconds=seconds,
+    )
+
+
+def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
+    """The round with all clients that a server knows: those of the cohort, and others (n_g,) bool."""
+
+    def of_group(slots, known):
+        there = np.array(on_one_device(known))
+        there[np.asarray(slots.index)[np.asarray(slots.mask)]] = True
+        return Slots(np.arange(len(there), dtype=np.int32), there)
+
+    return dataclasses.replace(cohort, groups=per_group(of_group, cohort.groups, known))
+
+
+def layers(server: Server, blocks: Sequence[BlockRef]) -> list:
+    """Blocks with the stitching layers that they need, see `assembly.layers`."""
+    return assembly.layers(blocks, server.images.x.shape[1:], server.classes, server.options.stitch)
+
+
+def size(server: Server, blocks: Sequence[BlockRef]) -> int:
+    """|c|, the parameters of the network that is made of some blocks."""
+    return assembly.size(layers(server, blocks))
+
+
+def assembled(server: Server, blocks: Sequence[BlockRef]) -> Chain:
+    """Blocks as a network, with stitching layers that have not learnt yet."""
+    return assembly.assemble(layers(server, blocks), server.networks, server.rng)
+
+
+def tuned(server: Server, network: Chain, trains: Callable[[Part], bool]) -> Chain:
+    """A network some parts of which, see `chain.train`, have been trained on the public images."""
+    options = server.options
+    loss, batches = tuning.objective(server.images, options, server.parts, server.rng)
+    return chain.train(server.parts, network, batches, loss, options.server_lr, trains=trains, key=server.key)
+
+
+def predictions(server: Server, network: Chain, x) -> np.ndarray:
+    """Logits (n, C) of a network on images (n, H, W, C), in batches of one shape."""
+    batch = min(server.options.server_batch, len(x))
+    places = np.resize(np.arange(len(x)), -(-len(x) // batch) * batch).reshape(-1, batch)
+    logits = [np.asarray(chain.run(server.parts, network, x[of_batch])) for of_batch in places]
+    return np.concatenate(logits)[: len(x)]
+
+
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], parts: CompiledParts, name: str) -> Iterator[None]:
+    """Adds the time of a block to those of its name, and of its compilations to "compilation"."""
+    begun, before = time.perf_counter(), parts.seconds
+    yield
+    compiled = parts.seconds - before
+    for of, passed in ((name, time.perf_counter() - begun - compiled), ("compilation", compiled)):
+        seconds[of] = seconds.get(of, 0.0) + passed

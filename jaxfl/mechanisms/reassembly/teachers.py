@@ -1,0 +1,201 @@
+"""Methods whose server assembles a teacher for every client: all but how it does.
+
+w_m is client m's model, w*_m its teacher, D_p the public images. In a round
+
+    w_m <- SGD over CE(w_m) + lam KL(softmax w*_m || softmax w_m)        E epochs (pFedClub, eq. 5)
+    w*_m <- assembled by the server from blocks of all w_m               a method's own
+
+and w*_m teaches client m when it takes part again; before its first teacher a client learns alone. A client
+deploys w_m; nothing replaces it before a round.
+
+The server's step is irregular and runs between rounds. As a teacher is frozen, what stays of it are its
+logits on the client's own training images: the client would compute the same. The ledger counts the teacher
+itself. Where `augment` changes the student's images, the teacher has seen them as they are.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl.core import tree
+from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_up
+from jaxfl.core.examples import own_rows
+from jaxfl.core.protocol import Algorithm, Info
+from jaxfl.core.training import descend, mean
+from jaxfl.data.federation import PerGroup
+from jaxfl.errors import JaxflError
+from jaxfl.mechanisms import own_models, public_images
+from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts
+from jaxfl.mechanisms.reassembly.networks import on_one_device
+from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
+
+
+class Teacher(NamedTuple):
+    """What a method has assembled for a client.
+
+    Args:
+      network: w*_m.
+      parameters: |w*_m|.
+      own: the blocks of the client's own model, see `blocks.describe`.
+      blocks: those of the teacher; a method may add entries to each.
+      alpha: (S,), how like the client's model each of S candidates was.
+    """
+
+    network: Chain
+    parameters: int
+    own: list[dict]
+    blocks: list[dict]
+    alpha: np.ndarray
+
+
+class State(NamedTuple):
+    """The state of such a method, per group.
+
+    Args:
+      hyper: the options.
+      weights: the clients' models (n_g, ...).
+      teacher_logits: of the clients' teachers on their training rows (n_g, m, outputs).
+      has_teacher: (n_g,) bool; a client has one from its first round on.
+      teacher_size: (n_g,) int32, parameters and BatchNorm statistics of the teachers.
+    """
+
+    hyper: Reassembly
+    weights: PerGroup
+    teacher_logits: PerGroup
+    has_teacher: PerGroup
+    teacher_size: PerGroup
+
+
+def learning_from_teachers(
+    config: Reassembly, assemble: Callable[[Server], Mapping[int, Teacher]]
+) -> Algorithm:
+    """Build a method from the way in which its server assembles teachers.
+
+    Args:
+      config: the method's options.
+      assemble: ``server -> {client id: Teacher}`` for all clients of ``server.cohort``; it runs between
+        rounds, outside of jit.
+    """
+    parts = CompiledParts()
+
+    def init(key, federation, hyper):
+        public_images.require(federation)
+        if config.labelled and not federation.labelled:
+            raise JaxflError(
+                "The server uses the labels of public images, and those of --public do not mean what the "
+                "clients' do; add labelled=false, or labels=true to --public if they do."
+            )
+        if config.bn_stats == "local" and any(model.normalised for model in federation.models):
+            raise JaxflError(
+                "The server runs the clients' networks and needs their BatchNorm statistics, which "
+                'bn_stats=local never sends; leave that out, or build the networks with norm="none".'
+            )
+        clients = [len(group.id) for group in federation.groups]
+        dtype = federation.mean.dtype
+        return State(
+            hyper,
+            own_models.start(key, federation),
+            per_group(lambda g: jnp.zeros((*g.rows.shape, g.model.classes), dtype), federation.groups),
+            per_group(lambda n: jnp.zeros(n, bool), clients),
+            per_group(lambda n: jnp.zeros(n, jnp.int32), clients),
+        )
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        def client(key, client, nothing, own):
+            w, teacher_logits, has_teacher = own
+            loss = from_teacher(client.model, teacher_logits, state.hyper.lam * has_teacher)
+            trained = descend(loss, w, key, own_rows(client, federation, state.hyper), state.hyper)
+            return trained.weights, trained.loss
+
+        has_teacher = per_group(lambda has: has.astype(federation.mean.dtype), state.has_teacher)
+        own = gather(tuple(zip(state.weights, state.teacher_logits, has_teacher, strict=True)), cohort)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        down = per_group(
+            lambda slots, sizes: jnp.where(slots.mask, sizes, 0),
+            cohort.groups,
+            gather(state.teacher_size, cohort),
+        )
+        up = sent_up(cohort, per_group(tree.one, trained))
+        state = state._replace(weights=scatter(state.weights, cohort, trained))
+        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+
+    def host(key, state, federation, cohort):
+        hyper = jax.device_get(state.hyper)
+        server = take_apart(key, hyper, state.weights, state.has_teacher, federation, cohort, parts)
+        teachers = assemble(server)
+        with timed(server.seconds, parts, "teacher logits"):
+            state = with_teachers(server, state, federation, teachers)
+        nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
+        return state, Info(None, up=nobody, down=nobody, findings=findings(server, teachers))
+
+    return Algorithm(init, personal, step, personal, host)
+
+
+def from_teacher(model, teacher_logits, lam):
+    """CE + lam KL(softmax teacher || softmax student).
+
+    Args:
+      model: the student's.
+      teacher_logits: (m, outputs), on the client's training rows.
+      lam: (), 0 without a teacher.
+
+    Returns:
+      ``(weights, batch, key) -> (value, stats)``, see `jaxfl.core.training.descend`.
+    """
+
+    def loss(w, batch, key):
+        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
+        teacher = jax.nn.softmax(teacher_logits[batch.position])
+        kl = optax.kl_divergence(jax.nn.log_softmax(logits), teacher)
+        ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+        return mean(ce + lam * kl, batch), stats
+
+    return loss
+
+
+def with_teachers(server: Server, state: State, federation, teachers: Mapping[int, Teacher]) -> State:
+    """The state in which some clients have new teachers: logits on their own rows, and sizes."""
+    logits, has, sizes = (
+        list(of_groups) for of_groups in (state.teacher_logits, state.has_teacher, state.teacher_size)
+    )
+    for client, teacher in teachers.items():
+        g, i = server.networks[client].group, server.networks[client].position
+        # All rows, padding as well: one number of batches for all clients.
+        x = on_one_device(federation.inputs(federation.groups[g].rows[i]))
+        logits[g] = logits[g].at[i].set(predictions(server, teacher.network, x))
+        has[g] = has[g].at[i].set(True)
+        sizes[g] = sizes[g].at[i].set(sum(tree.scalars(part.weights) for part in teacher.network))
+    return state._replace(teacher_logits=tuple(logits), has_teacher=tuple(has), teacher_size=tuple(sizes))
+
+
+def findings(server: Server, teachers: Mapping[int, Teacher]) -> dict:
+    """What was assembled, and how long it took."""
+    assembled = [
+        {
+            "client": client,
+            "model": server.networks[client].size,
+            "teacher": teacher.parameters,
+            "phi": teacher.parameters / server.networks[client].size - 1,
+            "candidates": len(teacher.alpha),
+            "alpha": teacher.alpha.tolist(),
+            "own": teacher.own,
+            "blocks": teacher.blocks,
+        }
+        for client, teacher in teachers.items()
+    ]
+    phis = [found["phi"] for found in assembled]
+    return {
+        "assembled": assembled,
+        "teacher size (phi)": {"mean": float(np.mean(phis)), "largest": float(np.max(phis))},
+        "candidates": {"mean": float(np.mean([found["candidates"] for found in assembled]))},
+        "compiled parts": {"programs": server.parts.compilations},
+        "server seconds": server.seconds,
+    }

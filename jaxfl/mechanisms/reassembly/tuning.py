@@ -1,0 +1,100 @@
+"""What a server trains assembled networks on: public images with their labels, or two views of each."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl.data.federation import Federation
+from jaxfl.mechanisms.reassembly.chain import CompiledParts
+from jaxfl.mechanisms.reassembly.networks import on_one_device
+from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.views import view
+
+
+class Images(NamedTuple):
+    """The public images D_p on one device.
+
+    Args:
+      x: (P, H, W, C), normalised.
+      y: (P,) int32.
+      mean, std: (1, 1, 1, C), that they were normalised by.
+      top: (), the largest value of an image.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    mean: jax.Array
+    std: jax.Array
+    top: jax.Array
+
+
+def images_of(federation: Federation) -> Images:
+    """The federation's public images."""
+    rows = np.asarray(federation.public)
+    arrays = federation.inputs(rows), federation.labels[rows], federation.mean, federation.std
+    top = on_one_device(federation.images.max()).astype(federation.mean.dtype)
+    return Images(*map(on_one_device, arrays), top=top)
+
+
+def cross_entropy(logits, labels):
+    """Mean cross-entropy of logits (B, C) and labels (B,) (pFedClub, eq. 2)."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def contrast(logits, pairs_and_tau):
+    """Normalised temperature-scaled cross-entropy of logits (2B, C) (pFedClub, eq. 3).
+
+    Args:
+      logits: of two views of each image.
+      pairs_and_tau: (2B,) int32, where two rows with the same number are of one image; (), the temperature.
+    """
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
+        return optax.losses.ntxent(logits, *pairs_and_tau)
+
+
+def objective(
+    images: Images, options: Reassembly, parts: CompiledParts, rng: np.random.Generator
+) -> tuple[Callable, Iterator]:
+    """A loss, and the batches (x, target) of some epochs, as `chain.train` takes them.
+
+    Args:
+      images: P of them; a batch has `server_batch`, or all where there are fewer.
+      options: with their rates.
+      parts: the run's programs.
+      rng: draws the order of images and their views.
+    """
+    if options.labelled:
+        orders = _orders(len(images.y), options, rng)
+        return cross_entropy, ((images.x[places], images.y[places]) for places in orders)
+    return contrast, _pairs_of_views(images, options, parts, rng)
+
+
+def two_views(key, images: Images):
+    """Two random views of each image (B, H, W, C), one set after the other: (2B, H, W, C), normalised."""
+    values = jnp.clip((images.x * images.std + images.mean) / images.top, 0, 1)
+    views = jnp.concatenate([view(one, values) for one in jax.random.split(key)])
+    return (views * images.top - images.mean) / images.std
+
+
+def _orders(total: int, options, rng) -> Iterator[np.ndarray]:
+    """The places of each batch (B,), epoch after epoch."""
+    batch = min(options.server_batch, total)
+    for _ in range(options.server_epochs):
+        # The last batch is filled up from the start: all have one shape.
+        order = np.resize(rng.permutation(total), -(-total // batch) * batch)
+        yield from order.reshape(-1, batch)
+
+
+def _pairs_of_views(images: Images, options, parts: CompiledParts, rng) -> Iterator:
+    for places in _orders(len(images.y), options, rng):
+        key = jax.random.key(int(rng.integers(2**31)))
+        views = parts.program(_two_views)(key, images._replace(x=images.x[places]))
+        yield views, (jnp.tile(jnp.arange(len(places), dtype=jnp.int32), 2), options.tau)
+
+
+def _two_views():
+    return two_views

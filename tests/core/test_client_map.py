@@ -1,0 +1,120 @@
+"""Clients mapped inside loops and branches, and clients visited one after another."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfl.core import flops, loops
+from jaxfl.core.client_map import map_clients, visit_clients
+from jaxfl.core.protocol import Cohort, Slots
+
+NOTHING = (None, None)
+OWN = (jnp.arange(3.0), jnp.arange(10.0, 12.0))
+KEY = jax.random.key(0)
+
+
+def cohort(*present, places=(3, 2)):
+    """A round with the clients at these positions of each group, in this order."""
+
+    def slots(present, clients, places):
+        index = [*present] + [clients] * (places - len(present))
+        return Slots(np.array(index, np.int32), np.arange(places) < len(present))
+
+    return Cohort(np.int32(0), tuple(map(slots, present, (3, 2), places)), rounds=1)
+
+
+EVERYONE, SOME = cohort((0, 1, 2), (0, 1)), cohort((2, 0), (1,))
+
+
+def rows_of(federation, positions):
+    return sum(int(group.size[i]) for group, of in zip(federation.groups, positions, strict=True) for i in of)
+
+
+def one_product(key, client, shared, own):
+    """Ten operations for each row."""
+    flops.add(10.0 * client.size.astype(float))
+    return own + 1
+
+
+def counted(f, federation):
+    """What a function returns, and the operations of each group's clients in it."""
+
+    def run():
+        with flops.collect() as amounts:
+            outputs = f()
+        return outputs, flops.by_group(amounts, [len(group.id) for group in federation.groups])
+
+    return jax.jit(run)()
+
+
+def mapped(federation, of_round, own):
+    return map_clients(one_product, KEY, federation, of_round, NOTHING, own)
+
+
+def test_clients_are_mapped_and_counted_inside_scan(federation):
+    def body(own, _):
+        return mapped(federation, EVERYONE, own), None
+
+    own, operations = counted(lambda: loops.scan(body, OWN, length=4)[0], federation)
+    np.testing.assert_array_equal(own[0], OWN[0] + 4)
+    for group, of_group in zip(federation.groups, operations[:2], strict=True):
+        np.testing.assert_array_equal(of_group, 4 * 10 * group.size)
+
+
+def test_clients_are_mapped_and_counted_inside_a_loop_of_any_length(federation):
+    def run(times):
+        return loops.fori_loop(0, times, lambda i, own: mapped(federation, EVERYONE, own), OWN)
+
+    for times in (0, 3):
+        own, operations = counted(lambda times=times: run(jnp.int32(times)), federation)
+        np.testing.assert_array_equal(own[1], OWN[1] + times)
+        np.testing.assert_array_equal(operations[0], times * 10 * federation.groups[0].size)
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_the_branch_that_runs_is_counted(federation, condition):
+    def run():
+        both = lambda own: mapped(federation, EVERYONE, own)  # noqa: E731
+        return loops.cond(jnp.bool_(condition), both, lambda own: own, OWN)
+
+    own, operations = counted(run, federation)
+    np.testing.assert_array_equal(own[0], OWN[0] + float(condition))
+    np.testing.assert_array_equal(operations[1], int(condition) * 10 * federation.groups[1].size)
+
+
+def visitor(key, client, carry, shared, own):
+    """Writes its id and what it finds into a book, and remembers whom it met last."""
+    flops.add(10.0 * client.size.astype(float))
+    book, entries, last = carry
+    return (book.at[entries].set(client.id), entries + 1, client.id), (last, own)
+
+
+def visits(federation, of_round, own=OWN):
+    empty = jnp.full(5, -1, jnp.int32), jnp.int32(0), jnp.int32(-1)
+    own = tuple(
+        leaf[np.minimum(slots.index, len(leaf) - 1)] for leaf, slots in zip(own, of_round.groups, strict=True)
+    )
+    return visit_clients(visitor, empty, KEY, federation, of_round, NOTHING, own)
+
+
+def test_clients_are_visited_one_after_another_by_their_ids(federation):
+    (book, entries, last), found = jax.jit(lambda: visits(federation, SOME))()
+    assert book.tolist() == [0, 2, 4, -1, -1] and entries == 3 and last == 4
+    (before, own), (before_second, _) = found
+    assert before.tolist()[:2] == [0, -1]  # in the places of the cohort: client 2 met client 0
+    assert own.tolist()[:2] == [2.0, 0.0]
+    assert before_second.tolist()[0] == 2
+
+
+def test_places_and_empty_ones_change_no_visit(federation):
+    other = cohort((0, 2), (1,), places=(3, 1))
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, visits(federation, SOME)[0], visits(federation, other)[0])
+    )
+
+
+def test_visits_are_counted(federation):
+    _, operations = counted(lambda: visits(federation, SOME), federation)
+    assert operations[0].tolist() == [10 * int(federation.groups[0].size[i]) * (i != 1) for i in range(3)]
+    assert sum(float(of.sum()) for of in operations) == 10 * rows_of(federation, ((0, 2), (1,)))

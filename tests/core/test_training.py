@@ -1,0 +1,148 @@
+"""Local training where a method departs from plain SGD: batches of other sources, corrections, tallies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxfl.core.augment import augmentation, crop, flip
+from jaxfl.core.examples import Examples, arrays, own_rows, public_rows
+from jaxfl.core.training import Training, batch_order, cross_entropy, descend, fit
+from jaxfl.data.federation import Batch
+
+KEY = jax.random.key(0)
+PLAIN = Training(epochs=2, batch_size=3)
+
+
+def one_client(federation, group=0, position=0):
+    return jax.tree.map(lambda leaf: leaf[position], federation.groups[group])
+
+
+def positions(examples, epochs=2, batch_size=2):
+    """The positions that an update sees, batch after batch, one row a part."""
+
+    def update(carry, batch, key):
+        seen, number = carry
+        parts = batch if isinstance(batch, tuple) and not isinstance(batch, Batch) else (batch,)
+        row = jnp.stack([jnp.where(part.mask, part.position, -1) for part in parts])
+        return (seen.at[number].set(row), number + 1), jnp.zeros(())
+
+    parts = 1 if isinstance(examples, Examples) else len(examples)
+    start = jnp.full((20, parts, batch_size), -2, jnp.int32), jnp.int32(0)
+    done = jax.jit(lambda: fit(update, start, KEY, examples, epochs=epochs, batch_size=batch_size))()
+    seen, number = done.carry
+    assert number == done.steps
+    return np.asarray(seen)[: int(number)]
+
+
+def seven():
+    return arrays(jnp.arange(10.0)[:, None], jnp.zeros(10, jnp.int32), jnp.int32(7))
+
+
+def test_an_epoch_takes_every_real_row_once():
+    seen = positions(seven())
+    assert seen.shape == (8, 1, 2)
+    for epoch in np.split(seen, 2):
+        assert sorted(epoch[epoch >= 0].tolist()) == list(range(7))
+
+
+def test_batches_of_several_sources_are_independent_and_show_as_many_rows():
+    seen, alone = positions((seven(), seven())), positions(seven())
+    assert len(seen) == len(alone) // 2  # of four batches an epoch each takes two
+    np.testing.assert_array_equal(seen[:2, 0], alone[:2, 0])  # the first source as if alone
+    assert not np.array_equal(seen[:, 0], seen[:, 1])
+
+
+def test_rows_of_the_public_are_nobodys_or_a_guests(federation):
+    rows = federation.public[:5]
+    client, absent = one_client(federation), jax.tree.map(jnp.zeros_like, one_client(federation))
+    assert [int(public_rows(rows, federation, who).size) for who in (None, client, absent)] == [5, 5, 0]
+    taken = public_rows(rows, federation).take(jnp.array([1, 3]), jnp.ones(2, bool), KEY)
+    np.testing.assert_array_equal(taken.y, federation.labels[rows[jnp.array([1, 3])]])
+
+
+def test_a_server_trains_without_a_client(federation):
+    model, rows = federation.models[0], public_rows(federation.public, federation)
+    weights = model.init(KEY)
+    trained = jax.jit(lambda: descend(cross_entropy(model), weights, KEY, rows, PLAIN))()
+    assert trained.steps == 2 * 4 and trained.loss > 0
+
+
+def trained(federation, **departures):
+    client = one_client(federation)
+    model = client.model
+    weights, rows = model.init(KEY), own_rows(client, federation, PLAIN)
+    loss = departures.pop("loss", cross_entropy(model))
+    return jax.jit(lambda: descend(loss, weights, KEY, rows, PLAIN, **departures))()
+
+
+def test_a_correction_changes_gradients_before_the_optimiser(federation):
+    plain, identity = trained(federation), trained(federation, correction=optax.identity())
+    jax.tree.map(np.testing.assert_array_equal, plain, identity)
+    stopped = trained(federation, correction=optax.set_to_zero())
+    decay = (1 - PLAIN.lr * PLAIN.weight_decay) ** 2  # momentum aside, weights only decay
+    initial = federation.models[0].init(KEY).params["fc1"]["linear"]["kernel"]
+    moved = np.asarray(stopped.weights.params["fc1"]["linear"]["kernel"] / initial)
+    assert (moved < decay).all() and (moved > 0.99).all()
+
+
+def test_any_optimizer_takes_the_place_of_the_usual_one(federation):
+    frozen = trained(federation, optimizer=optax.sgd(0.0))
+    jax.tree.map(np.testing.assert_array_equal, frozen.weights, federation.models[0].init(KEY))
+
+
+def test_phases_draw_other_batches(federation):
+    assert trained(federation, phase=1).loss != trained(federation).loss
+
+
+def test_a_tally_adds_up_what_batches_show(federation):
+    client = one_client(federation)
+    plain = cross_entropy(client.model)
+
+    def observing(weights, batch, key):
+        return *plain(weights, batch, key), {"rows": batch.mask.sum(dtype=jnp.int32)}
+
+    seen = trained(federation, loss=observing, tally={"rows": jnp.int32(0)})
+    assert seen.tally == {"rows": PLAIN.epochs * int(client.size)}
+    jax.tree.map(np.testing.assert_array_equal, seen._replace(tally=None), trained(federation))
+
+
+def test_orders_do_not_depend_on_padding():
+    narrow, wide = batch_order(KEY, jnp.int32(5), 5), batch_order(KEY, jnp.int32(5), 9)
+    np.testing.assert_array_equal(narrow, wide[:5])
+
+
+IMAGES = jnp.asarray(np.random.default_rng(0).integers(1, 255, (40, 16, 16, 3), dtype=np.uint8))
+
+
+def test_flips_mirror_about_half_of_the_images():
+    flipped = flip(KEY, IMAGES)
+    mirrored = (flipped == IMAGES[:, :, ::-1]).all((1, 2, 3))
+    assert (mirrored | (flipped == IMAGES).all((1, 2, 3))).all()
+    assert 10 < mirrored.sum() < 30
+
+
+def test_crops_move_images_by_up_to_an_eighth():
+    moved, found = crop(KEY, IMAGES), set()
+    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    for image, wide in zip(np.asarray(moved), padded, strict=True):
+        places = [
+            (i, j) for i in range(5) for j in range(5) if np.array_equal(image, wide[i : i + 16, j : j + 16])
+        ]
+        assert len(places) == 1
+        found |= set(places)
+    assert len(found) > 10 and moved.dtype == jnp.uint8
+
+
+@pytest.mark.parametrize("names", [(), ("flip",), ("crop", "flip")])
+def test_augmentation_touches_a_clients_own_training_images_alone(federation, names):
+    client = one_client(federation)
+    hyper = Training(augment=names)
+    places, real = jnp.arange(4, dtype=jnp.int32), jnp.ones(4, bool)
+    batch = own_rows(client, federation, hyper).take(places, real, KEY)
+    plain = own_rows(client, federation, Training()).take(places, real, KEY)
+    assert np.array_equal(batch.x, plain.x) == (not names)
+    np.testing.assert_array_equal(batch.y, plain.y)
+    raw = augmentation(names)(KEY, federation.images[client.rows[places]])
+    assert raw.shape == (4, 8, 8, 1) and raw.dtype == jnp.uint8
