@@ -35,7 +35,6 @@ from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs.prepare import cache_folder, check_setup, divide, load_source
-from jaxfl.runs.table import Column
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_result, print_table
@@ -153,7 +152,7 @@ class Seeds:
 class Columns:
     """What the table shows."""
 
-    show: tuple[Column, ...] = ()
+    show: tuple[Literal["std", "worst-tenth"], ...] = ()
     """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
 
 

@@ -58,7 +58,8 @@ def hints(cls: type) -> dict[str, Any]:
     """The annotations of a dataclass's options by name; those of its parts in their place."""
     found = {}
     for name, annotation in typing.get_type_hints(cls).items():
-        found |= hints(annotation) if dataclasses.is_dataclass(annotation) else {name: annotation}
+        part = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+        found |= hints(annotation) if part else {name: annotation}
     return found
 
 

@@ -220,16 +220,18 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
       counts an equal part of the seconds of training.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
-    preparations, seconds = [None] * runs, [0.0] * runs
     if states is None:
-        states, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
+        before, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
+    else:
+        before, preparations, seconds = states, [None] * runs, [0.0] * runs
     if runs > 1:
-        states = map(jax.device_get, states)  # on the host, where nothing is compiled to stack them
+        before = jax.device_get(before)  # on the host, where nothing is compiled to stack them
     streams = [jax.random.split(key, 4) for key in job.keys]
     _, round_key, host_key, score_key = (
         _together(of_runs, jnp.stack) for of_runs in zip(*streams, strict=True)
     )
-    round_key, score_key, state = federation.replicate((round_key, score_key, _together(list(states))))
+    round_key, score_key, state = federation.replicate((round_key, score_key, _together(before)))
+    del before  # the rounds need the memory
     cohort_key = score_key if job.score_cohort else None
     going = range(runs)
     for first in range(start, job.rounds, job.eval_every):
@@ -241,7 +243,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
             reports = jax.device_get(reports)
             of_runs = {i: _per_round(_run_of(reports, i, runs)) for i in going}
         else:
-            state, of_runs = _with_host_steps(job, first, end, round_key, host_key, score_key, state)
+            keys = round_key, host_key, score_key
+            state, of_runs = _with_host_steps(job, programs.host, first, end, keys, state)
         trained = passed() / runs
         chunks = {}
         for i in going:
@@ -249,8 +252,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
             its_key = _run_of(score_key, i, runs)
             chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained)
             if first == start:
-                before = seconds[i] + chunk.train_seconds
-                chunk = chunk._replace(preparation=preparations[i], train_seconds=before)
+                spent = seconds[i] + chunk.train_seconds
+                chunk = chunk._replace(preparation=preparations[i], train_seconds=spent)
             chunks[i] = chunk
         going = [i for i in going if not chunks[i].diverged]
         yield chunks
@@ -272,16 +275,17 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     return jax.tree.map(jnp.copy, state), report, seconds
 
 
-def _with_host_steps(job: Job, first: int, end: int, round_key, host_key, score_key, state):
+def _with_host_steps(job: Job, host: Callable, first: int, end: int, keys: tuple, state):
     """Rounds of a single run one by one, each followed by its host step: the state and {0: reports}."""
     programs, federation, reports = job.programs, job.federation, []
+    round_key, host_key, score_key = keys
     for t in range(first, end):
         cohort = _of_rounds(job.cohorts[0], t, t + 1)
         cohort_key = score_key if job.score_cohort else None
         state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
         (report,) = _per_round(jax.device_get(report))
         cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
-        state, more = programs.host(jax.random.fold_in(host_key, t), state, federation, cohort)
+        state, more = host(jax.random.fold_in(host_key, t), state, federation, cohort)
         state = federation.replicate(state)
         agree("results of the server's step", state)
         report = report._replace(info=_with_host(report.info, more))

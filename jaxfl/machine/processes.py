@@ -220,7 +220,7 @@ def _digest(tree: Any) -> bytes:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         digest.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(leaf).tobytes())
     return digest.digest()
 
 
@@ -238,5 +238,5 @@ def _outcome(f, args, kwargs) -> bytes:
 def _broadcast(message: bytes) -> bytes:
     """The message of process 0, in every process; it may end in zeros."""
     blocks = int(multihost_utils.broadcast_one_to_all(np.int32(-(-len(message) // BLOCK))))
-    message = np.frombuffer(message.ljust(blocks * BLOCK, b"\0"), np.uint8).reshape(blocks, BLOCK)
-    return b"".join(multihost_utils.broadcast_one_to_all(block).tobytes() for block in message)
+    padded = np.frombuffer(message.ljust(blocks * BLOCK, b"\0"), np.uint8).reshape(blocks, BLOCK)
+    return b"".join(multihost_utils.broadcast_one_to_all(block).tobytes() for block in padded)

@@ -15,7 +15,7 @@ from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report
-from jaxfl.runs.table import Table
+from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, provided
 
 
@@ -64,6 +64,7 @@ def compare(
     """
     if seeds < 1:
         raise JaxflError(f"--seeds must be at least 1, not {seeds}.")
+    check_columns(show)
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, range(setup.run.seed, setup.run.seed + seeds))

@@ -37,7 +37,7 @@ class Log(contextlib.ExitStack):
             if name not in KINDS:
                 raise JaxflError(f"There is no log {name!r}; {nearest(name, KINDS)}")
         self.kinds = {name: KINDS[name]() for name in names}
-        self.logs: dict[Path, list[Generator]] = {}
+        self.logs: dict[Path, list[Generator[None, list[dict], None]]] = {}
 
     @on_first_process
     def __call__(self, folder: Path, new: list[dict]) -> None:

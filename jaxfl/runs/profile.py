@@ -11,7 +11,7 @@ from jaxfl.errors import writing
 from jaxfl.machine.processes import on_first_process
 
 
-def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
+def profiled(chunks: Iterator[dict[int, Chunk]], folder: Path, at: int) -> Iterator[dict[int, Chunk]]:
     """The same chunks; number `at`, from 0, is traced, its evaluation included.
 
     Args:

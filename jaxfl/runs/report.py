@@ -51,13 +51,13 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
       JaxflError: if a folder has no finished run, a run is damaged, two are the same but for their folders,
         or the table cannot be written.
     """
-    runs = {folder: load(folder) for folder in store.finished_in(list(folders))}
-    labels = _labels([run.config for run in runs.values()])
+    runs = store.finished_in(list(folders))
     results, metrics, folder_of = [], {}, {}
-    for (folder, run), label in zip(runs.items(), labels, strict=True):
-        results.append((label, run.result))
-        metrics.setdefault(label, []).append(run.metrics)
-        same = folder_of.setdefault((label, run.result["seed"]), folder)
+    for folder, label in zip(runs, _labels([store.read_config(run) for run in runs]), strict=True):
+        result, of_run = store.read_finished(folder)
+        results.append((label, result))
+        metrics.setdefault(label, []).append(of_run)
+        same = folder_of.setdefault((label, result["seed"]), folder)
         if same != folder:
             raise JaxflError(f"{folder} and {same} are both {label} with one seed; report one of them.")
     table = tabulate(results, show)

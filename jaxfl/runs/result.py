@@ -44,7 +44,7 @@ def records(
         lines.append(
             {
                 "round": t + 1,
-                "loss": _finite(np.mean(loss)),
+                "loss": _finite(float(np.mean(loss))),
                 "bytes_up": sum(up),
                 "bytes_down": sum(down),
                 "flops": float(sum(of_group.sum() for of_group in report.flops)),
@@ -106,7 +106,7 @@ def _preparation(report: Report, federation: Federation, devices: dict[str, Devi
 def _plain(leaf):
     """A finding as JSON has it."""
     if isinstance(leaf, (np.ndarray, np.generic)):
-        return _finite(leaf) if leaf.dtype.kind == "f" and leaf.ndim == 0 else leaf.tolist()
+        return _finite(float(leaf)) if leaf.dtype.kind == "f" and leaf.ndim == 0 else leaf.tolist()
     return leaf
 
 

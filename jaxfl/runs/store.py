@@ -166,7 +166,7 @@ def finished_in(folders: list[Path]) -> list[Path]:
         if not found:
             raise JaxflError(f"There is no finished run in {folder}.")
         ended |= found
-    return sorted(ended, key=ended.get)
+    return sorted(ended, key=ended.__getitem__)
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from rich.table import Column as RichColumn
+from rich.table import Column
 from rich.table import Table as RichTable
+
+from jaxfl.errors import JaxflError, nearest
 
 
 class Cell(NamedTuple):
@@ -35,32 +37,46 @@ class Table(NamedTuple):
         return as_markdown(self)
 
 
-Column = Literal["std", "worst-tenth"]  # that a table has on request
+COLUMNS = {
+    "std": ("std over clients %", "std"),
+    "worst-tenth": ("worst tenth %", "worst_tenth"),
+}  # on request
 
 
-SHOWN = {"std": ("std over clients %", "std"), "worst-tenth": ("worst tenth %", "worst_tenth")}
+def check_columns(show: Sequence[str]) -> None:
+    """Refuse columns that are not in `COLUMNS`."""
+    for name in show:
+        if name not in COLUMNS:
+            raise JaxflError(f"There is no column {name!r}; {nearest(name, COLUMNS)}")
 
 
-def tabulate(results: list[tuple[str, dict]], show: Sequence[Column] = ()) -> Table:
+def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table:
     """Gather results by label, in the order in which labels first appear.
 
     Args:
       results: pairs (label, result); results of one label are its seeds.
       show: further columns of the deployed models' accuracy: its standard deviation over clients, the mean
-        of the worst tenth of them.
+        of the worst tenth of them; keys of `COLUMNS`.
 
     Returns:
       Accuracies in percent: of the deployed models, of those models per architecture, of the models as
       received before local training; the megabytes (1e6 bytes) sent and received in the run; and, where
       clients' devices are known, the simulated seconds of the run.
+
+    Raises:
+      JaxflError: if there is no such column.
     """
+    check_columns(show)
     seeds = defaultdict(list)
     for label, result in results:
         seeds[label].append(result)
     groups = list(dict.fromkeys(g for _, r in results for g in r["accuracy"]["per_group"]))
     columns: list[tuple[str, Callable]] = [
         ("accuracy %", lambda r: 100 * r["accuracy"]["mean"]),
-        *((title, lambda r, key=key: 100 * r["accuracy"][key]) for title, key in map(SHOWN.get, show)),
+        *(
+            (title, lambda r, key=key: 100 * r["accuracy"][key])
+            for title, key in (COLUMNS[name] for name in show)
+        ),
         *((g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan)) for g in groups),
         ("received %", lambda r: 100 * r["received"]["mean"]),
         ("MB up", lambda r: r["bytes_up"] / 1e6),
@@ -83,7 +99,7 @@ def _cell(values: list[float]) -> Cell:
 def as_text(table: Table) -> RichTable:
     """For the terminal; the best mean accuracy is bold."""
     best = max(cells[0].mean for _, cells in table.rows)
-    drawn = RichTable(*(RichColumn(title, overflow="fold") for title in ("method", *table.titles)))
+    drawn = RichTable(*(Column(title, overflow="fold") for title in ("method", *table.titles)))
     for label, cells in table.rows:
         style = "bold" if cells[0].mean == best else None
         drawn.add_row(label, *(cell.text() for cell in cells), style=style)

@@ -100,7 +100,7 @@ def _progress(run: Path, news: float, finished: bool) -> Progress:
     seconds, together = last.get("seconds"), last.get("together", 1)
     # Runs that are one program wait for one another: each has its part of the seconds of training, and then
     # they are evaluated in turn. What was compiled stands with one of them.
-    took = together * (seconds["train"] + seconds["evaluate"]) if seconds else None
+    took = together * (seconds["train"] + seconds["evaluate"]) if seconds else 0.0
     return Progress(
         label=config["label"],
         seed=config["options"]["seed"],
@@ -146,6 +146,7 @@ def _table(folders: list[Path], now: float) -> Table:
     found = {run: progress(run) for folder in folders for run in _runs(folder)}
     alike = Counter((its.label, its.seed) for its in found.values())
     for run, its in found.items():
+        left = its.left(now)
         table.add_row(
             its.label if alike[its.label, its.seed] == 1 else f"{its.label} in {run}",
             str(its.seed),
@@ -155,7 +156,7 @@ def _table(folders: list[Path], now: float) -> Table:
             f"{its.bytes_up / 1e6:.2f}",
             f"{its.bytes_down / 1e6:.2f}",
             _number(its.speed, ".3g"),
-            "-" if its.left(now) is None else _span(its.left(now)),
+            "-" if left is None else _span(left),
             its.state(now),
         )
     return table
