@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import registry
+from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import balance, draw_cohorts
 from jaxfl.core.engine import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort
-from jaxfl.runs.prepare import Setup, for_methods, prepare
+from jaxfl.runs.prepare import prepare
+from jaxfl.runs.variant import choose, provided
 
 METHODS = {
     "fedcmd": {"selection_rounds": 0, "personal": "fc1"},  # the largest layer, in the second phase
@@ -46,13 +47,12 @@ def main() -> None:
 
 def measure(name, options, clients, participation, arguments):
     """Median seconds of a round, of the same without rows, and the cohort's size."""
-    method = registry.METHODS[name]
-    setup = Setup(
-        "cifar10", arguments.data_dir, "iid", clients=clients, models=("lenet5",), participation=participation
-    )
-    federation = prepare(for_methods(setup, [method])).federation
-    config = method.config(batch_size=32, **options)
-    algorithm = method.build(config)
+    variant = choose(name, batch_size=32, **options)
+    config = variant.config
+    setup = Setup.of(dataset="cifar10", data_dir=arguments.data_dir, partition="iid", clients=clients)
+    setup = setup.replace(models=("lenet5",), participation=participation)
+    federation = prepare(provided(setup, [variant])).federation
+    algorithm = variant.method.build(config)
     drawn = draw_cohorts([clients], participation, 1, seed=0)
     places = balance(drawn, [np.asarray(federation.groups[0].size)], federation)
     cohort = Cohort(np.int32(0), jax.tree.map(lambda leaf: leaf[0], places), rounds=30)

@@ -3,9 +3,10 @@
 import jaxfl
 result = jaxfl.run("compfl", dataset="digits", rounds=50, lam=0.5)
 print(result["accuracy"]["mean"])
+print(jaxfl.compare("fedper", "compfl", dataset="digits", seeds=3).table)
 """
 
-from jaxfl.api import run
+from jaxfl.api import compare, load, report, resume, run
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
@@ -23,7 +24,11 @@ __all__ = [
     "Predictor",
     "Slots",
     "Training",
+    "compare",
+    "load",
     "options",
+    "report",
+    "resume",
     "run",
     "tree",
     "within",

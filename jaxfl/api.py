@@ -1,32 +1,39 @@
 """The same from Python: options as keyword arguments, named as on the command line."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfl import registry
+from jaxfl.config.options import alternatives, hints
+from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
+from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.runs import compare as comparisons
+from jaxfl.runs import report as reports
+from jaxfl.runs import run as runs
 from jaxfl.runs import store
-from jaxfl.runs.log import Log
-from jaxfl.runs.prepare import Setup, check_setup, for_methods, prepare
-from jaxfl.runs.run import choose, start
+from jaxfl.runs.compare import Comparison
+from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.report import Loaded
+from jaxfl.runs.table import Table
+from jaxfl.runs.variant import choose
 
 
 def run(
     method: str | Method, run_dir: str | Path | None = None, log: str | Sequence[str] = (), **options
 ) -> dict:
-    """Train one method.
+    """Train one method, as ``jaxfl run`` does.
 
     Args:
       method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own; a run of the last
         kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
       log: where else metrics go: ``"tensorboard"``, ``"wandb"`` or both in a list.
-      **options: fields of `jaxfl.runs.prepare.Setup` and of the method's configuration.
+      **options: of the run, see `jaxfl.config.setup.Setup`, and of the method's configuration.
 
     Returns:
       The result, see `jaxfl.runs.result.result`.
@@ -34,38 +41,126 @@ def run(
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
     """
-    follow = Log((log,) if isinstance(log, str) else log)
-    choice = method if isinstance(method, str) else None
-    found, chosen = registry.method(choice) if choice else (method, {})
-    of_setup = {field.name for field in dataclasses.fields(Setup)}
-    of_method = {field.name for field in dataclasses.fields(found.config)}
+    found = registry.method(method)[0] if isinstance(method, str) else method
+    setup, own = _divide(options, found.config, found.name)
+    variant = choose(method, **own)
+    _, result = runs.run(variant, setup, _path(run_dir), log=_several(log))
+    return result
+
+
+def compare(
+    *methods: str | Method,
+    seeds: int = 1,
+    run_dir: str | Path | None = None,
+    show: str | Sequence[str] = (),
+    log: str | Sequence[str] = (),
+    **options,
+) -> Comparison:
+    """Train several methods on one federation, as ``jaxfl compare`` does.
+
+    Args:
+      *methods: as for `run`.
+      seeds: how often everything is repeated, with seed, seed + 1, ...
+      run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
+      show: further columns of the table: ``"std"``, ``"worst-tenth"`` or both in a list.
+      log: where else metrics go.
+      **options: of all runs, see `jaxfl.config.setup.Setup`, and those that all methods have, see
+        `jaxfl.core.training.Training`. A single method's own are written in its choice.
+
+    Returns:
+      Its folder, the table, the results by label and seed, and why other runs have failed: they end alone.
+
+    Raises:
+      JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
+    """
+    if not methods:
+        raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
+    setup, common = _divide(options, Training, "jaxfl.compare")
+    variants = [choose(method, common) for method in methods]
+    return comparisons.compare(variants, setup, seeds, _path(run_dir), show=_several(show), log=_several(log))
+
+
+def resume(run_dir: str | Path, log: str | Sequence[str] = ()) -> dict:
+    """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one returns its result.
+
+    Args:
+      run_dir: its folder.
+      log: where else metrics go.
+
+    Returns:
+      The result, see `jaxfl.runs.result.result`.
+
+    Raises:
+      JaxflError: if the folder holds no run, or one that cannot be continued.
+    """
+    return runs.resume(Path(run_dir), log=_several(log))
+
+
+def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:
+    """Tabulate and plot finished runs, as ``jaxfl report`` does.
+
+    Args:
+      *run_dirs: folders of runs, or folders that contain some.
+      show: further columns: ``"std"``, ``"worst-tenth"`` or both in a list.
+      out: where the table and the curves are written; by default the folder if it is one, else runs/report.
+
+    Returns:
+      The table; as text it is Markdown.
+
+    Raises:
+      JaxflError: if a folder holds no finished run, or a damaged one.
+    """
+    if not run_dirs:
+        raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
+    folders = [Path(run_dir) for run_dir in run_dirs]
+    return reports.report(folders, _path(out) or store.report_folder(folders), _several(show))
+
+
+def load(run_dir: str | Path) -> Loaded:
+    """Read a run, finished or still going on: its configuration, its metrics so far, its result or None.
+
+    Raises:
+      JaxflError: if the folder holds no run, or its files are damaged.
+    """
+    return reports.load(Path(run_dir))
+
+
+def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
+    """The setup of some options, and those of a configuration."""
+    of_setup, of_config = hints(Setup), hints(config)
+    known = of_setup | of_config
     for name in options:
-        if name not in of_setup | of_method:
-            near = nearest(name, sorted(of_setup | of_method))
-            raise JaxflError(f"{found.name} has no option {name!r}; {near}")
-    options = {name: _normal(name, value) for name, value in options.items()}
-    setup = Setup(**{name: value for name, value in options.items() if name in of_setup})
-    chosen |= {name: value for name, value in options.items() if name in of_method}
+        if name not in known:
+            raise JaxflError(f"{whose} has no option {name!r}; {nearest(name, sorted(known))}")
+    normal = _normal(options, known)
+    setup = Setup.of(**{name: value for name, value in normal.items() if name in of_setup})
     check_setup(setup)
-    setup = for_methods(setup, [found])
-    ready = choose(choice, found, found.config(**chosen))
-    folder = Path(run_dir) if run_dir else store.free_folder(found.name, setup.dataset)
-    store.check_free(folder)
-    with follow:
-        return start(folder, ready, setup, prepare(setup), watch=lambda new: follow(folder, new))
+    return setup, {name: value for name, value in normal.items() if name in of_config}
 
 
-def _normal(name: str, value: Any) -> Any:
-    """What Python users write for an option, in the type that the option has."""
-    match name, value:
-        case _, np.generic():
-            return value.item()
-        case "models", str():
-            return (value,)
-        case "models", list():
-            return tuple(value)
-        case "data_dir", str():
-            return Path(value)
-        case (("dataset" | "partition" | "public"), Path()):
-            return str(value)
-    return value
+def _normal(options: dict[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """What Python users write for options, in the types that these have."""
+
+    def normal(value, allowed):
+        match value:
+            case np.generic():
+                return value.item()
+            case list():
+                return tuple(value)
+            case str() if Path in allowed:
+                return Path(value)
+            case str() if tuple[str, ...] in allowed:
+                return (value,)
+            case Path() if str in allowed:
+                return str(value)
+        return value
+
+    return {name: normal(value, alternatives(annotations[name])) for name, value in options.items()}
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

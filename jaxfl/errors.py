@@ -46,8 +46,12 @@ def reading(where: str | Path):
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise JaxflError(f"{where} cannot be read ({reason}); check its permissions.") from error
+        raise unreadable(where, error) from error
+
+
+def unreadable(where: str | Path, error: OSError) -> JaxflError:
+    """The sentence about a failed read."""
+    return JaxflError(f"{where} cannot be read ({error.strerror or error}); check its permissions.")
 
 
 @contextlib.contextmanager

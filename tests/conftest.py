@@ -11,7 +11,7 @@ from jaxfl.data.federation import federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.models import zoo
-from jaxfl.runs import run
+from jaxfl.runs import variant
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -86,11 +86,11 @@ def arrays_of(checkpoint):
 @pytest.fixture(scope="module")
 def quick_compilation():
     """For programs that compile for seconds and run for milliseconds; optimised ones round otherwise."""
-    run._programs_without_rates.cache_clear()
+    variant._programs_without_rates.cache_clear()
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-    run._programs_without_rates.cache_clear()
+    variant._programs_without_rates.cache_clear()
 
 
 @pytest.fixture(scope="session")

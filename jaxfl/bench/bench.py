@@ -74,7 +74,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     records = []
     for name, workload in workloads.items():
         say(f"{name}: {workload.what}")
-        setup = dataclasses.replace(setup_of(workload), data_dir=options.data_dir)
+        setup = setup_of(workload).replace(data_dir=options.data_dir)
         source, data = source_of(workload, setup, say)
         for choice in options.methods or workload.methods or registry.METHODS:
             measured = measure(

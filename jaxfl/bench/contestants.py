@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfl.bench.count import Phase
 from jaxfl.bench.workloads import Strategy
+from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import align, balance
 from jaxfl.core.engine import traced
@@ -17,8 +18,7 @@ from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.runs.prepare import Setup
-from jaxfl.runs.run import Chosen
+from jaxfl.runs.variant import Variant
 
 TORCH = "torch"  # stands in place of a strategy
 
@@ -69,7 +69,7 @@ def chunks(cohorts: PerGroup, rounds: int) -> list[PerGroup]:
 def in_jaxfl(
     name: str,
     strategy: Strategy,
-    chosen: Chosen,
+    variant: Variant,
     setup: Setup,
     federation: Federation,
     runs: list[PerGroup],
@@ -80,7 +80,7 @@ def in_jaxfl(
     Args:
       name: of the strategy.
       strategy: what it is.
-      chosen: the method.
+      variant: the method.
       setup: the strategy's options.
       federation: prepared with them.
       runs: the cohorts of each seed.
@@ -89,17 +89,17 @@ def in_jaxfl(
     Raises:
       JaxflError: if runs are to be one program, but the method has steps outside of programs.
     """
-    program = chosen.programs.rounds_of_runs if strategy.together else chosen.programs.rounds
-    host = chosen.programs.host
+    program = variant.programs.rounds_of_runs if strategy.together else variant.programs.rounds
+    host = variant.programs.host
     if host and strategy.together:
         raise JaxflError(
-            f"{chosen.label} has steps between rounds outside of compiled programs, so several seeds cannot "
+            f"{variant.label} has steps between rounds outside of compiled programs, so several seeds cannot "
             f"be one program; leave out the strategy {name!r}."
         )
     before = program.seconds
-    keys = [jax.random.key(setup.seed + i) for i in range(strategy.seeds)]
-    hyper = traced(chosen.config)
-    states = [jax.tree.map(jnp.copy, chosen.programs.init(key, federation, hyper)) for key in keys]
+    keys = [jax.random.key(setup.run.seed + i) for i in range(strategy.seeds)]
+    hyper = traced(variant.config)
+    states = [jax.tree.map(jnp.copy, variant.programs.init(key, federation, hyper)) for key in keys]
     if strategy.together:
         keys, states = [jnp.stack(keys)], [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)]
     keys, states = federation.replicate((keys, states))
@@ -113,7 +113,7 @@ def in_jaxfl(
         of_runs = align([balance(run, sizes, federation) for run in runs], federation)
         slots = jax.tree.map(lambda *leaves: np.stack(leaves), *of_runs)
         count = slots[0].mask.shape[1]
-        run = max(setup.rounds, count)
+        run = max(setup.run.rounds, count)
         numbers = np.tile(np.arange(run - count, run, dtype=np.int32), (strategy.seeds, 1))
         once = 1 if host else rounds  # a host step follows every round
         firsts, each = range(0, count, once), rounds // once
@@ -132,7 +132,7 @@ def in_jaxfl(
         return memory.peak_bytes(executable)
 
     limit = memory.available(federation)
-    if limit is not None and setup.clients_at_once is None:
+    if limit is not None and setup.machine.clients_at_once is None:
         federation = memory.as_many_as_fit(federation, needed, limit)
     of_turns = cohorts(federation)
 
@@ -157,7 +157,7 @@ def in_jaxfl(
         name,
         train,
         federation.devices,
-        setup.precision,
+        setup.run.precision,
         strategy.seeds,
         federation.clients_at_once,
         peak_bytes=needed(federation),

@@ -5,7 +5,6 @@ They train the same cohorts one after the other, repetition by repetition, so a 
 all of them. A repetition before the first warms up and does not count.
 """
 
-import dataclasses
 import functools
 import statistics
 import time
@@ -17,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxfl import registry
 from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import PHASES, work
 from jaxfl.bench.workloads import Strategy, Workload
+from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.sources import Source
-from jaxfl.runs.prepare import Setup, for_methods, prepare
-from jaxfl.runs.run import Chosen, choose
+from jaxfl.runs.prepare import prepare
+from jaxfl.runs.variant import choose, provided
 
 
 class Turn(NamedTuple):
@@ -75,37 +74,37 @@ def measure(
       "matmul_flops_per_s", see `matmul_flops`; "repetitions", with the "seconds", "host_s", "flops", perhaps
       "samples", and the rival's of each; "rounds_per_repetition".
     """
-    chosen = _chosen(workload, choice)
-    setup = for_methods(setup, [chosen.method])
-    setups = {name: dataclasses.replace(setup, **strategy.setup) for name, strategy in strategies.items()}
+    variant = choose(choice, workload.training)
+    setup = provided(setup, [variant])
+    setups = {name: setup.replace(**strategy.setup) for name, strategy in strategies.items()}
     federations = {name: prepare(its_own, source=source).federation for name, its_own in setups.items()}
     federation = next(iter(federations.values()))
     counts = [len(group.id) for group in federation.groups]
     runs = [
-        draw_cohorts(counts, setup.participation, rounds * (repetitions + 1), setup.seed + i)
+        draw_cohorts(counts, setup.run.participation, rounds * (repetitions + 1), setup.run.seed + i)
         for i in range(max(strategy.seeds for strategy in strategies.values()))
     ]
-    phases = PHASES.get(chosen.method.name)
-    parts = tuple(phases(chosen.config, model) for model in federation.models) if phases else ()
+    phases = PHASES.get(variant.method.name)
+    parts = tuple(phases(variant.config, model) for model in federation.models) if phases else ()
 
     contestants = [
-        in_jaxfl(name, strategy, chosen, setups[name], federations[name], runs[: strategy.seeds], rounds)
+        in_jaxfl(name, strategy, variant, setups[name], federations[name], runs[: strategy.seeds], rounds)
         for name, strategy in strategies.items()
     ]
     ours = len(contestants)
     if workload.rival:
-        beside = _chosen(workload, workload.rival)
+        beside = choose(workload.rival, workload.training)
         contestants.append(in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds))
     elif torch and len(parts) == 1:
-        config = chosen.config
-        contestants.append(in_torch(federation, chosen.method.name, config, parts[0], runs[0], rounds))
+        config = variant.config
+        contestants.append(in_torch(federation, variant.method.name, config, parts[0], runs[0], rounds))
 
     with_torch = contestants[-1].strategy == TORCH
     seconds, host_s, flops = _in_turn(contestants, repetitions, workload.patience_s)
     pace = np.array([one.seeds * rounds for one in contestants]) / seconds  # (repetitions, contestants)
     samples = steps = None
     if parts:
-        batch_size = chosen.config.batch_size
+        batch_size = variant.config.batch_size
         of_runs = np.array(
             [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
         )  # (runs, 1 + repetitions, 2)
@@ -158,11 +157,6 @@ def measure(
         }
 
     return [record(i) for i in range(ours + with_torch)]
-
-
-def _chosen(workload: Workload, choice: str) -> Chosen:
-    method, options = registry.method(choice)
-    return choose(choice, method, method.config(**(workload.training | options)))
 
 
 def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: float) -> np.ndarray:

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from jaxfl.bench.contestants import TORCH
 from jaxfl.errors import writing
+from jaxfl.machine.environment import environment
 from jaxfl.runs import store
-from jaxfl.runs.run import environment
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "": lambda record: record["workload"],

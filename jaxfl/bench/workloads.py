@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.config.setup import Setup
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
-from jaxfl.runs.prepare import Setup, load_source
+from jaxfl.runs.prepare import load_source
 
 REPETITIONS = 5
 
@@ -159,7 +160,7 @@ def setup_of(workload: Workload) -> Setup:
     have some, are the source's.
     """
     here = workload.on_cpu if jax.default_backend() == "cpu" else {}
-    return Setup(**{"test": "source", "max_test": 10} | workload.setup | here)
+    return Setup.of(**{"test": "source", "max_test": 10} | workload.setup | here)
 
 
 def repetitions_of(workload: Workload) -> int:
@@ -178,11 +179,11 @@ def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> t
     try:
         source = load_source(setup)
     except JaxflError as error:
-        shape = IMAGES.get(setup.dataset)
+        shape = IMAGES.get(setup.data.dataset)
         if shape is None:
             raise
-        say(f"Random images take the place of {setup.dataset}, which changes no time. {error}")
-        return _random(setup.dataset, shape, workload.images), "random"
+        say(f"Random images take the place of {setup.data.dataset}, which changes no time. {error}")
+        return _random(setup.data.dataset, shape, workload.images), "random"
     rows = np.r_[np.arange(min(workload.images, source.train.sum())), np.flatnonzero(~source.train)]
     return source._replace(**{name: getattr(source, name)[rows] for name in PER_ROW}), "real"
 

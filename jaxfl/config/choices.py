@@ -4,7 +4,6 @@ In place of a name stands ``path/to/file.py:object`` for something that is not p
 exactly like a built-in one.
 """
 
-import contextlib
 import importlib.util
 import inspect
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxfl.config.options import alternatives, wanted
+from jaxfl.config.options import alternatives, parse
 from jaxfl.errors import JaxflError, nearest
 
 GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
@@ -46,6 +45,11 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
             raise JaxflError(f"{pair!r} in {choice!r} is not an option; write it as option=value.")
         options[key.strip().replace("-", "_")] = value.strip()
     return (file + py + name).strip(), options
+
+
+def join(name: str, options: Mapping[str, str]) -> str:
+    """The inverse of `split`."""
+    return ",".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
 def absolute(choice: str) -> str:
@@ -88,24 +92,17 @@ def from_file(path: Path, attribute: str) -> Any:
 
 def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:
     """Option strings as values of the annotated types."""
-    for key in options:
+    values = {}
+    for key, words in options.items():
         if key not in types:
             raise JaxflError(f"{name} has no option {key!r}; {nearest(key, types)}")
-    return {key: _convert(name, key, types[key], value) for key, value in options.items()}
-
-
-def _convert(name: str, key: str, annotation: Any, text: str) -> Any:
-    allowed = [kind for kind in alternatives(annotation) if kind != tuple[str, ...]]
-    if not allowed:
-        raise JaxflError(
-            f"{name}: {key} is annotated as {annotation}, which is not read from text; annotate it as bool, "
-            "int, float, str, Path or a Literal."
-        )
-    for kind in sorted(allowed, key=lambda kind: isinstance(kind, type)):  # none before a text "none"
-        if not isinstance(kind, type):
-            if text.lower() == str(kind).lower():
-                return kind
-        else:
-            with contextlib.suppress(ValueError):
-                return kind(text)
-    raise JaxflError(f"{name}: {key} must be {wanted(allowed)}, not {text!r}.")
+        if not alternatives(types[key]):
+            raise JaxflError(
+                f"{name}: {key} is annotated as {types[key]}, which is not read from text; annotate it as "
+                "bool, int, float, str, Path, a Literal or a tuple of one of these."
+            )
+        try:
+            values[key] = parse(types[key], words)
+        except ValueError as error:
+            raise JaxflError(f"{name}: {key} {error}.") from None
+    return values

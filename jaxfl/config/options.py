@@ -1,5 +1,6 @@
 """Configurations as data: dataclasses whose fields carry their default, their range and their help."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,13 +13,7 @@ import jax
 
 from jaxfl.errors import JaxflError
 
-WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-    tuple[str, ...]: "a tuple of texts",
-}
+WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -29,10 +24,9 @@ def options(cls: type) -> type:
     None selects a program). All other fields are static: they select a program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    floats = [name for name in names if hints[name] in (float, float | None)]
-    return jax.tree_util.register_dataclass(cls, floats, [name for name in names if name not in floats])
+    floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
+    others = [name for name in hints(cls) if name not in floats]
+    return jax.tree_util.register_dataclass(cls, floats, others)
 
 
 class Unread:
@@ -60,6 +54,14 @@ def within(interval: str, default) -> Any:
     return dataclasses.field(default=default, metadata={"interval": interval})
 
 
+def hints(cls: type) -> dict[str, Any]:
+    """The annotations of a dataclass's options by name; those of its parts in their place."""
+    found = {}
+    for name, annotation in typing.get_type_hints(cls).items():
+        found |= hints(annotation) if dataclasses.is_dataclass(annotation) else {name: annotation}
+    return found
+
+
 def check(name: str, config) -> None:
     """Refuse values of another type than the field's, and numbers outside of their ranges.
 
@@ -70,19 +72,19 @@ def check(name: str, config) -> None:
     Raises:
       JaxflError: naming the option, what it must be and the value.
     """
-    hints = typing.get_type_hints(type(config))
+    annotations = hints(type(config))
     for field in dataclasses.fields(config):
-        value, allowed = getattr(config, field.name), alternatives(hints[field.name])
+        value, annotation = getattr(config, field.name), annotations[field.name]
         flag = "--" + field.name.replace("_", "-")
-        if allowed and not any(_is(value, kind) for kind in allowed):
-            raise JaxflError(f"{name}: {flag} must be {wanted(allowed)}, but is {value!r}.")
+        if not matches(value, annotation):
+            raise JaxflError(f"{name}: {flag} must be {wanted(alternatives(annotation))}, but is {value!r}.")
         interval = field.metadata.get("interval")
         if interval and value is not None and not _inside(value, interval):
             raise JaxflError(f"{name}: {flag} must lie in {interval}, but is {value}.")
 
 
 def alternatives(annotation: Any) -> tuple:
-    """What an annotation allows: keys of `WORDS`, and the values of a Literal, of bool and of None.
+    """What an annotation allows: keys of `WORDS`, values of a Literal, a bool or None, `tuple[..., ...]`.
 
     It is empty for an annotation that is not made of these, which is then nobody's to check but the author's.
     """
@@ -90,25 +92,73 @@ def alternatives(annotation: Any) -> tuple:
         return True, False
     if annotation is types.NoneType:
         return (None,)
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Literal:
+    parts, origin = typing.get_args(annotation), typing.get_origin(annotation)
+    if origin is typing.Literal:
         return parts
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    if origin in (typing.Union, types.UnionType):
         of_parts = [alternatives(part) for part in parts]
         return tuple(itertools.chain(*of_parts)) if all(of_parts) else ()
-    return (annotation,) if annotation in WORDS else ()
+    readable = annotation in WORDS or (entries(annotation) is not None and alternatives(entries(annotation)))
+    return (annotation,) if readable else ()
+
+
+def entries(kind: Any) -> Any:
+    """What the entries of ``tuple[..., ...]`` are, None for anything else."""
+    match typing.get_origin(kind), typing.get_args(kind):
+        case (origin, (entry, end)) if origin is tuple and end is ...:
+            return entry
 
 
 def wanted(allowed: tuple) -> str:
     """`alternatives` in words: ``a whole number or none``."""
-    return " or ".join(
-        WORDS.get(kind) or (kind if isinstance(kind, str) else str(kind).lower()) for kind in allowed
-    )
+    return " or ".join(map(_in_words, allowed))
+
+
+def _in_words(kind: Any) -> str:
+    if entries(kind) is not None:
+        of_entry = wanted(alternatives(entries(kind)))
+        return f"a tuple of {of_entry.removeprefix('a ')}{'s' if entries(kind) in WORDS else ''}"
+    return WORDS.get(kind) or text(kind)
+
+
+def parse(annotation: Any, words: str) -> Any:
+    """The value that a text stands for: of a flag and of a choice alike.
+
+    Args:
+      annotation: with `alternatives`; entries of a tuple are joined by ``+``, and nothing is none of them.
+      words: ``3``, ``none``, ``crop+flip``.
+
+    Raises:
+      ValueError: saying what it must be.
+    """
+    allowed = alternatives(annotation)
+    for kind in sorted(allowed, key=lambda kind: kind in WORDS):  # none before a text "none"
+        with contextlib.suppress(ValueError):
+            if entries(kind) is not None:
+                return tuple(parse(entries(kind), word) for word in words.split("+") if word)
+            if kind in WORDS:
+                return kind(words)
+            if words.lower() == text(kind).lower():
+                return kind
+    raise ValueError(f"must be {wanted(allowed)}, not {words!r}")
+
+
+def text(value: Any) -> str:
+    """What `parse` reads as this value."""
+    if isinstance(value, tuple):
+        return "+".join(map(text, value))
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def matches(value: Any, annotation: Any) -> bool:
+    """Whether a value is of an annotation's `alternatives`, or there are none to tell."""
+    allowed = alternatives(annotation)
+    return not allowed or any(_is(value, kind) for kind in allowed)
 
 
 def _is(value: Any, kind: Any) -> bool:
-    if kind == tuple[str, ...]:
-        return isinstance(value, tuple) and all(isinstance(entry, str) for entry in value)
+    if entries(kind) is not None:
+        return isinstance(value, tuple) and all(matches(entry, entries(kind)) for entry in value)
     if kind in (int, float):  # True is no number
         return isinstance(value, (int, kind)) and not isinstance(value, bool)
     if kind in WORDS:

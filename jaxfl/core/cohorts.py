@@ -6,10 +6,12 @@ cohorts, and a resumed run the same as an undisturbed one.
 
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
-from jaxfl.core.protocol import Slots
+from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
 
 SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
@@ -113,3 +115,36 @@ def align(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> list[tup
         return [Slots(filled(part.index, len(group.id)), filled(part.mask, False)) for part in parts]
 
     return list(zip(*map(of_group, federation.groups, *runs), strict=True))
+
+
+def all_clients(federation: Federation, rounds: int) -> Cohort:
+    """All clients as one cohort, before the first round."""
+    counts = [len(group.size) for group in federation.groups]
+    slots = [Slots(np.arange(n, dtype=np.int32)[None], np.ones((1, n), bool)) for n in counts]
+    places = balance(slots, [np.asarray(group.size) for group in federation.groups], federation)
+    return Cohort(np.int32(0), jax.tree.map(lambda leaf: leaf[0], places), rounds)
+
+
+def in_parts(federation: Federation, most: int, last: int, rounds: int) -> list[Cohort]:
+    """All clients as cohorts of one shape, of at most `most` clients per group, after round `last`."""
+    number = max(-(-len(group.size) // most) for group in federation.groups)
+
+    def slots(group):
+        count = len(group.size)
+        index = np.arange(number * min(count, most), dtype=np.int32).reshape(number, -1)
+        return Slots(np.minimum(index, np.int32(count)), index < count)
+
+    work = [np.asarray(group.test_size) for group in federation.groups]
+    parts = balance([slots(group) for group in federation.groups], work, federation)
+    return [
+        Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds, part=True)
+        for part in range(number)
+    ]
+
+
+def by_client(parts: list[tuple]) -> Any:
+    """Leaves (places,) of several parts, each with its `Slots`, as leaves (n_g,) in the order of clients."""
+    slots, trees = zip(*parts, strict=True)
+    taken = np.concatenate([of_part.mask for of_part in slots])
+    order = np.argsort(np.concatenate([of_part.index for of_part in slots])[taken])
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[taken][order], *trees)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import flops
-from jaxfl.core.cohorts import balance
+from jaxfl.core.cohorts import all_clients, by_client, in_parts
 from jaxfl.core.evaluate import score
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
@@ -28,18 +28,17 @@ class Report(NamedTuple):
     """What a round leaves behind beside the state.
 
     Args:
-      info: what the algorithm reports.
+      info: what the algorithm reports, without its trained models.
       flops: floating-point operations in the step, floats (n_g,) of each group's clients, and last a () of
         what it computes outside of the client map; see `jaxfl.core.flops`. Host steps are not counted.
-      received: per group `Score` with leaves (k_g,), of the round's cohort before its training; None unless
-        asked for.
-      personal: the same after it.
+      scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
+        training, "trained" right behind it where the method tells, "personal" at the end) and group a
+        `Score` with leaves (k_g,).
     """
 
     info: Info
     flops: tuple
-    received: PerGroup | None
-    personal: PerGroup | None
+    scores: dict[str, PerGroup]
 
 
 class Programs(NamedTuple):
@@ -48,6 +47,8 @@ class Programs(NamedTuple):
     Args:
       init: ``(key, federation, hyper) -> state``; not compiled as a whole: its few draws are then compiled
         once for all methods.
+      prepare: ``(key, state, federation, cohort) -> (state, report)``, the phase before the first round, or
+        None.
       rounds: ``(key, state, federation, cohorts, score_key=None) -> (state, reports)``; the state is donated.
         With a `score_key` every round's cohort is scored.
       rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None) -> (states, reports)``: `rounds`
@@ -60,6 +61,7 @@ class Programs(NamedTuple):
     """
 
     init: Callable
+    prepare: Program | None
     rounds: Program
     rounds_of_runs: Program
     of_run: Program
@@ -80,7 +82,7 @@ class Programs(NamedTuple):
 
     @property
     def _compiled(self) -> set[Program]:
-        return {self.rounds, self.rounds_of_runs, self.of_run, self.received, self.personal}
+        return {entry for entry in self if isinstance(entry, Program)}
 
 
 def programs(algorithm: Algorithm) -> Programs:
@@ -94,23 +96,31 @@ def programs(algorithm: Algorithm) -> Programs:
         predictors = algorithm.personal(key, state, federation, cohort)
         return federation.keep_replicated(score(predictors, key, federation, cohort))
 
+    def counted(step, key, state, federation, cohort):
+        """The state behind a step as it came, what the step reports, its trained models and operations."""
+        with flops.collect() as amounts:
+            state, info = step(key, state, federation, cohort)
+        operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
+        return federation.keep_replicated(state), info._replace(trained=None), info.trained, operations
+
+    def prepare(key, state, federation, cohort):
+        state, info, _, operations = counted(algorithm.prepare, key, state, federation, cohort)
+        return state, federation.keep_replicated(Report(info, operations, {}))
+
     def rounds(key, state, federation, cohorts, score_key=None):
         def one(state, cohort):
-            def scored(scores, state):
-                if score_key is None:
-                    return None
-                return scores(jax.random.fold_in(score_key, cohort.round), state, federation, cohort)
-
-            before = scored(received, state)
-            with flops.collect() as amounts:
-                round_key = jax.random.fold_in(key, cohort.round)
-                state, info = algorithm.step(round_key, state, federation, cohort)
-            state = federation.keep_replicated(state)  # it leaves a round as it came
-            operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
-            after = None if algorithm.host else scored(personal, state)  # a host step is still to come
-            return state, federation.keep_replicated(
-                Report(info._replace(trained=None), operations, before, after)
-            )
+            scores = {}
+            if score_key is not None:
+                of_round = jax.random.fold_in(score_key, cohort.round)
+                scores["received"] = received(of_round, state, federation, cohort)
+            round_key = jax.random.fold_in(key, cohort.round)
+            state, info, trained, operations = counted(algorithm.step, round_key, state, federation, cohort)
+            if score_key is not None:
+                if trained is not None:
+                    scores["trained"] = score(trained, of_round, federation, cohort)
+                if not algorithm.host:  # a host step is still to come
+                    scores["personal"] = personal(of_round, state, federation, cohort)
+            return state, federation.keep_replicated(Report(info, operations, scores))
 
         return jax.lax.scan(one, state, cohorts)
 
@@ -131,6 +141,7 @@ def programs(algorithm: Algorithm) -> Programs:
     same = algorithm.personal is algorithm.receive
     return Programs(
         init=algorithm.init,
+        prepare=Program(prepare) if algorithm.prepare else None,
         rounds=Program(rounds, donate=(1,)),
         rounds_of_runs=Program(rounds_of_runs, donate=(1,)),
         of_run=Program(of_run),
@@ -141,8 +152,36 @@ def programs(algorithm: Algorithm) -> Programs:
     )
 
 
+class Job(NamedTuple):
+    """One run, or several that are one program: they differ in their seeds and in rates alone.
+
+    Args:
+      programs: of the algorithm; one with a host step takes a single run.
+      federation: clients and data.
+      configs: of each run the method's configuration.
+      cohorts: of each run per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`; those of several
+        runs in equally many places, see `align`.
+      keys: of each run.
+      eval_every: rounds of a chunk.
+      score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
+    """
+
+    programs: Programs
+    federation: Federation
+    configs: Sequence[Any]
+    cohorts: Sequence[tuple[Slots, ...]]
+    keys: Sequence[jax.Array]
+    eval_every: int
+    score_cohort: bool = False
+
+    @property
+    def rounds(self) -> int:
+        """Of every run."""
+        return self.cohorts[0][0].mask.shape[0]
+
+
 class Chunk(NamedTuple):
-    """What some rounds did.
+    """What some rounds of a run did.
 
     Args:
       first: number of the first round, from 0.
@@ -153,6 +192,8 @@ class Chunk(NamedTuple):
       train_seconds, evaluate_seconds: without compilation; what happens within a round is training.
       diverged: None, or (round, client id) of the first loss or prediction that is not finite; `reports`
         ends there.
+      preparation: what the phase before the first round reports, of the first chunk of a new run; leaves
+        (k_g,) are (n_g,) here, for all clients by their order.
     """
 
     first: int
@@ -162,200 +203,140 @@ class Chunk(NamedTuple):
     train_seconds: float
     evaluate_seconds: float
     diverged: tuple[int, int] | None = None
+    preparation: Report | None = None
 
 
-def simulate(
-    programs: Programs,
-    federation: Federation,
-    hyper: Any,
-    cohorts: tuple[Slots, ...],
-    key: jax.Array,
-    *,
-    eval_every: int,
-    start: int = 0,
-    state: Any = None,
-    score_cohort: bool = False,
-) -> Iterator[Chunk]:
-    """Run a federated method, chunk by chunk.
+def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> Iterator[dict[int, Chunk]]:
+    """Run a federated method, chunk by chunk. A single run gets no axis of runs.
 
     Args:
-      programs: of the algorithm.
-      federation: clients and data.
-      hyper: the method's configuration.
-      cohorts: per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`.
-      key: of the run.
-      eval_every: rounds of a chunk.
-      start: first round; a multiple of `eval_every` or the end of the run.
-      state: the state at `start`; None for a new run.
-      score_cohort: score the cohort of every round, before and after its training.
-
-    Yields:
-      A `Chunk` after every `eval_every` rounds and after the last one.
-    """
-    init_key, round_key, host_key, score_key = jax.random.split(key, 4)
-    rounds = cohorts[0].mask.shape[0]
-    if state is None:
-        state = _initial(programs, federation, hyper, init_key)
-    round_key, score_key, state = federation.replicate((round_key, score_key, state))
-    cohort_key = score_key if score_cohort else None
-    for first in range(start, rounds, eval_every):
-        end = min(first + eval_every, rounds)
-        begun, compiled = time.perf_counter(), programs.seconds
-        if programs.host is None:
-            chunk = _of_rounds(cohorts, first, end)
-            state, reports = programs.rounds(round_key, state, federation, chunk, cohort_key)
-            reports = _per_round(jax.device_get(reports))
-        else:
-            reports = []
-            for t in range(first, end):
-                cohort = _of_rounds(cohorts, t, t + 1)
-                state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
-                (report,) = _per_round(jax.device_get(report))
-                cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
-                host_round_key = jax.random.fold_in(host_key, t)
-                state, more = programs.host(host_round_key, state, federation, cohort)
-                state = federation.replicate(state)
-                agree("results of the server's step", state)
-                report = report._replace(info=_with_host(report.info, more))
-                if score_cohort:  # the round ends only now
-                    of_round = jax.random.fold_in(score_key, t)
-                    scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
-                    report = report._replace(personal=scores)
-                reports.append(report)
-        trained = time.perf_counter() - begun - (programs.seconds - compiled)
-        chunk = _scored(programs, federation, cohorts, score_key, first, state, reports, trained)
-        yield chunk
-        if chunk.diverged:
-            return
-
-
-def simulate_together(
-    programs: Programs,
-    federation: Federation,
-    hypers: Sequence[Any],
-    cohorts: Sequence[tuple[Slots, ...]],
-    keys: Sequence[jax.Array],
-    *,
-    eval_every: int,
-    start: int = 0,
-    states: Sequence[Any] | None = None,
-    score_cohort: bool = False,
-) -> Iterator[dict[int, Chunk]]:
-    """Run a federated method several times as one program, chunk by chunk; per run as `simulate` does.
-
-    Args:
-      programs: of the algorithm, which has no host step.
-      federation: clients and data.
-      hypers: of each run the method's configuration; they differ in rates alone.
-      cohorts: of each run, all in equally many places, see `jaxfl.core.cohorts.align`.
-      keys: of the runs.
-      eval_every: rounds of a chunk.
-      start: first round; a multiple of `eval_every` or the end of the runs.
+      job: what to run.
+      start: first round; a multiple of `eval_every` or the end of the job.
       states: of each run the state at `start`; None for new runs.
-      score_cohort: score the cohort of every round, before and after its training.
 
     Yields:
       A `Chunk` of each run by its number, after every `eval_every` rounds and after the last one. A run that
-      has diverged is left out from then on; what is computed for it still is nobody's. Each counts an equal
-      part of the seconds of training.
+      has diverged is left out from then on; what is computed for it still is nobody's. Of several runs each
+      counts an equal part of the seconds of training.
     """
-    streams = [jax.random.split(key, 4) for key in keys]
-    init_keys, round_keys, _, score_keys = (jnp.stack(of_runs) for of_runs in zip(*streams, strict=True))
-    rounds = cohorts[0][0].mask.shape[0]
+    programs, federation, runs = job.programs, job.federation, len(job.keys)
+    preparations, seconds = [None] * runs, [0.0] * runs
     if states is None:
-        made = zip(hypers, init_keys, strict=True)
-        states = [_initial(programs, federation, hyper, key) for hyper, key in made]
-    states = _stacked(list(map(jax.device_get, states)))  # on the host, where nothing is compiled for it
-    round_keys, score_keys, states = federation.replicate((round_keys, score_keys, states))
-    cohort_keys = score_keys if score_cohort else None
-    going = range(len(keys))
-    for first in range(start, rounds, eval_every):
-        end = min(first + eval_every, rounds)
-        begun, compiled = time.perf_counter(), programs.seconds
-        chunk = _stacked([_of_rounds(of_run, first, end) for of_run in cohorts])
-        states, reports = programs.rounds_of_runs(round_keys, states, federation, chunk, cohort_keys)
-        reports = jax.device_get(reports)
-        trained = (time.perf_counter() - begun - (programs.seconds - compiled)) / len(keys)
+        states, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
+    if runs > 1:
+        states = map(jax.device_get, states)  # on the host, where nothing is compiled to stack them
+    streams = [jax.random.split(key, 4) for key in job.keys]
+    _, round_key, host_key, score_key = (
+        _together(of_runs, jnp.stack) for of_runs in zip(*streams, strict=True)
+    )
+    round_key, score_key, state = federation.replicate((round_key, score_key, _together(list(states))))
+    cohort_key = score_key if job.score_cohort else None
+    going = range(runs)
+    for first in range(start, job.rounds, job.eval_every):
+        end, passed = min(first + job.eval_every, job.rounds), _stopwatch(programs)
+        if programs.host is None:
+            advance = programs.rounds if runs == 1 else programs.rounds_of_runs
+            cohorts = _together([_of_rounds(of_run, first, end) for of_run in job.cohorts])
+            state, reports = advance(round_key, state, federation, cohorts, cohort_key)
+            reports = jax.device_get(reports)
+            of_runs = {i: _per_round(_run_of(reports, i, runs)) for i in going}
+        else:
+            state, of_runs = _with_host_steps(job, first, end, round_key, host_key, score_key, state)
+        trained = passed() / runs
         chunks = {}
         for i in going:
-            state = federation.replicate(programs.of_run(states, np.int32(i)))
-            of_run = _per_round(jax.tree.map(lambda leaf, i=i: leaf[i], reports))
-            chunks[i] = _scored(
-                programs, federation, cohorts[i], score_keys[i], first, state, of_run, trained
-            )
+            its_own = state if runs == 1 else federation.replicate(programs.of_run(state, np.int32(i)))
+            its_key = _run_of(score_key, i, runs)
+            chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained)
+            if first == start:
+                before = seconds[i] + chunk.train_seconds
+                chunk = chunk._replace(preparation=preparations[i], train_seconds=before)
+            chunks[i] = chunk
         going = [i for i in going if not chunks[i].diverged]
         yield chunks
         if not going:
             return
 
 
-def _initial(programs: Programs, federation: Federation, hyper: Any, key: jax.Array) -> Any:
+def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
+    """A run's state before its first round, what its preparation reports, and the seconds that took."""
+    programs, federation, key = job.programs, job.federation, job.keys[i]
+    init_key, *_ = jax.random.split(key, 4)
+    state, report, seconds = programs.init(init_key, federation, traced(job.configs[i])), None, 0.0
+    if programs.prepare:
+        passed, cohort = _stopwatch(programs), all_clients(federation, job.rounds)
+        of_phase, state = federation.replicate((jax.random.fold_in(key, 4), state))  # a fifth stream
+        state, report = programs.prepare(of_phase, state, federation, cohort)
+        report, seconds = _of_clients(jax.device_get(report), cohort), passed()
     # Copied, because an array that stands in two places cannot be donated.
-    return jax.tree.map(jnp.copy, programs.init(key, federation, traced(hyper)))
+    return jax.tree.map(jnp.copy, state), report, seconds
 
 
-def _scored(programs, federation, cohorts, score_key, first, state, reports, trained) -> Chunk:
-    """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
-    diverged = _first_infinite_loss(reports, first, cohorts, federation)
-    if diverged:
-        return Chunk(first, state, reports[: diverged[0] - first + 1], None, trained, 0.0, diverged)
-    last, rounds = first + len(reports) - 1, cohorts[0].mask.shape[0]
+def _with_host_steps(job: Job, first: int, end: int, round_key, host_key, score_key, state):
+    """Rounds of a single run one by one, each followed by its host step: the state and {0: reports}."""
+    programs, federation, reports = job.programs, job.federation, []
+    for t in range(first, end):
+        cohort = _of_rounds(job.cohorts[0], t, t + 1)
+        cohort_key = score_key if job.score_cohort else None
+        state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
+        (report,) = _per_round(jax.device_get(report))
+        cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
+        state, more = programs.host(jax.random.fold_in(host_key, t), state, federation, cohort)
+        state = federation.replicate(state)
+        agree("results of the server's step", state)
+        report = report._replace(info=_with_host(report.info, more))
+        if job.score_cohort:  # the round ends only now
+            of_round = jax.random.fold_in(score_key, t)
+            scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
+            report = report._replace(scores=report.scores | {"personal": scores})
+        reports.append(report)
+    return state, {0: reports}
+
+
+def _stopwatch(programs: Programs) -> Callable[[], float]:
+    """A function that tells the seconds since, without those of compilation."""
     begun, compiled = time.perf_counter(), programs.seconds
-    scores = evaluate(programs, federation, state, score_key, last, rounds)
-    evaluated = time.perf_counter() - begun - (programs.seconds - compiled)
+    return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
+
+
+def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float) -> Chunk:
+    """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
+    federation = job.federation
+    diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
+    if diverged:
+        return Chunk(first, state, reports[: diverged[0] - first + 1], None, train_seconds, 0.0, diverged)
+    last, passed = first + len(reports) - 1, _stopwatch(job.programs)
+    scores = evaluate(job.programs, federation, state, key, last, job.rounds)
     diverged = _first_infinite_score(scores["personal"], last, federation)
-    return Chunk(first, state, reports, None if diverged else scores, trained, evaluated, diverged)
+    return Chunk(first, state, reports, None if diverged else scores, train_seconds, passed(), diverged)
 
 
-def compiled(
-    programs: Programs,
-    federation: Federation,
-    hyper: Any,
-    cohorts: tuple[Slots, ...],
-    key: jax.Array,
-    *,
-    eval_every: int,
-    score_cohort: bool = False,
-) -> list[jax.stages.Compiled]:
-    """The executables of a run that `simulate` begins with the same arguments; nothing runs."""
-    state = _shapes(programs, federation, hyper, key)
-    key, rounds = federation.replicate(key), cohorts[0].mask.shape[0]
-    chunk = _of_rounds(cohorts, 0, min(rounds, eval_every if programs.host is None else 1))
-    part = _everyone_in_parts(federation, 0, rounds)[0]
-    return [
-        programs.rounds.compile(key, state, federation, chunk, key if score_cohort else None),
-        programs.received.compile(key, state, federation, part),
-        programs.personal.compile(key, state, federation, part),
-    ]
-
-
-def compiled_together(
-    programs: Programs,
-    federation: Federation,
-    hyper: Any,
-    cohorts: Sequence[tuple[Slots, ...]],
-    keys: Sequence[jax.Array],
-    *,
-    eval_every: int,
-    score_cohort: bool = False,
-) -> jax.stages.Compiled:
-    """The executable of several runs' rounds as `simulate_together` has it; `hyper` is of any of the runs."""
-    states = _shapes(programs, federation, hyper, keys[0], (len(keys),))
-    stacked, rounds = federation.replicate(jnp.stack(keys)), cohorts[0][0].mask.shape[0]
-    chunk = _stacked([_of_rounds(of_run, 0, min(rounds, eval_every)) for of_run in cohorts])
-    return programs.rounds_of_runs.compile(
-        stacked, states, federation, chunk, stacked if score_cohort else None
-    )
-
-
-def _shapes(programs: Programs, federation: Federation, hyper: Any, key: jax.Array, runs=()) -> Any:
-    """Of a state, perhaps with a leading axis of runs, where all devices hold it."""
-    return jax.tree.map(
+def compiled(job: Job) -> list[jax.stages.Compiled]:
+    """The executables of a new job, of several runs that of their rounds alone; nothing runs."""
+    programs, federation, runs = job.programs, job.federation, len(job.keys)
+    state = jax.eval_shape(programs.init, job.keys[0], federation, traced(job.configs[0]))
+    axis = () if runs == 1 else (runs,)
+    state = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
-            runs + leaf.shape, leaf.dtype, sharding=federation.replicated_sharding
+            axis + leaf.shape, leaf.dtype, sharding=federation.replicated_sharding
         ),
-        jax.eval_shape(programs.init, key, federation, traced(hyper)),
+        state,
     )
+    key = federation.replicate(_together(job.keys, jnp.stack))
+    end = min(job.rounds, job.eval_every if programs.host is None else 1)
+    cohorts = _together([_of_rounds(of_run, 0, end) for of_run in job.cohorts])
+    advance = programs.rounds if runs == 1 else programs.rounds_of_runs
+    executables = [advance.compile(key, state, federation, cohorts, key if job.score_cohort else None)]
+    if runs == 1:
+        part = in_parts(federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
+        executables += [
+            programs.received.compile(key, state, federation, part),
+            programs.personal.compile(key, state, federation, part),
+        ]
+        if programs.prepare:
+            everyone = all_clients(federation, job.rounds)
+            executables.append(programs.prepare.compile(key, state, federation, everyone))
+    return executables
 
 
 def traced(hyper: Any) -> Any:
@@ -368,12 +349,12 @@ def evaluate(
 ) -> dict[str, PerGroup]:
     """Score all clients after round `last`; see `Chunk.scores`."""
     key = jax.random.fold_in(key, last)
-    parts = _everyone_in_parts(federation, last, rounds)
+    parts = in_parts(federation, CLIENTS_PER_SCORING, last, rounds)
 
     def scores(program):
         of_parts = [jax.device_get(program(key, state, federation, part)) for part in parts]
         return tuple(
-            _joined([(part.groups[g], of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)])
+            by_client([(part.groups[g], of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)])
             for g in range(len(federation.groups))
         )
 
@@ -391,9 +372,14 @@ def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
     )
 
 
-def _stacked(trees: Sequence[Any]) -> Any:
-    """Trees of NumPy arrays as one with a leading axis."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+def _together(trees: Sequence[Any], stack: Callable = np.stack) -> Any:
+    """Trees of several runs as one with a leading axis; that of a single run as it is."""
+    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: stack(leaves), *trees)
+
+
+def _run_of(tree: Any, i: int, runs: int) -> Any:
+    """The part of run `i`: the inverse of `_together`."""
+    return tree if runs == 1 else jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def _per_round(reports: Report) -> list[Report]:
@@ -401,29 +387,12 @@ def _per_round(reports: Report) -> list[Report]:
     return [jax.tree.map(lambda leaf: leaf[t], reports) for t in range(rounds)]  # noqa: B023
 
 
-def _everyone_in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
-    """All clients as cohorts of one shape, of at most `CLIENTS_PER_SCORING` clients per group."""
-    number = max(-(-len(group.size) // CLIENTS_PER_SCORING) for group in federation.groups)
-
-    def slots(group):
-        count = len(group.size)
-        index = np.arange(number * min(count, CLIENTS_PER_SCORING), dtype=np.int32).reshape(number, -1)
-        return Slots(np.minimum(index, np.int32(count)), index < count)
-
-    work = [np.asarray(group.test_size) for group in federation.groups]
-    parts = balance([slots(group) for group in federation.groups], work, federation)
-    return [
-        Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds, part=True)
-        for part in range(number)
-    ]
-
-
-def _joined(parts: list[tuple]) -> Any:
-    """Leaves (places,) of several parts, each with its `Slots`, as leaves (n_g,) in the order of clients."""
-    slots, trees = zip(*parts, strict=True)
-    taken = np.concatenate([of_part.mask for of_part in slots])
-    order = np.argsort(np.concatenate([of_part.index for of_part in slots])[taken])
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[taken][order], *trees)
+def _of_clients(report: Report, cohort: Cohort) -> Report:
+    """A report on all clients by their order instead of their places."""
+    info = report.info
+    of_groups = zip(cohort.groups, info.loss, info.up, info.down, strict=True)
+    loss, up, down = zip(*(by_client([(slots, tuple(rest))]) for slots, *rest in of_groups), strict=True)
+    return report._replace(info=info._replace(loss=loss, up=up, down=down))
 
 
 def _with_host(info: Info, more: Info) -> Info:

@@ -9,7 +9,6 @@ import psutil
 
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
-from jaxfl.machine.processes import by_first
 
 USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
 HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share it with whatever else runs
@@ -26,7 +25,6 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
     )
 
 
-@by_first
 def available(federation: Federation) -> int | None:
     """Bytes on a device for a run's programs and the federation; None where devices do not tell (a CPU)."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()[: federation.devices]]
@@ -37,7 +35,6 @@ def available(federation: Federation) -> int | None:
     return int(USABLE * (free + held))
 
 
-@by_first
 def available_to_several(federation: Federation) -> int:
     """Bytes on a device for a program of several runs; what a CPU does not tell comes from the machine."""
     on_device = available(federation)

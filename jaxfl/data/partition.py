@@ -10,7 +10,6 @@ import numpy as np
 from jaxfl.data import npz
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, writing
-from jaxfl.machine.processes import by_first
 
 PARTS = ("train", "validation", "test")
 
@@ -200,7 +199,6 @@ def _require_disjoint(parts) -> None:
         )
 
 
-@by_first
 def save(partition: Partition, source: Source, path: str | Path) -> None:
     """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
 
@@ -230,7 +228,6 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
         np.savez_compressed(file, **arrays)
 
 
-@by_first
 def load(path: str | Path, source: Source) -> Partition:
     """Read a partition that `save` wrote.
 

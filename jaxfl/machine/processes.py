@@ -1,7 +1,8 @@
 """Several processes that run one command together, each with some of the devices.
 
 All compute the same programs on one mesh and hold the same state: JAX's own SPMD. What one of them alone may
-do, such as writing the run's folder, is `by_first`: process 0 does it and tells the others how it ended.
+do, such as writing the run's folder, is done `on_first_process`: process 0
+tells the others how it ended.
 
 They trust each other and the network between them: nothing on it is encrypted, nobody is asked who they are,
 and what process 0 tells is unpickled.
@@ -28,7 +29,7 @@ from jax.experimental import multihost_utils
 
 from jaxfl.errors import JaxflError
 
-BLOCK = 1 << 20  # bytes told at a time: all blocks have one shape, so one program tells everything
+BLOCK = 1 << 20  # bytes sent at a time: all blocks have one shape, so one program sends everything
 SHUTDOWN = 100  # seconds that the first process to end waits for the last one
 GRACE = 2  # seconds that process 0 outlives an error: with it ends the service that keeps the others alive
 
@@ -154,7 +155,7 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def by_first(f: Callable) -> Callable:
+def on_first_process(f: Callable) -> Callable:
     """Process 0 alone does it; all get what it returns or the `JaxflError` that it raises.
 
     All processes call it, in the same order. What it returns can be pickled.
@@ -162,9 +163,11 @@ def by_first(f: Callable) -> Callable:
 
     @functools.wraps(f)
     def everywhere(*args, **kwargs):
-        if _by_itself():
+        if _alone():
             return f(*args, **kwargs)
-        value, error = pickle.loads(_told(_outcome(f, args, kwargs) if jax.process_index() == 0 else b""))
+        value, error = pickle.loads(
+            _broadcast(_outcome(f, args, kwargs) if jax.process_index() == 0 else b"")
+        )
         if error is not None:
             raise error
         return value
@@ -182,7 +185,7 @@ def agree(what: str, tree: Any) -> None:
     Raises:
       JaxflError: in all processes, naming those that have something else than process 0.
     """
-    if _by_itself():
+    if _alone():
         return
     digests = multihost_utils.process_allgather(np.frombuffer(_digest(tree), np.uint8))
     others = [str(process) for process, digest in enumerate(digests) if (digest != digests[0]).any()]
@@ -194,17 +197,17 @@ def agree(what: str, tree: Any) -> None:
         )
 
 
-def anywhere(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
     """Whether it is so in any process, which all of them ask at the same moment."""
-    return flag if _by_itself() else bool(multihost_utils.process_allgather(np.bool_(flag)).any())
+    return flag if _alone() else bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
 def ends_all(error: JaxflError) -> Exception:
     """What to raise for an error that befalls this process alone, where others wait for it in a library."""
-    return error if _by_itself() else EndsAll(str(error))
+    return error if _alone() else EndsAll(str(error))
 
 
-def _by_itself() -> bool:
+def _alone() -> bool:
     return not jax.distributed.is_initialized() or _only_here.get()
 
 
@@ -232,7 +235,7 @@ def _outcome(f, args, kwargs) -> bytes:
         _only_here.reset(before)
 
 
-def _told(message: bytes) -> bytes:
+def _broadcast(message: bytes) -> bytes:
     """The message of process 0, in every process; it may end in zeros."""
     blocks = int(multihost_utils.broadcast_one_to_all(np.int32(-(-len(message) // BLOCK))))
     message = np.frombuffer(message.ljust(blocks * BLOCK, b"\0"), np.uint8).reshape(blocks, BLOCK)

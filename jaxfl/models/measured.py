@@ -12,14 +12,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxfl.machine.processes import by_first
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.models.model import Model
 
 BATCH, STEPS, REPETITIONS = 32, 10, 3
 
 
-@by_first
 def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> str:
     """Times training steps on 32 images with every convolution, and names the fastest.
 

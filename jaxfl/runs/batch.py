@@ -5,7 +5,6 @@ own folder, as if it ran alone. They run one after another where the program of 
 memory, and where a part of a round is outside of it.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,38 +13,39 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfl.core import memory
-from jaxfl.core.cohorts import align
-from jaxfl.core.engine import compiled_together
+from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.interrupt import Interrupted, deferred
-from jaxfl.runs.prepare import Data, Setup, prepare
-from jaxfl.runs.run import Chosen, begin, cohorts_of, compilation, fitted, proceed, reopen
+from jaxfl.runs.job import fitted, job_of, most_together
+from jaxfl.runs.prepare import Data, prepare
+from jaxfl.runs.proceed import compilation, proceed
+from jaxfl.runs.run import begin, reopen
+from jaxfl.runs.variant import Variant
 
 
-class Unfinished(NamedTuple):
+class Planned(NamedTuple):
     """A run that is to be started or continued.
 
     Args:
-      chosen: the method.
+      variant: the method.
       setup: the options of the run.
       done: rounds behind which it goes on; 0 for a new one.
     """
 
-    chosen: Chosen
+    variant: Variant
     setup: Setup
-    done: int
+    done: int = 0
 
 
-Runs = dict[Path, Unfinished]  # by their folders
+Runs = dict[Path, Planned]  # by their folders
 
 
 def batches(runs: Runs) -> list[Runs]:
     """Divide runs into those that share their programs, their round and all options but the seed."""
     found = {}
     for folder, run in runs.items():
-        alike = run.chosen.programs.rounds, dataclasses.replace(run.setup, seed=0), run.done
+        alike = run.variant.programs.rounds, run.setup.replace(seed=0), run.done
         found.setdefault(alike, {})[folder] = run
     return list(found.values())
 
@@ -54,7 +54,7 @@ def run_batch(
     runs: Runs,
     earlier: Sequence[Runs],
     data: Data,
-    watch: Callable[[str, int, list[dict]], None],
+    watch: Callable[[Path, list[dict]], None],
     say: Callable[[str], None],
 ) -> list[str]:
     """Start or continue a batch, and run it to its end.
@@ -63,7 +63,7 @@ def run_batch(
       runs: one of `batches`, none of them finished.
       earlier: those before it.
       data: from `prepare` with the same setup, for runs that have not begun.
-      watch: called with label, seed and new metrics.
+      watch: called with a run's folder and new metrics.
       say: called with a sentence on how several runs are run, and why.
 
     Returns:
@@ -72,69 +72,54 @@ def run_batch(
     Raises:
       Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
-    (chosen, given, _), *_ = runs.values()
+    (variant, given, _), *_ = runs.values()
     begun = [folder for folder in runs if store.holds(folder, store.CONFIG)]
-    spent = compilation(chosen)
+    spent = compilation(variant.programs)
     try:
         if begun:
             data = prepare(given, begun[0] / store.PARTITION)
-        setup, data = fitted(chosen, given, data)
+        setup, data = fitted(variant, given, data)
         fitting = {
-            folder: run._replace(setup=dataclasses.replace(setup, seed=run.setup.seed))
-            for folder, run in runs.items()
+            folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
         }
         size, how = _together(list(fitting.values()), data)
     except JaxflError as error:
         return [str(error)] * len(runs)
     apart = _apart(runs, earlier)
     if len(runs) > 1 or apart:
-        labels = " ".join(dict.fromkeys(run.chosen.label for run in runs.values()))
+        labels = " ".join(dict.fromkeys(run.variant.label for run in runs.values()))
         number = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
         say(f"{labels}: {number} {how}{apart}")
     failures = []
-    with deferred() as asked:
+    with deferred() as request:
         for first in range(0, len(runs), size):
-            if asked.to_stop:
+            if request.made:
                 raise Interrupted
             ready = []
             for folder, run in itertools.islice(fitting.items(), first, first + size):
                 open_ = reopen if folder in begun else begin
-                follow = partial(watch, run.chosen.label, run.setup.seed)
                 try:
-                    ready.append(open_(folder, run.chosen, run.setup, data, follow))
+                    ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
                 except JaxflError as error:
                     failures.append(str(error))
             # A damaged checkpoint may have taken some of them further back.
             ready.sort(key=lambda run: run.done)
             for _, alike in itertools.groupby(ready, key=lambda run: run.done):
-                outcomes = proceed(list(alike), spent)
+                alike = list(alike)
+                job = job_of([fitting[run.folder][:2] for run in alike], data.federation)
+                outcomes = proceed(job, alike, data.devices, spent)
                 failures += [str(outcome) for outcome in outcomes if isinstance(outcome, JaxflError)]
-                spent = compilation(chosen)
+                spent = compilation(variant.programs)
     return failures
 
 
-def _together(runs: list[Unfinished], data: Data) -> tuple[int, str]:
+def _together(runs: list[Planned], data: Data) -> tuple[int, str]:
     """How many of some runs are one program, and that in words, with the reason if these are not all."""
     if len(runs) == 1:
         return 1, "alone"
-    chosen, setup, _ = runs[0]
-    if chosen.programs.host:
+    if runs[0].variant.programs.host:
         return 1, "one after another, because the server's step is outside of the compiled program"
-    cohorts = [cohorts_of(run.setup, data.federation) for run in runs]
-
-    def needed(number):
-        together = compiled_together(
-            chosen.programs,
-            data.federation,
-            chosen.config,
-            align(cohorts[:number], data.federation),
-            [jax.random.key(setup.seed)] * number,
-            eval_every=setup.eval_every,
-            score_cohort=setup.score_cohort,
-        )
-        return memory.peak_bytes(together)
-
-    size = memory.most_that_fit(len(runs), needed, memory.available_to_several(data.federation))
+    size = most_together([run[:2] for run in runs], data.federation)
     if size == len(runs):
         return size, "as one program"
     if size == 1:
@@ -147,14 +132,14 @@ def _apart(runs: Runs, earlier: Sequence[Runs]) -> str:
     own = next(iter(runs.values()))
     for batch in earlier:
         other = next(iter(batch.values()))
-        if other.chosen.method == own.chosen.method:
+        if other.variant.method == own.variant.method:
             pairs = [(name, value, _shared_by(other)[name]) for name, value in _shared_by(own).items()]
             names = [name for name, *pair in pairs if pair[0] != pair[1] and None not in pair]
-            return f" (other {', '.join(names)} than {other.chosen.label})" if names else ""
+            return f" (other {', '.join(names)} than {other.variant.label})" if names else ""
     return ""
 
 
-def _shared_by(run: Unfinished) -> dict[str, Any]:
+def _shared_by(run: Planned) -> dict[str, Any]:
     """What runs of one program share: all options but the seed and rates, None where not chosen yet."""
-    without_rates = jax.tree.map(lambda rate: None, run.chosen.config)
-    return {"round": run.done} | vars(dataclasses.replace(run.setup, seed=0)) | vars(without_rates)
+    without_rates = jax.tree.map(lambda rate: None, run.variant.config)
+    return {"round": run.done} | run.setup.replace(seed=0).flat() | vars(without_rates)

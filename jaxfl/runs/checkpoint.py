@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxfl.errors import JaxflError, quiet, unwritable, writing
-from jaxfl.machine.processes import by_first, ends_all
-from jaxfl.runs.store import CHECKPOINTS
+from jaxfl.errors import JaxflError, quiet, unwritable
+from jaxfl.machine.processes import ends_all
+from jaxfl.runs.store import CHECKPOINTS, reads, writes
 
 
 class Damaged(JaxflError):
@@ -47,21 +47,20 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
     trim(folder, rounds, keep)
 
 
-@by_first
+@reads
 def saved(folder: Path, rounds: float = math.inf) -> list[int]:
     """The numbers of rounds, up to `rounds`, after which there is a checkpoint, ascending."""
     found = [int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
     return sorted(number for number in found if number <= rounds)
 
 
-@by_first
+@writes
 def trim(folder: Path, rounds: int, keep: int) -> None:
     """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
     kept = [str(number) for number in saved(folder, rounds)[-keep:]]
     for path in (folder / CHECKPOINTS).glob("*"):
         if path.name not in kept:
-            with writing(path):
-                shutil.rmtree(path)
+            shutil.rmtree(path)
 
 
 def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str) -> tuple[int, Any]:

@@ -1,49 +1,115 @@
 """Several methods on one federation: same partition, cohorts and initial weights, several seeds."""
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from jaxfl.errors import JaxflError, writing
-from jaxfl.machine.processes import agree, by_first
-from jaxfl.runs import checkpoint, store, table
-from jaxfl.runs.batch import Unfinished, batches, run_batch
+from jaxfl.config.setup import Setup
+from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import agree
+from jaxfl.runs import checkpoint, store
+from jaxfl.runs.batch import Planned, Runs, batches, run_batch
+from jaxfl.runs.config import described, experiment, restore
 from jaxfl.runs.interrupt import Interrupted, deferred
-from jaxfl.runs.plot import draw_curves
-from jaxfl.runs.prepare import Data, Setup
-from jaxfl.runs.run import Chosen, described, restore
+from jaxfl.runs.log import Log
+from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.prepare import Data, prepare
+from jaxfl.runs.report import report
+from jaxfl.runs.table import Table
+from jaxfl.runs.variant import Variant, provided
 
 
-def plan(
-    folder: Path, methods: list[Chosen], setup: Setup, seeds: list[int]
-) -> dict[Path, tuple[Chosen, Setup]]:
-    """The runs of a comparison: every method with every seed, in a folder each.
+class Comparison(NamedTuple):
+    """What a comparison has come to.
 
     Args:
-      folder: new, or of an earlier comparison with the same options, which is continued.
-      methods: to compare.
+      folder: of all its runs, and of table.csv, table.md, table.tex and curves.png.
+      table: of the runs that have finished, None if none has.
+      results: of these, by label and seed, see `jaxfl.runs.result.result`.
+      failures: for every other run the sentence that says why not.
+    """
+
+    folder: Path
+    table: Table | None
+    results: dict[tuple[str, int], dict]
+    failures: list[str]
+
+
+def compare(
+    variants: Sequence[Variant],
+    setup: Setup,
+    seeds: int = 1,
+    folder: Path | None = None,
+    *,
+    show: Sequence[str] = (),
+    log: Sequence[str] = (),
+    observer: Observer = NOBODY,
+) -> Comparison:
+    """Start or continue all runs, and write one table and one plot of those that finish.
+
+    Args:
+      variants: to compare. Runs that differ in seeds and rates alone are one program where they can be.
       setup: the options of every run but for the seed.
-      seeds: of the runs.
+      seeds: how often each is repeated, with seed, seed + 1, ...
+      folder: new, or of an earlier comparison with the same options, which is continued; by default
+        runs/compare-DATASET.
+      show: further columns of the table, see `jaxfl.runs.table.tabulate`.
+      log: where else metrics go, see `Log`.
+      observer: is told what happens.
 
     Raises:
-      JaxflError: if a method is named twice, or the folder holds anything else.
+      JaxflError: if a method is named twice, the folder holds anything else, another process was given
+        something else to compare, a finished run is damaged, or the table cannot be written.
+      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
     """
-    for i, chosen in enumerate(methods):
-        for other in methods[:i]:
-            same = (chosen.method, chosen.config) == (other.method, other.config)
-            if same or chosen.label == other.label:
-                raise JaxflError(f"{chosen.label} is named twice; name every method once.")
-    planned = {
-        folder / _file_name(chosen.label) / f"seed-{seed}": (chosen, dataclasses.replace(setup, seed=seed))
-        for seed in seeds
-        for chosen in methods
+    if seeds < 1:
+        raise JaxflError(f"--seeds must be at least 1, not {seeds}.")
+    follow, setup = Log(log), provided(setup, variants)
+    folder = folder or store.free_folder("compare", setup.data.dataset)
+    planned = plan(folder, variants, setup, range(setup.run.seed, setup.run.seed + seeds))
+    agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
+    begun = store.runs_in(folder)
+    data = prepare(setup, begun[0] / store.PARTITION if begun else None)
+    observer.prepared(setup, data, len(planned))
+
+    def watch(run, new):
+        variant, setup, _ = planned[run]
+        observer.progressed(variant.label, setup.run.seed, new)
+        follow(run, new)
+
+    with follow:
+        failures = _run_all(folder, planned, data, watch, observer.said)
+    finished = {run: its for run, its in planned.items() if store.holds(run, store.RESULT)}
+    results = {
+        (variant.label, setup.run.seed): store.read_finished(run)[0]
+        for run, (variant, setup, _) in finished.items()
     }
-    begun = runs_in(folder)
+    table = report([folder], folder, show) if finished else None
+    return Comparison(folder, table, results, failures)
+
+
+def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Sequence[int]) -> Runs:
+    """The runs of a comparison: every variant with every seed, in a folder each.
+
+    Raises:
+      JaxflError: if a method is named twice, or the folder holds anything else than some of these runs.
+    """
+    for i, variant in enumerate(variants):
+        for other in variants[:i]:
+            same = (variant.method, variant.config) == (other.method, other.config)
+            if same or variant.label == other.label:
+                raise JaxflError(f"{variant.label} is named twice; name every method once.")
+    planned = {
+        folder / _file_name(variant.label) / f"seed-{seed}": Planned(variant, setup.replace(seed=seed))
+        for seed in seeds
+        for variant in variants
+    }
+    begun = store.runs_in(folder)
     if not begun:
         store.check_free(folder)
     for run in begun:
-        config = store.experiment(store.read_config(run))
-        if run not in planned or config != store.experiment(described(*planned[run])):
+        config = experiment(store.read_config(run))
+        if run not in planned or config != experiment(described(*planned[run][:2])):
             raise JaxflError(
                 f"{run} is not a run of this comparison: its method or options differ; choose another "
                 "--run-dir, or repeat the command that began it."
@@ -51,57 +117,31 @@ def plan(
     return planned
 
 
-@by_first
-def runs_in(folder: Path) -> list[Path]:
-    """The folders of a comparison's runs, finished or not."""
-    with writing(folder):
-        return [path.parent for path in sorted(folder.glob(f"*/seed-*/{store.CONFIG}"))]
-
-
-def compare(
-    folder: Path,
-    planned: dict[Path, tuple[Chosen, Setup]],
-    data: Data,
-    watch: Callable[[str, int, list[dict]], None],
-    say: Callable[[str], None],
-) -> tuple[table.Table | None, list[str]]:
-    """Start or continue all runs, and write one table and one plot of those that finish.
-
-    Args:
-      folder: for all of them.
-      planned: by `plan`; those that differ in seeds and rates alone are one program where they can be.
-      data: from `prepare` with the same setup.
-      watch: called with label, seed and new metrics.
-      say: called with a sentence on how several runs are run, and why.
+def _run_all(folder: Path, planned: Runs, data: Data, watch, say) -> list[str]:
+    """Start or continue all runs that have not finished.
 
     Returns:
-      The table, None if no run has finished; and for every other run the sentence that says why not.
-
-    Raises:
-      JaxflError: if another process was given something else to compare, a finished run is damaged, or the
-        table cannot be written.
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      For every run that does not finish the sentence that says why not.
     """
-    agree("options", [(run.absolute(), described(*chosen)) for run, chosen in planned.items()])
     failures, unfinished = [], {}
-    for run, (chosen, setup) in planned.items():
+    for run, its in planned.items():
         if store.holds(run, store.RESULT):
             _, metrics = store.read_finished(run)
-            watch(chosen.label, setup.seed, metrics)
+            watch(run, metrics)
             continue
         try:
-            done = 0
             if store.holds(run, store.CONFIG):
                 setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
                 done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
-            unfinished[run] = Unfinished(chosen, setup, done)
+                its = its._replace(setup=setup, done=done)
+            unfinished[run] = its
         except JaxflError as error:
             failures.append(str(error))
-    with deferred() as asked:
+    with deferred() as request:
         try:
             parts = batches(unfinished)
             for i, runs in enumerate(parts):
-                if asked.to_stop:
+                if request.made:
                     raise Interrupted
                 failures += run_batch(runs, parts[:i], data, watch, say)
         except Interrupted:
@@ -110,62 +150,8 @@ def compare(
                 f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs finished; "
                 f"repeat the command, with --run-dir {folder}, to continue."
             ) from None
-    return report([folder], folder) if len(failures) < len(planned) else None, failures
-
-
-@by_first
-def report(folders: list[Path], out: Path) -> table.Table:
-    """Tabulate and plot finished runs.
-
-    Args:
-      folders: run folders, or folders that contain some.
-      out: where table.csv, .md, .tex and curves.png are written.
-
-    Raises:
-      JaxflError: if a folder has no finished run, a run is damaged, two are the same but for their folders,
-        or the table cannot be written.
-    """
-    finished = {}  # a set in order: a run that is named twice counts once
-    for folder in folders:
-        found = {path.parent.resolve(): None for path in folder.rglob(store.RESULT)}
-        if not found:
-            raise JaxflError(f"There is no finished run in {folder}.")
-        finished |= found
-    runs = sorted(finished, key=lambda run: (run / store.RESULT).stat().st_mtime)
-    results, metrics, folder_of = [], {}, {}
-    for run, label in zip(runs, _labels([store.read_config(run) for run in runs]), strict=True):
-        result, of_run = store.read_finished(run)
-        results.append((label, result))
-        metrics.setdefault(label, []).append(of_run)
-        same = folder_of.setdefault((label, result["seed"]), run)
-        if same != run:
-            raise JaxflError(f"{run} and {same} are both {label} with one seed; report one of them.")
-    made = table.tabulate(results)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "table.csv").write_text(table.as_csv(made))
-        (out / "table.md").write_text(table.as_markdown(made))
-        (out / "table.tex").write_text(table.as_latex(made))
-    draw_curves(metrics, out / "curves.png")
-    return made
-
-
-def _labels(configs: list[dict]) -> list[str]:
-    """The runs' labels, with the options that tell runs of one label apart: only seeds are averaged."""
-    experiments = [store.experiment(config) for config in configs]
-    # Seeds of one another share the label of the first.
-    first = [configs[experiments.index(experiment)]["label"] for experiment in experiments]
-    labels = []
-    for label, experiment in zip(first, experiments, strict=True):
-        alike = [other for other, its in zip(experiments, first, strict=True) if its == label]
-        told = [
-            f"{name}={value}"
-            for name, value in experiment.items()
-            if any(other.get(name) != value for other in alike)
-        ]
-        labels.append(",".join([label, *told]))
-    return labels
+    return failures
 
 
 def _file_name(label: str) -> str:
-    return "".join(mark if mark.isalnum() or mark in "-_=." else "-" for mark in label)
+    return "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from jaxfl.machine.processes import anywhere
+from jaxfl.machine.processes import any_process
 
 
 class Interrupted(KeyboardInterrupt):
@@ -16,16 +16,16 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
-class Asked:
+class StopRequest:
     """A handler of SIGINT."""
 
     def __init__(self):
         self._noted = False
 
     @property
-    def to_stop(self) -> bool:
+    def made(self) -> bool:
         """Whether it was called; several processes look together, and stop when any of them is asked to."""
-        return anywhere(self._noted)
+        return any_process(self._noted)
 
     def __call__(self, number, frame):
         """Note the first signal, obey the second.
@@ -41,23 +41,23 @@ class Asked:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Asked]:
-    """Within, a Ctrl-C interrupts nothing: whoever loops looks at `Asked.to_stop` between two steps.
+def deferred() -> Iterator[StopRequest]:
+    """Within, a Ctrl-C interrupts nothing: whoever loops looks at `StopRequest.made` between two steps.
 
     Where somebody else handles or ignores the signal, and outside of the main thread, which alone gets
-    signals, nothing changes. Nested, all see the same `Asked`.
+    signals, nothing changes. Nested, all see the same `StopRequest`.
     """
     before = signal.getsignal(signal.SIGINT)
-    if isinstance(before, Asked):
+    if isinstance(before, StopRequest):
         yield before
         return
-    asked = Asked()
+    request = StopRequest()
     in_main_thread = threading.current_thread() is threading.main_thread()
     if before is not signal.default_int_handler or not in_main_thread:
-        yield asked
+        yield request
         return
-    signal.signal(signal.SIGINT, asked)
+    signal.signal(signal.SIGINT, request)
     try:
-        yield asked
+        yield request
     finally:
         signal.signal(signal.SIGINT, before)

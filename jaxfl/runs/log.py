@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.processes import by_first
+from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import store
 
 Write = Callable[[int, dict[str, float]], None]
@@ -39,7 +39,7 @@ class Log(contextlib.ExitStack):
         self.kinds = {name: KINDS[name]() for name in names}
         self.logs: dict[Path, list[Generator]] = {}
 
-    @by_first
+    @on_first_process
     def __call__(self, folder: Path, new: list[dict]) -> None:
         """Take a run's newest records, which are in its folder already; the last round closes its logs."""
         if not self.kinds:

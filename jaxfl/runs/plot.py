@@ -1,28 +1,22 @@
 """Curves of one or several runs, and what a method has found out."""
 
 import textwrap
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 
-from jaxfl.errors import writing
-from jaxfl.machine.processes import by_first
-
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
-MOST_NAMED = 40  # clients for whose numbers and networks a picture has room
+MOST_NAMED = 40  # clients for whose numbers a picture has room
 
 
-@by_first
-def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
-    """Write a PNG: accuracy against rounds, against the bytes moved and, where it is known, simulated time.
+def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
+    """Accuracy against rounds, against the bytes moved and, where it is known, simulated time.
 
     Args:
       runs: per label the metrics of its seeds; a line is their mean, a band their sample standard
         deviation where there are several.
-      path: of the PNG.
     """
     costs = {"megabytes sent and received": _megabytes}
     if any(_simulated_seconds(seeds[0][0]) for seeds in runs.values()):
@@ -55,8 +49,7 @@ def draw_curves(runs: dict[str, list[list[dict]]], path: Path) -> None:
     for axes in (left, *others):
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
-    with writing(path):
-        figure.savefig(path, format="png")
+    return figure
 
 
 def _megabytes(record: dict) -> float:
@@ -67,18 +60,12 @@ def _simulated_seconds(record: dict) -> float:
     return record.get("simulated_seconds", 0.0)
 
 
-@by_first
-def draw_findings(metrics: list[dict], path: Path) -> None:
-    """Write a PNG: a panel of lines for each finding ``{line: number}``, over the rounds; none without such.
-
-    Args:
-      metrics: of one run.
-      path: of the PNG.
-    """
+def draw_findings(metrics: list[dict]) -> Figure | None:
+    """A panel of lines for each finding ``{line: number}`` of a run, over the rounds; None without such."""
     found = [record["findings"] for record in metrics if "findings" in record]
     panels = [name for name, lines in (found[0] if found else {}).items() if _numbers(lines)]
     if not panels:
-        return
+        return None
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure((4.5 * columns, 3.4 * rows), layout="constrained", dpi=150)
@@ -91,22 +78,19 @@ def draw_findings(metrics: list[dict], path: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    with writing(path):
-        figure.savefig(path, format="png")
+    return figure
 
 
 def _numbers(lines) -> bool:
     return isinstance(lines, dict) and all(isinstance(value, int | float | None) for value in lines.values())
 
 
-@by_first
-def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray, path: Path) -> None:
-    """Write a PNG: a heat map per matrix, clients with like labels side by side.
+def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure:
+    """A heat map per matrix, clients with like labels side by side.
 
     Args:
       matrices: by name, (N, N), by client ids.
       counts: (N, outputs), each client's training rows per label.
-      path: of the PNG.
     """
     order = _by_labels(counts)
     named = order if len(order) <= MOST_NAMED else []
@@ -118,8 +102,7 @@ def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray, path: Pat
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(range(len(named)), named, fontsize=6)
         figure.colorbar(field, label="weight of client m for client n")
-    with writing(path):
-        figure.savefig(path, format="png")
+    return figure
 
 
 def _by_labels(counts: np.ndarray) -> np.ndarray:
@@ -128,49 +111,3 @@ def _by_labels(counts: np.ndarray) -> np.ndarray:
         return np.arange(len(counts))
     shares = counts / counts.sum(1, keepdims=True)
     return leaves_list(linkage(shares, "average", optimal_ordering=len(counts) <= 500))
-
-
-@by_first
-def draw_assemblies(assembled: list[dict], path: Path) -> None:
-    """Write a PNG: for each of up to 40 clients its own network as a row of blocks, and above it its teacher.
-
-    Args:
-      assembled: per client {"client", "model", "teacher", "own": blocks, "blocks": blocks}; of a block its
-        client, index, group and kind. Colours are groups, a frame is a block of another client.
-      path: of the PNG.
-    """
-    assembled = assembled[:MOST_NAMED]
-    longest = max(len(of_client[row]) for of_client in assembled for row in ("own", "blocks"))
-    size = (1.5 + 0.75 * longest, 0.6 + 0.95 * len(assembled))
-    figure = Figure(size, layout="constrained", dpi=150)
-    axes = figure.add_subplot(xlabel="place")
-    ticks = []
-    for line, of_client in enumerate(assembled):
-        for shift, row, parameters in ((0, "own", "model"), (0.4, "blocks", "teacher")):
-            y = -line + shift
-            ticks.append(
-                (y, f"client {of_client['client']}, {row and parameters}\n{of_client[parameters]:,}")
-            )
-            for x, block in enumerate(of_client[row]):
-                other = block["client"] != of_client["client"]
-                axes.barh(
-                    y,
-                    0.9,
-                    0.34,
-                    left=x + 0.55,
-                    color=f"C{block['group'] % 10}",
-                    alpha=0.5,
-                    edgecolor="black" if other else "none",
-                )
-                axes.text(
-                    x + 1,
-                    y,
-                    f"{block['client']}.{block['index'] + 1} {block['kind']}",
-                    fontsize=6,
-                    ha="center",
-                    va="center",
-                )
-    axes.set_yticks(*zip(*ticks, strict=True), fontsize=6)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    with writing(path):
-        figure.savefig(path, format="png")

@@ -7,99 +7,26 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from jaxfl.config import choices
-from jaxfl.config.options import check, within
+from jaxfl.config.setup import PartitionOptions, Setup
 from jaxfl.core import memory
-from jaxfl.core.protocol import Method
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
-from jaxfl.data.sources import Source, from_arrays, is_folder, load
+from jaxfl.data.sources import Source, from_arrays, load
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device, profile
-from jaxfl.machine.processes import agree
+from jaxfl.machine.processes import on_first_process
+from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
-from jaxfl.models.zoo import MODELS
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """The federation and the run: options that mean the same for every method."""
-
-    dataset: str = "digits"
-    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), an .npz
-    file, a folder with one sub-folder of images per class, or my.py:source."""
-    data_dir: Path | None = None
-    """Where tensorflow-datasets keeps its data; its own default if not given."""
-    partition: str = "classes"
-    """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
-    dirichlet,alpha=0.5; a saved partition (.npz); or my.py:partitioner."""
-    partition_seed: int = within("[0, inf)", 0)
-    """Draws the partition. It is the data: fixed, whatever the seed of the run."""
-    labels: Literal["unified", "independent"] = "unified"
-    """Whether a label means the same on all clients, or each numbers its classes anew."""
-    test: Literal["auto", "own", "source"] = "auto"
-    """Test rows: cut from the client's own rows, or the source's test rows of its classes. auto: source
-    for the partition `classes`, own for the others."""
-    test_fraction: float = within("(0, 1)", 0.25)
-    """Share of a client's rows that are test rows, where they are cut from its own."""
-    validation_fraction: float = within("[0, 1)", 0.0)
-    """Share of a client's training rows that are set aside for validation."""
-    max_test: int | None = within("[1, inf)", None)
-    """At most so many test rows per client; from the source, equally many of each of its classes."""
-    public: str = "auto"
-    """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
-    another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:
-    held-out where a method needs some, or what a saved partition holds."""
-    clients: int = within("[1, inf)", 20)
-    """Number of clients."""
-    models: tuple[str, ...] = ()
-    """Architectures, each with options (resnet18,width=0.5) and perhaps a number of clients
-    (mlp,clients=5); by default clients are divided equally. Default: mlp mcmahan,padding=same on digits,
-    lenet5 mcmahan elsewhere."""
-    rounds: int = within("[1, inf)", 50)
-    """Communication rounds."""
-    participation: float = within("(0, 1]", 1.0)
-    """Share of clients that take part in a round."""
-    eval_every: int = within("[1, inf)", 5)
-    """Rounds between evaluations; they run as one program."""
-    device_profile: tuple[str, ...] = ()
-    """What clients compute with, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
-    and bytes per second, such as lenet5=1e9:1e6."""
-    score_cohort: bool = False
-    """Score the clients of every round on their test rows before (received) and after (personal) local
-    training."""
-    checkpoint_every: int | None = within("[1, inf)", None)
-    """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
-    keep_checkpoints: int = within("[1, inf)", 2)
-    """How many of them are kept, the newest ones: should one be damaged, a resume takes the one before."""
-    seed: int = within("[0, inf)", 0)
-    """Initial weights, cohorts and batches."""
-    clients_at_once: int | None = within("[1, inf)", None)
-    """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
-    devices: int | None = within("[1, inf)", None)
-    """Devices that share the clients of a round; by default all that JAX has (the command line starts one
-    per CPU core), but no more than a group has clients in a round on average. Each holds the data set and
-    the state: on a machine with many cores and little memory give fewer."""
-    convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
-    """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
-    network and remembers."""
-    precision: Literal["full", "bfloat16"] = "full"
-    """What networks compute in: JAX's default float, or bfloat16, for accelerators. Parameters stay as they
-    are."""
-
-
-# Options that a saved partition holds the outcome of.
-SAVED = ("partition_seed", "labels", "test", "test_fraction", "validation_fraction", "max_test")
 
 
 class Data(NamedTuple):
@@ -126,13 +53,14 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     """
     check_setup(setup)
     _require_device()
-    agree("options", absolute(setup))
     source = source or load_source(setup)
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
     public = other_images(setup, source)
-    federation = federate(source, partition, models, setup.clients_at_once, setup.devices, public)
-    clients_devices = profile(setup.device_profile, [model.name for model, _ in models])
+    federation = federate(
+        source, partition, models, setup.machine.clients_at_once, setup.machine.devices, public
+    )
+    clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices)
 
 
@@ -146,22 +74,13 @@ def _require_device() -> None:
         ) from error
 
 
-def for_methods(setup: Setup, methods: Iterable[Method]) -> Setup:
-    """The setup with public images, if one of the methods needs some and the user chose nothing."""
-    if setup.public != "auto" or setup.partition.endswith(".npz"):
-        return setup
-    return dataclasses.replace(
-        setup, public="held-out" if any("public" in m.needs(m.config()) for m in methods) else "none"
-    )
-
-
 def held_out(setup: Setup) -> float:
     """The share of every class that is held out as public images.
 
     Raises:
       JaxflError: if the user gave one that is no share.
     """
-    name, options = choices.split(setup.public)
+    name, options = choices.split(setup.data.public)
     if name != "held-out":
         return 0.0
     share = choices.convert(name, {"share": float}, options).get("share", 0.1)
@@ -172,12 +91,12 @@ def held_out(setup: Setup) -> float:
 
 def other_images(setup: Setup, source: Source) -> Public | None:
     """Public images of another data set; None where there are none or they are held out."""
-    name, options = choices.split(setup.public)
+    name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
     options = choices.convert(name, {"size": int, "labels": bool}, options)
-    other = load_source(dataclasses.replace(setup, dataset=name))
-    return adapt(other, source, seed=setup.partition_seed, **options)
+    other = load_source(setup.replace(dataset=name))
+    return adapt(other, source, seed=setup.partition.partition_seed, **options)
 
 
 def cache_folder() -> Path:
@@ -188,84 +107,70 @@ def cache_folder() -> Path:
 def on_this_machine(setup: Setup, models):
     """The setup with its automatic choices made, and the models with the convolution that was chosen."""
     largest = max(count for _, count in models)
-    at_once = setup.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
-    active = math.ceil(largest * setup.participation - 1e-9)
+    at_once = setup.machine.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
+    active = math.ceil(largest * setup.run.participation - 1e-9)
     processes = jax.process_count()  # each takes part with equally many devices
-    devices = setup.devices or processes * max(1, min(jax.local_device_count(), active // processes))
-    if setup.convolution == "measured":
-        convolution = fastest(models, min(at_once, largest), cache_folder() / "convolutions.json")
+    devices = setup.machine.devices or processes * max(1, min(jax.local_device_count(), active // processes))
+    if setup.machine.convolution == "measured":
+        convolution = on_first_process(fastest)(
+            models, min(at_once, largest), cache_folder() / "convolutions.json"
+        )
     else:
-        convolution = setup.convolution
-    setup = dataclasses.replace(setup, clients_at_once=at_once, devices=devices, convolution=convolution)
+        convolution = setup.machine.convolution
+    setup = setup.replace(clients_at_once=at_once, devices=devices, convolution=convolution)
     return setup, tuple((dataclasses.replace(model, convolution=convolution), n) for model, n in models)
 
 
 def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or range."""
-    check("the run", setup)
-    every = setup.checkpoint_every
-    if every is not None and every % setup.eval_every:
+    setup.check()
+    every = setup.machine.checkpoint_every
+    if every is not None and every % setup.run.eval_every:
         raise JaxflError(
-            f"--checkpoint-every {every} is not a multiple of --eval-every {setup.eval_every}; "
+            f"--checkpoint-every {every} is not a multiple of --eval-every {setup.run.eval_every}; "
             "checkpoints are written at evaluations."
         )
-    if not setup.partition.endswith(".npz"):
+    given = setup.partition
+    if not given.partition.endswith(".npz"):
         return
-    if setup.public.startswith("held-out,"):
+    if setup.data.public.startswith("held-out,"):
         raise JaxflError(
-            f"--public {setup.public} does not change the saved partition {setup.partition}, which holds out "
-            "its own images; write --public held-out."
+            f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
+            "holds out its own images; write --public held-out."
         )
-    for name in SAVED:
-        if getattr(setup, name) != getattr(Setup, name):
+    saved = PartitionOptions(given.partition, given.clients)
+    for name, value in vars(saved).items():
+        if getattr(given, name) != value:
             flag = name.replace("_", "-")
             raise JaxflError(
-                f"--{flag} does not change the saved partition {setup.partition}, which was divided with "
+                f"--{flag} does not change the saved partition {given.partition}, which was divided with "
                 "its own; leave it out."
             )
 
 
-def absolute(setup: Setup) -> Setup:
-    """The same options with absolute paths: from every directory they name the same files."""
-    dataset, partition = choices.absolute(setup.dataset), choices.absolute(setup.partition)
-    if dataset.endswith(".npz") or is_folder(dataset):
-        dataset = str(Path(dataset).expanduser().resolve())
-    if partition.endswith(".npz"):
-        partition = str(Path(partition).resolve())
-    public, *options = choices.absolute(setup.public).split(",")
-    if public.endswith(".npz") or (public not in ("auto", "none", "held-out") and is_folder(public)):
-        public = str(Path(public).expanduser().resolve())
-    return dataclasses.replace(
-        setup,
-        dataset=dataset,
-        public=",".join([public, *options]),
-        data_dir=setup.data_dir and setup.data_dir.expanduser().resolve(),
-        partition=partition,
-        models=tuple(map(choices.absolute, setup.models)),
-    )
-
-
 def load_source(setup: Setup) -> Source:
     """The data set; a user's own is ``my.py:function``, from `data_dir` to a `Source`."""
-    name, _, _ = setup.dataset.partition(":")
+    name, _, _ = setup.data.dataset.partition(":")
     if not name.endswith(".py"):
-        return load(setup.dataset, setup.data_dir)
-    found = choices.lookup("data set", {}, setup.dataset)
-    made = found(setup.data_dir)
+        return load(setup.data.dataset, setup.machine.data_dir)
+    found = choices.lookup("data set", {}, setup.data.dataset)
+    made = found(setup.machine.data_dir)
     if not isinstance(made, Source):
-        raise JaxflError(f"{setup.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source.")
+        raise JaxflError(
+            f"{setup.data.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
+        )
     return from_arrays(*made)
 
 
 def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition:
     """The partition: drawn by `partition_seed`, or read from a file."""
-    if saved is None and setup.partition.endswith(".npz"):
-        saved = Path(setup.partition)
+    if saved is None and setup.partition.partition.endswith(".npz"):
+        saved = Path(setup.partition.partition)
     if saved is not None:
-        partition = partitions.load(saved, source)
-        if len(partition.train) != setup.clients:
+        partition = on_first_process(partitions.load)(saved, source)
+        if len(partition.train) != setup.partition.clients:
             raise JaxflError(
-                f"The partition {saved} has {len(partition.train)} clients, not {setup.clients}; "
+                f"The partition {saved} has {len(partition.train)} clients, not {setup.partition.clients}; "
                 f"add --clients {len(partition.train)}."
             )
         if held_out(setup) and not len(partition.public):
@@ -273,43 +178,38 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 f"The partition {saved} holds out no public images; divide the data again with "
                 "--public held-out."
             )
-        return partition._replace(public=partition.public[:0]) if setup.public == "none" else partition
-    name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition)
-    test = TEST.get(name, "own") if setup.test == "auto" else setup.test
+        return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
+    name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
+    test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
         functools.partial(partitioner, **options),
-        setup.clients,
-        setup.partition_seed,
+        setup.partition.clients,
+        setup.partition.partition_seed,
         test=test,
-        labels=setup.labels,
-        test_fraction=setup.test_fraction,
-        validation_fraction=setup.validation_fraction,
-        max_test=setup.max_test,
+        labels=setup.partition.labels,
+        test_fraction=setup.partition.test_fraction,
+        validation_fraction=setup.partition.validation_fraction or 0.0,
+        max_test=setup.partition.max_test,
         public=held_out(setup),
     )
 
 
 def build_models(setup: Setup, source: Source, partition: Partition):
     """Pairs (model, number of clients), in the order of client ids."""
-    named = setup.models or default_models(setup.dataset)
+    named = setup.run.models or default_models(setup.data.dataset)
     built, counts = [], []
     for choice in named:
         name, texts = choices.split(choice)
         counts.append(texts.pop("clients", None))
-        factory = choices.lookup("model", MODELS, name)
-        options = choices.convert(name, choices.keywords(factory), texts)
-        shape, classes = source.images.shape[1:], partition.outputs
-        model = factory(shape=shape, classes=classes, **options)
-        if not isinstance(model, Model):
-            raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
+        shape = source.images.shape[1:]
+        model = zoo.build(choices.join(name, texts), shape=shape, classes=partition.outputs)
         if sum(choices.split(other)[0] == name for other in named) > 1:
-            label = ",".join([model.name, *(f"{key}={text}" for key, text in texts.items())])
-            model = dataclasses.replace(model, name=label)
-        built.append(dataclasses.replace(model, precision=setup.precision))
+            model = dataclasses.replace(model, name=choices.join(model.name, texts))
+        built.append(dataclasses.replace(model, precision=setup.run.precision))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
-    return tuple(zip(built, _divide_clients(counts, setup.clients), strict=True))
+    return tuple(zip(built, _divide_clients(counts, setup.partition.clients), strict=True))
 
 
 def default_models(dataset: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import jax
 
 from jaxfl.core.engine import Chunk
 from jaxfl.errors import writing
-from jaxfl.machine.processes import by_first
+from jaxfl.machine.processes import on_first_process
 
 
 def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
@@ -24,16 +24,16 @@ def profiled(chunks: Iterator[Chunk], folder: Path, at: int) -> Iterator[Chunk]:
     """
     _make_folder(folder)
     yield from itertools.islice(chunks, at)
-    by_first(jax.profiler.start_trace)(folder)
+    on_first_process(jax.profiler.start_trace)(folder)
     try:
         traced = list(itertools.islice(chunks, 1))
     finally:
-        by_first(jax.profiler.stop_trace)()
+        on_first_process(jax.profiler.stop_trace)()
     yield from traced
     yield from chunks
 
 
-@by_first
+@on_first_process
 def _make_folder(folder: Path) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from jaxfl.core.engine import Chunk
+from jaxfl.core.engine import Chunk, Report
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
@@ -26,7 +26,7 @@ def records(
     A loss that is not finite is None. flops are the floating-point operations of training, see
     `jaxfl.core.flops`; cohort is there where the cohorts of rounds are scored, simulated_seconds where the
     clients' devices are known (by architecture): the time of the slowest client; findings where the method
-    has some.
+    has some. What a method does before the first round counts for it, and stands there as preparation.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
@@ -62,10 +62,14 @@ def records(
             )
         if info.findings:
             lines[-1]["findings"] = jax.tree.map(_plain, info.findings)
-        if report.received is not None:
+        if report.scores:
             present = [slots.mask[t] for slots in cohorts]
-            moments = {"received": report.received, "personal": report.personal}
-            lines[-1]["cohort"] = {name: _of_cohort(scores, present) for name, scores in moments.items()}
+            moments = [name for name in ("received", "trained", "personal") if name in report.scores]
+            lines[-1]["cohort"] = {name: _of_cohort(report.scores[name], present) for name in moments}
+    if chunk.preparation is not None:
+        before = _preparation(chunk.preparation, federation, devices)
+        lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
+        lines[0]["preparation"] = before
     if chunk.scores is not None:
         for moment, key in (("personal", "accuracy"), ("received", "received")):
             lines[-1][key] = accuracy(chunk.scores[moment], federation)
@@ -77,6 +81,26 @@ def records(
     if together > 1:
         lines[-1]["together"] = together
     return lines
+
+
+def _preparation(report: Report, federation: Federation, devices: dict[str, Device] | None) -> dict:
+    """What all clients have sent and computed before the first round."""
+    up, down = (
+        [[BYTES_PER_SCALAR * int(count) for count in of_group] for of_group in counts]
+        for counts in (report.info.up, report.info.down)
+    )
+    spent = {
+        "bytes_up": sum(map(sum, up)),
+        "bytes_down": sum(map(sum, down)),
+        "flops": float(sum(of_group.sum() for of_group in report.flops)),
+    }
+    if devices:
+        spent["simulated_seconds"] = max(
+            clock.seconds(devices[model.name], flops, sent + received)
+            for model, *of_group in zip(federation.models, report.flops[:-1], up, down, strict=True)
+            for flops, sent, received in zip(*of_group, strict=True)
+        )
+    return spent
 
 
 def _plain(leaf):
@@ -95,8 +119,9 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
     """Accuracies as fractions, of all clients on their own test rows.
 
     Returns:
-      mean: over clients; pooled: over all rows; per_client: by id; per_group: mean over the clients of
-      each architecture; validation: mean over clients on validation rows, None without such rows.
+      mean, std: over clients; worst_tenth: mean over the tenth of them (at least one) with the least; pooled:
+      over all rows; per_client: by id; per_group: mean over the clients of each architecture; validation:
+      mean over clients on validation rows, None without such rows.
     """
     ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
     right, rows, validated, validation_rows, _ = (
@@ -106,6 +131,8 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
     validates = validation_rows > 0
     return {
         "mean": float(of_client.mean()),
+        "std": float(of_client.std()),
+        "worst_tenth": float(np.sort(of_client)[: max(1, len(of_client) // 10)].mean()),
         "pooled": float(right.sum() / rows.sum()),
         "per_client": of_client[np.argsort(ids)].tolist(),
         "per_group": {

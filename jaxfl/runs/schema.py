@@ -1,12 +1,12 @@
 """What the files of JSON in a run folder hold, as far as jaxfl reads them. They may come from somebody else.
 
-A form is a type, or {name: form of the entry}: `name?` stands for an entry that may be missing, `*` for all.
+A schema is a type, or {name: schema of the entry}: `name?` is of an entry that may be missing, `*` of all.
 """
 
 from typing import Any
 
 NUMBER = int | float
-ACCURACY = {"mean": NUMBER, "per_group": {"*": NUMBER}}
+ACCURACY = {"mean": NUMBER, "std": NUMBER, "worst_tenth": NUMBER, "per_group": {"*": NUMBER}}
 CONFIG = {
     "method": str | None,
     "label": str,
@@ -39,15 +39,15 @@ RESULT = {
 }
 
 
-def fits(value: Any, form: Any) -> bool:
-    """Whether a value of JSON has a form."""
-    if not isinstance(form, dict):
-        return isinstance(value, form)
+def fits(value: Any, schema: Any) -> bool:
+    """Whether a value of JSON is as the schema says."""
+    if not isinstance(schema, dict):
+        return isinstance(value, schema)
     if not isinstance(value, dict):
         return False
-    if "*" in form:
-        return all(fits(entry, form["*"]) for entry in value.values())
+    if "*" in schema:
+        return all(fits(entry, schema["*"]) for entry in value.values())
     return all(
         fits(value[name.rstrip("?")], of_entry) if name.rstrip("?") in value else name.endswith("?")
-        for name, of_entry in form.items()
+        for name, of_entry in schema.items()
     )

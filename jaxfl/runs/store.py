@@ -8,60 +8,74 @@ Its files are
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
-    curves.png, findings.png, assembled.png, matrices.png
+    curves.png, findings.png, matrices.png, and what the method draws itself
     tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
 it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short. Of several
-processes the first alone reads and writes the folder.
+processes the first alone reads and writes the folder, and tells the others what it has read.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from jaxfl.data import npz
-from jaxfl.errors import JaxflError, reading, writing
-from jaxfl.machine.processes import by_first
+from jaxfl.data import partition as partitions
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError, unreadable, unwritable
+from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 CHECKPOINTS, MATRICES = "checkpoints", "matrices"
 LOGS = ("tensorboard", "wandb")
-# Options that runs of one experiment may differ in.
-INCIDENTAL = (
-    "seed",
-    "data_dir",
-    "clients_at_once",
-    "devices",
-    "convolution",
-    "checkpoint_every",
-    "keep_checkpoints",
-)
 
 
-@by_first
+def _border(sentence: Callable[[Path, OSError], JaxflError]) -> Callable:
+    """Where process 0 acts for all of them, and where what the system refuses becomes a sentence."""
+
+    def of(f):
+        @functools.wraps(f)
+        def on_disk(folder, *args, **kwargs):
+            try:
+                return f(folder, *args, **kwargs)
+            except OSError as error:
+                raise sentence(error.filename or folder, error) from error
+
+        return on_first_process(on_disk)
+
+    return of
+
+
+reads, writes = _border(unreadable), _border(unwritable)
+
+
+@writes
 def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
     Raises:
       JaxflError: if it holds anything but what starts left behind that were killed.
     """
-    with writing(folder):
-        if (folder / CONFIG).exists():
-            raise JaxflError(
-                f"{folder} already holds a run; choose another --run-dir, or continue it with "
-                f"`jaxfl resume {folder}`."
-            )
-        if folder.exists() and not (folder.is_dir() and all(map(_of_killed_start, folder.rglob("*")))):
-            raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
+    if (folder / CONFIG).exists():
+        raise JaxflError(
+            f"{folder} already holds a run; choose another --run-dir, or continue it with "
+            f"`jaxfl resume {folder}`."
+        )
+    if folder.exists() and not (folder.is_dir() and all(map(_of_killed_start, folder.rglob("*")))):
+        raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
 
 
 def _of_killed_start(path: Path) -> bool:
@@ -69,7 +83,7 @@ def _of_killed_start(path: Path) -> bool:
     return path.is_dir() or (_part(path.parent / CONFIG).exists() and not (path.parent / CONFIG).exists())
 
 
-@by_first
+@writes
 def create(folder: Path) -> Path:
     """Make a folder for a new run.
 
@@ -80,18 +94,27 @@ def create(folder: Path) -> Path:
       JaxflError: if it is in use, or cannot be written.
     """
     check_free(folder)
-    with writing(folder):
-        made = folder
-        while not made.parent.exists():
-            made = made.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = _part(folder / CONFIG)  # no name that a reader looks for
-        probe.write_text("")
-        probe.unlink()
+    made = folder
+    while not made.parent.exists():
+        made = made.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = _part(folder / CONFIG)  # no name that a reader looks for
+    probe.write_text("")
+    probe.unlink()
     return made
 
 
-@by_first
+@writes
+def begin(folder: Path, config: dict, partition: Partition, source: Source) -> Path:
+    """Make the folder of a new run; what `create` returns."""
+    made = create(folder)
+    with replacing(folder / CONFIG) as file:  # at its place last: then the folder is a run
+        file.write(as_json(config))
+        partitions.save(partition, source, folder / PARTITION)
+    return made
+
+
+@writes
 def discard(folder: Path, made: Path) -> None:
     """Undo `create`: remove a run and the folders made around it, unless these hold something else by now."""
     shutil.rmtree(folder, ignore_errors=True)  # the run has ended with an error of its own to tell
@@ -101,7 +124,7 @@ def discard(folder: Path, made: Path) -> None:
             folder.rmdir()
 
 
-@by_first
+@on_first_process
 def free_folder(name: str, dataset: str = "") -> Path:
     """The first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
     if "." in dataset:  # a file: its folder and its ending do not matter
@@ -113,32 +136,79 @@ def free_folder(name: str, dataset: str = "") -> Path:
     return folder
 
 
-@by_first
+def report_folder(folders: list[Path]) -> Path:
+    """Where a report on some folders goes: into the folder if it is one."""
+    return folders[0] if len(folders) == 1 else free_folder("report")
+
+
+@reads
 def holds(folder: Path, name: str) -> bool:
     """Whether a run has one of its files."""
     return (folder / name).exists()
 
 
+@reads
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of a comparison's runs, finished or not."""
+    return [path.parent for path in sorted(folder.glob(f"*/seed-*/{CONFIG}"))]
+
+
+@reads
+def finished_in(folders: list[Path]) -> list[Path]:
+    """The folders of all finished runs in some folders or below, each once, in the order in which they ended.
+
+    Raises:
+      JaxflError: if there is none in one of them.
+    """
+    ended = {}
+    for folder in folders:
+        found = {path.parent.resolve(): path.stat().st_mtime for path in folder.rglob(RESULT)}
+        if not found:
+            raise JaxflError(f"There is no finished run in {folder}.")
+        ended |= found
+    return sorted(ended, key=ended.get)
+
+
 @contextlib.contextmanager
 def replacing(path: Path):
     """A binary file that takes the place of another at once: a reader sees the old one or the new one."""
-    with writing(path):
+    try:
         with _part(path).open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(_part(path), path)
+    except OSError as error:
+        error.filename = path  # which is what could not be written
+        raise
 
 
 def _part(path: Path) -> Path:
     return path.with_suffix(".part")
 
 
-@by_first
+@writes
 def write_json(path: Path, value: Any) -> None:
     """Write JSON at once."""
     with replacing(path) as file:
         file.write(as_json(value))
+
+
+@writes
+def write_texts(folder: Path, texts: dict[str, str]) -> None:
+    """Write files of text by their names, into a folder that need not be there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+
+
+@writes
+def write_pictures(folder: Path, pictures: dict[str, Callable[[], Figure | None]]) -> None:
+    """Write PNGs by their names; one of which there is nothing to draw is left out."""
+    for name, draw in pictures.items():
+        figure = draw()
+        if figure is not None:
+            figure.savefig(folder / name, format="png")
 
 
 def as_json(value: Any) -> bytes:
@@ -147,10 +217,9 @@ def as_json(value: Any) -> bytes:
 
 
 def _read_json(path: Path, form: dict) -> dict:
-    with reading(path):
-        if not path.is_file():
-            raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
-        text = path.read_bytes()
+    if not path.is_file():
+        raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
+    text = path.read_bytes()
     try:
         value = json.loads(text)
     except (RecursionError, ValueError) as error:
@@ -164,17 +233,16 @@ def _damaged(path: Path, how: str | Exception) -> JaxflError:
     return JaxflError(f"{path} is damaged ({how}); restore it from a copy.")
 
 
-@by_first
+@reads
 def read_config(folder: Path) -> dict:
     """Read a run's configuration.
 
     Raises:
       JaxflError: if the folder holds no run or a link that leads out of it, or the file is damaged.
     """
-    with reading(folder):
-        if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
-            raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
-        _refuse_links(folder)
+    if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
+        raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
+    _refuse_links(folder)
     return _read_json(folder / CONFIG, schema.CONFIG)
 
 
@@ -197,7 +265,7 @@ def inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-@by_first
+@reads
 def read_finished(folder: Path) -> tuple[dict, list[dict]]:
     """Read a finished run's result, and the metrics of all its rounds.
 
@@ -210,40 +278,38 @@ def read_finished(folder: Path) -> tuple[dict, list[dict]]:
     return result, metrics
 
 
-@by_first
+@writes
 def append_metrics(folder: Path, records: list[dict]) -> None:
     """Append one line per round and flush it to the disk."""
-    with writing(folder / METRICS), (folder / METRICS).open("a") as file:
+    with (folder / METRICS).open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
         file.flush()
         os.fsync(file.fileno())
 
 
-@by_first
+@writes
 def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -> None:
     """Write arrays (N, N) by name, as they are after some rounds."""
     path = folder / MATRICES / f"{rounds}.npz"
-    with writing(path):
-        path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     with replacing(path) as file:
         np.savez_compressed(file, **matrices)
 
 
-@by_first
+@reads
 def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
     """Read what `write_matrices` wrote."""
     return npz.read(folder / MATRICES / f"{rounds}.npz", required=())
 
 
-@by_first
+@reads
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     """The lines of the first `rounds` rounds, all by default.
 
     They end before one that is not whole: a crash has cut it short, or somebody has changed it.
     """
     path = folder / METRICS
-    with reading(path):
-        lines = path.read_bytes().splitlines()[:rounds] if path.exists() else []
+    lines = path.read_bytes().splitlines()[:rounds] if path.exists() else []
     records = []
     for line in lines:
         try:
@@ -256,7 +322,7 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     return records
 
 
-@by_first
+@writes
 def trim(folder: Path, rounds: int) -> list[dict]:
     """Drop the lines and the matrices after `rounds` rounds, before a run continues from a checkpoint.
 
@@ -268,16 +334,8 @@ def trim(folder: Path, rounds: int) -> list[dict]:
         file.writelines(f"{json.dumps(record)}\n".encode() for record in kept)
     for path in (folder / MATRICES).glob("*.npz"):
         if not path.stem.isdecimal() or int(path.stem) > rounds:
-            with writing(path):
-                path.unlink()
+            path.unlink()
     return kept
-
-
-def experiment(config: dict) -> dict:
-    """What a run tries: its method and its options. Runs in which this is equal are seeds of one another."""
-    options = {name: value for name, value in config["options"].items() if name not in INCIDENTAL}
-    # Methods that came as Python objects are known by their label alone.
-    return {"method": config["method"] or config["label"]} | options
 
 
 def fingerprint(config: dict) -> str:

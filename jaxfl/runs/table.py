@@ -4,11 +4,11 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
-from rich.table import Column
+from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
 
@@ -26,17 +26,28 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of a label and cells, with a title per column."""
+    """Rows of a label and cells, with a title per column; as text it is Markdown."""
 
     titles: list[str]
     rows: list[tuple[str, list[Cell]]]
 
+    def __str__(self) -> str:
+        return as_markdown(self)
 
-def tabulate(results: list[tuple[str, dict]]) -> Table:
+
+Column = Literal["std", "worst-tenth"]  # that a table has on request
+
+
+SHOWN = {"std": ("std over clients %", "std"), "worst-tenth": ("worst tenth %", "worst_tenth")}
+
+
+def tabulate(results: list[tuple[str, dict]], show: Sequence[Column] = ()) -> Table:
     """Gather results by label, in the order in which labels first appear.
 
     Args:
       results: pairs (label, result); results of one label are its seeds.
+      show: further columns of the deployed models' accuracy: its standard deviation over clients, the mean
+        of the worst tenth of them.
 
     Returns:
       Accuracies in percent: of the deployed models, of those models per architecture, of the models as
@@ -49,6 +60,7 @@ def tabulate(results: list[tuple[str, dict]]) -> Table:
     groups = list(dict.fromkeys(g for _, r in results for g in r["accuracy"]["per_group"]))
     columns: list[tuple[str, Callable]] = [
         ("accuracy %", lambda r: 100 * r["accuracy"]["mean"]),
+        *((title, lambda r, key=key: 100 * r["accuracy"][key]) for title, key in map(SHOWN.get, show)),
         *((g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan)) for g in groups),
         ("received %", lambda r: 100 * r["received"]["mean"]),
         ("MB up", lambda r: r["bytes_up"] / 1e6),
@@ -71,7 +83,7 @@ def _cell(values: list[float]) -> Cell:
 def as_text(table: Table) -> RichTable:
     """For the terminal; the best mean accuracy is bold."""
     best = max(cells[0].mean for _, cells in table.rows)
-    drawn = RichTable(*(Column(title, overflow="fold") for title in ("method", *table.titles)))
+    drawn = RichTable(*(RichColumn(title, overflow="fold") for title in ("method", *table.titles)))
     for label, cells in table.rows:
         style = "bold" if cells[0].mean == best else None
         drawn.add_row(label, *(cell.text() for cell in cells), style=style)

@@ -1,6 +1,5 @@
 """The benchmark: its command, its counts, and that the PyTorch loop trains what jaxfl trains."""
 
-import dataclasses
 import importlib.util
 import json
 import sys
@@ -175,7 +174,7 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch, capsys):
 def test_workloads_fit_random_images_where_the_data_set_is_missing(tmp_path):
     for name in ("W1", "W2", "W3", "W4", "W5"):
         workload, said = workloads.WORKLOADS[name], []
-        setup = dataclasses.replace(workloads.setup_of(workload), data_dir=tmp_path)
+        setup = workloads.setup_of(workload).replace(data_dir=tmp_path)
         source, data = workloads.source_of(workload, setup, said.append)
         assert data == "random" and "is not prepared" in said[0]
         clients = divide(setup, source).train

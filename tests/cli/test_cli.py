@@ -1,7 +1,12 @@
 """The command: what it prints, and how it takes code of one's own."""
 
+import dataclasses
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -10,11 +15,16 @@ import pytest
 from conftest import arrays_of
 
 import jaxfl
-from jaxfl import registry
+from jaxfl import cli, registry
 from jaxfl.cli import COMMANDS, main
 from jaxfl.config import choices
+from jaxfl.config.flags import parse_flags
+from jaxfl.config.options import check, hints
+from jaxfl.config.options import text as text_of
+from jaxfl.config.setup import Setup
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS
+from jaxfl.runs.variant import choose, provided
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -127,11 +137,52 @@ def test_partition_is_drawn_and_used_again(folder):
         (Literal[1, 2], "2", 2),
         (Literal["a", "b"] | None, "b", "b"),
         (Path, "a/b", Path("a/b")),
+        (tuple[Literal["crop", "flip"], ...], "crop+flip", ("crop", "flip")),
+        (tuple[int, ...], "", ()),
     ],
 )
 def test_options_have_their_annotated_type(annotation, text, value):
     converted = choices.convert("own", {"option": annotation}, {"option": text})["option"]
     assert converted == value and isinstance(converted, type(value))
+    assert text_of(converted).lower() == text.lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Options as a method may have them."""
+
+    sizes: tuple[int, ...] = (3,)
+    """Some."""
+    kind: Literal["a", "b"] | None = None
+    """Which."""
+    on: bool = True
+    """Whether."""
+
+
+@pytest.mark.parametrize(
+    ("flags", "choice"),
+    [
+        ("", "own"),
+        ("--sizes 1 2 --kind b --no-on", "own,sizes=1+2,kind=b,on=false"),
+        ("--sizes --kind none", "own,sizes=,kind=none"),
+    ],
+)
+def test_flags_and_choices_are_read_alike(flags, choice):
+    (parsed,), unknown = parse_flags("own", flags.split(), own=Own())
+    _, options = choices.split(choice)
+    assert parsed == Own(**choices.convert("own", hints(Own), options)) and unknown == []
+    check("own", parsed)
+
+
+def test_a_wrong_entry_is_refused_alike(capsys):
+    words = "must be a tuple of whole numbers, not '1+x'"
+    with pytest.raises(jaxfl.JaxflError, match=re.escape(f"own: sizes {words}.")):
+        choices.convert("own", hints(Own), {"sizes": "1+x"})
+    with pytest.raises(SystemExit) as end:
+        parse_flags("own", ["--sizes", "1", "x"], own=Own())
+    assert end.value.code == 2 and "must be a whole number, not 'x'" in capsys.readouterr().err
+    with pytest.raises(jaxfl.JaxflError, match="--sizes must be a tuple of whole numbers, but is .'1',"):
+        check("own", Own(sizes=("1",)))
 
 
 def test_everything_of_ones_own(folder, tmp_path, monkeypatch):
@@ -184,6 +235,94 @@ def test_the_same_from_python(folder):
     )
     assert result == json.loads((folder / "python" / "result.json").read_text())
     assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
+
+
+def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
+    """Compared, reported, loaded, stopped and resumed."""
+    chosen = {"dataset": "own.py:stripes", "partition": "own.py:unequal,most=11", "clients": 4, "rounds": 4}
+    chosen |= {"models": ["own.py:linear,features=3", "mlp,hidden=4"], "participation": 0.5, "eval_every": 2}
+    call(f"compare fedavg fedavg,lr=0.2 @own.args --seeds 2 --show std worst-tenth --run-dir {tmp_path}/word")
+    made = jaxfl.compare(
+        "fedavg", "fedavg,lr=0.2", seeds=2, show=["std", "worst-tenth"], run_dir=tmp_path / "python", **chosen
+    )
+    assert made.folder == tmp_path / "python" and made.failures == []
+    for name in ("table.csv", "table.md", "table.tex"):
+        assert (tmp_path / "python" / name).read_text() == (tmp_path / "word" / name).read_text()
+    assert str(made.table) == (tmp_path / "word" / "table.md").read_text()
+
+    assert list(made.results) == [(f"fedavg{lr}", seed) for seed in (0, 1) for lr in ("", ",lr=0.2")]
+    runs = {path.parent for path in tmp_path.glob("python/*/*/result.json")}
+    assert len(runs) == 4
+    for run in runs:
+        loaded = jaxfl.load(run)
+        assert loaded.config == json.loads((run / "config.json").read_text())
+        assert loaded.metrics == [json.loads(line) for line in (run / "metrics.jsonl").open()]
+        assert loaded.result == json.loads((run / "result.json").read_text())
+        assert loaded.result == made.results[loaded.config["label"], loaded.result["seed"]]
+        assert metrics(run) == metrics(tmp_path / "word" / run.relative_to(tmp_path / "python"))
+        accuracy = loaded.result["accuracy"]
+        assert accuracy["std"] == pytest.approx(np.std(accuracy["per_client"]))
+        assert accuracy["worst_tenth"] == min(accuracy["per_client"])  # of four clients one is the least
+
+    monkeypatch.chdir(tmp_path)
+    again = jaxfl.report("word", show="std")
+    call("report python --show std")
+    assert (tmp_path / "word" / "table.csv").read_text() == (tmp_path / "python" / "table.csv").read_text()
+    assert "std over clients %" in again.titles and "worst tenth %" not in again.titles
+
+    result = loaded.result
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "4")
+    unfinished = jaxfl.load(run)
+    assert unfinished.result is None and len(unfinished.metrics) == 4
+    resumed = jaxfl.resume(run)
+    assert resumed == json.loads((run / "result.json").read_text())
+    assert [resumed[key] for key in ("accuracy", "bytes_up")] == [
+        result[key] for key in ("accuracy", "bytes_up")
+    ]
+
+
+def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
+    options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 1, "epochs": 1}
+    made = jaxfl.compare("fedavg", "fedavg,lr=1e30", run_dir=tmp_path / "run", **options)
+    assert [row[0] for row in made.table.rows] == ["fedavg"] and list(made.results) == [("fedavg", 0)]
+    (sentence,) = made.failures
+    assert sentence.startswith("fedavg,lr=1e+30: the loss or the predictions of client")
+    with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
+        jaxfl.compare("ditto", lam=1.0)
+    with pytest.raises(jaxfl.JaxflError, match="Name the methods to compare"):
+        jaxfl.compare()
+
+
+def test_what_a_method_needs_is_provided(folder):
+    """Rows for validation, unless the user has said how many, or whose."""
+
+    def chosen(choice, **options):
+        given = provided(Setup.of(**options), [choose("fedavg"), choose(choice)])
+        return given.data.public, given.partition.validation_fraction
+
+    assert chosen("fedper") == ("none", 0.0)
+    assert chosen("mnfl") == ("held-out", 0.0)
+    assert chosen("compfl") == ("none", 0.0)
+    assert chosen("compfl,accuracy_on=validation") == ("none", 0.2)
+    assert chosen("compfl,accuracy_on=validation", validation_fraction=0.0) == ("none", 0.0)
+    assert chosen("compfl,accuracy_on=validation", partition="x.npz", public="auto") == ("auto", None)
+
+
+def test_as_many_devices_as_asked_for(folder, tmp_path):
+    """In a process of its own, as users start it: more than there are cores, and as many when it goes on."""
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    devices = len(os.sched_getaffinity(0)) + 1
+    words = (
+        f"run fedavg --models mlp,hidden=3 --rounds 1 --epochs 1 --clients {devices} --run-dir {tmp_path}/run"
+    )
+    command = [sys.executable, "-m", "jaxfl", *words.split(), f"--devices={devices}"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert f" on {devices} x cpu" in ended.stdout
+    assert cli._cpu_devices(["resume", f"{tmp_path}/run"]) == devices
+    assert cli._cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
+    assert cli._cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(folder, tmp_path, capsys):

@@ -52,8 +52,16 @@ def cohorts():
 @pytest.fixture(scope="module")
 def undisturbed(programs, federation, cohorts):
     """The chunks of a run that is scored after every round, their states copied."""
-    run = engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1)
+    run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1)
     return [chunk._replace(state=jax.device_get(chunk.state)) for chunk in run]
+
+
+def simulate(programs, federation, config, cohorts, key, eval_every, start=0, state=None, **options):
+    """The chunks of a single run."""
+    job = engine.Job(programs, federation, [config], [cohorts], [key], eval_every, **options)
+    for chunks in engine.simulate(job, start, None if state is None else [state]):
+        assert list(chunks) == [0]
+        yield chunks[0]
 
 
 def assert_equal(actual, expected):
@@ -150,7 +158,7 @@ def test_chunks_of_any_length_are_one_run(cohorts, name):
     def run(eval_every):
         """What every round reports, and states and scores by the number of rounds before them."""
         reports, ends = [], {}
-        for chunk in engine.simulate(programs, federation, config, cohorts, KEY, eval_every=eval_every):
+        for chunk in simulate(programs, federation, config, cohorts, KEY, eval_every=eval_every):
             for report in chunk.reports:
                 findings = comparable({"findings": report.info.findings})
                 reports.append(report._replace(info=report.info._replace(findings=findings)))
@@ -164,7 +172,7 @@ def test_chunks_of_any_length_are_one_run(cohorts, name):
 
 def test_a_resumed_run_is_the_undisturbed_one(programs, federation, cohorts, undisturbed):
     start = 2
-    resumed = engine.simulate(
+    resumed = simulate(
         programs,
         federation,
         CONFIG,
@@ -252,7 +260,7 @@ def test_runs_differ_by_rounding_between_convolutions(model):
     def trained(convolution):
         models = [(dataclasses.replace(model, convolution=convolution), 5)]
         federation = federate(source, tiny_partition(source), models)
-        run = engine.simulate(programs, federation, config, cohorts, KEY, eval_every=3)
+        run = simulate(programs, federation, config, cohorts, KEY, eval_every=3)
         (chunk,) = run
         return jax.device_get(chunk.state), [report.info for report in chunk.reports]
 
@@ -273,18 +281,16 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
     everyone = draw_cohorts(CLIENTS, 1.0, 2, seed=3)
 
     def run(score_cohort):
-        run = engine.simulate(
-            programs, federation, config, everyone, KEY, eval_every=2, score_cohort=score_cohort
-        )
+        run = simulate(programs, federation, config, everyone, KEY, eval_every=2, score_cohort=score_cohort)
         (chunk,) = run
         return chunk._replace(train_seconds=0, evaluate_seconds=0)
 
     plain, scored = run(False), run(True)
-    unscored = [report._replace(received=None, personal=None) for report in scored.reports]
+    unscored = [report._replace(scores={}) for report in scored.reports]
     assert_equal((scored.state, unscored, scored.scores), (plain.state, plain.reports, plain.scores))
-    assert_equal(scored.reports[-1].personal, scored.scores["personal"])
+    assert_equal(scored.reports[-1].scores["personal"], scored.scores["personal"])
     if choice == "fedper":  # it trains only in rounds, so a client receives what it deployed before
-        assert_equal(scored.reports[1].received, scored.reports[0].personal)
+        assert_equal(scored.reports[1].scores["received"], scored.reports[0].scores["personal"])
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -330,7 +336,7 @@ def test_divergence_names_round_and_client(programs, federation, cohorts):
     assert joins == 3  # the first of the two rounds in the second chunk
 
     broken = dataclasses.replace(federation, images=federation.images.at[rows].set(jnp.inf))
-    good, bad = engine.simulate(programs, broken, CONFIG, cohorts, KEY, eval_every=3)
+    good, bad = simulate(programs, broken, CONFIG, cohorts, KEY, eval_every=3)
     assert good.diverged is None
     assert bad.diverged == (joins, client)
     assert bad.scores is None
@@ -345,7 +351,7 @@ def test_divergence_of_an_absent_client_shows_in_its_predictions(programs, feder
     first, second = before.kept
     second = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf[0], np.nan), leaf[1]]), second)
     broken = before._replace(kept=(first, second))
-    (bad,) = engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1, start=t, state=broken)
+    (bad,) = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1, start=t, state=broken)
     assert bad.diverged == (t, client)
     assert bad.scores is None
 
@@ -414,7 +420,7 @@ def rows_of_class(label, federation, cohorts, t):
 def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
     calls = []
     programs = engine.programs(counting(calls))
-    run = engine.simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
+    run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
     chunks = list(run)
 
     rounds, steps, keys = zip(*calls, strict=True)
@@ -427,8 +433,8 @@ def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
             assert (loss == 10.0 * t).all()
             assert_equal(up, 11 * slots.mask[t])
             assert_equal(down, 11 * slots.mask[t])
-        assert_equal(report.received, rows_of_class(t % CLASSES, federation, cohorts, t))
-        assert_equal(report.personal, rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
+        assert_equal(report.scores["received"], rows_of_class(t % CLASSES, federation, cohorts, t))
+        assert_equal(report.scores["personal"], rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
 
 
 def test_bad_rows_of_one_client_do_not_reach_the_others():
@@ -441,7 +447,7 @@ def test_bad_rows_of_one_client_do_not_reach_the_others():
     cohorts = draw_cohorts(CLIENTS, 1.0, 1, seed=0)
     config = METHODS["local"].config(epochs=1, batch_size=4)
     programs = engine.programs(METHODS["local"].build(config))
-    (chunk,) = engine.simulate(programs, federation, config, cohorts, KEY, eval_every=1)
+    (chunk,) = simulate(programs, federation, config, cohorts, KEY, eval_every=1)
     loss = np.concatenate(chunk.reports[0].info.loss)
     assert chunk.diverged == (0, 0)
     assert np.isfinite(loss).tolist() == [False, True, True, True, True]
@@ -456,3 +462,92 @@ def test_a_message_that_the_ledger_cannot_count_is_refused():
     assert sent_up(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
     with pytest.raises(JaxflError, match="2,147,483,648 scalars in one round, more than the ledger counts"):
         sent_up(cohort, message(LARGEST_MESSAGE + 1))
+
+
+# ---- models right after training, and the phase before the first round
+
+
+def disturbed(config):
+    """FedAvg whose clients' models right after training are made up, at some cost."""
+    fedavg = METHODS["fedavg"].build(config)
+
+    def step(key, state, federation, cohort):
+        new, info = fedavg.step(key, state, federation, cohort)
+        noise = jax.random.normal(key, (64, 64))
+        amount = 3 * jnp.tanh((noise @ noise).mean())
+        received = fedavg.receive(key, new, federation, cohort)
+        made_up = [
+            dataclasses.replace(one, shared=jax.tree.map(lambda leaf: leaf - amount, one.shared))
+            for one in received
+        ]
+        return new, info._replace(trained=tuple(made_up))
+
+    return fedavg._replace(step=step)
+
+
+def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_elsewhere(federation, cohorts):
+    config = METHODS["fedavg"].config(epochs=1, batch_size=4)
+    plain, told = (engine.programs(build(config)) for build in (METHODS["fedavg"].build, disturbed))
+    run = simulate(told, federation, config, cohorts, KEY, eval_every=ROUNDS, score_cohort=True)
+    (chunk,) = run
+    for t, report in enumerate(chunk.reports):
+        assert report.info.trained is None
+        assert report.scores.keys() == {"received", "trained", "personal"}
+        for moment in report.scores.values():
+            for of_group, slots in zip(moment, cohorts, strict=True):
+                assert ((of_group.test_rows > 0) == slots.mask[t]).all()
+    trained, received = (
+        [sum(of_group.test.sum() for of_group in report.scores[moment]) for report in chunk.reports]
+        for moment in ("trained", "received")
+    )
+    assert trained != received
+
+    def cost(programs, score_cohort):
+        job = engine.Job(programs, federation, [config], [cohorts], [KEY], ROUNDS, score_cohort)
+        compiled, *_ = engine.compiled(job)
+        return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
+
+    assert cost(told, False) == cost(plain, False)
+    assert cost(told, True) > cost(plain, True)
+
+
+def test_a_phase_before_the_first_round(programs, federation, cohorts):
+    """Once, with all clients, and with its own key; several runs as one program prepare as each alone."""
+    fedper = METHODS["fedper"].build(CONFIG)
+    seen = []
+
+    def prepare(key, state, federation, cohort):
+        seen.append(tuple(slots.mask.shape for slots in cohort.groups))
+        return fedper.step(key, state, federation, cohort)
+
+    prepared = engine.programs(fedper._replace(prepare=prepare))
+    keys = jax.random.split(KEY, 2)
+
+    def alone(programs, key, **options):
+        chunks = simulate(programs, federation, CONFIG, cohorts, key, eval_every=2, **options)
+        return [chunk._replace(state=jax.device_get(chunk.state)) for chunk in chunks]
+
+    runs = [alone(prepared, key) for key in keys]
+    assert seen == [tuple((n,) for n in CLIENTS)]  # traced once
+    for first, *later in runs:
+        assert all(chunk.preparation is None for chunk in later)
+        info, flops, scores = first.preparation
+        assert scores == {}
+        for up, of_group, n in zip(info.up, flops, CLIENTS, strict=False):
+            assert up.shape == of_group.shape == (n,) and (up > 0).all() and (of_group > 0).all()
+    (unprepared, *_) = alone(programs, keys[0])
+    assert unprepared.preparation is None
+    assert (unprepared.reports[0].info.loss[0] != runs[0][0].reports[0].info.loss[0]).any()
+
+    job = engine.Job(prepared, federation, [CONFIG] * 2, [cohorts] * 2, keys, 2)
+    for at, of_runs in enumerate(engine.simulate(job)):
+        for i, chunk in of_runs.items():
+            expected = runs[i][at]
+            assert_equal(
+                (chunk.state, chunk.reports, chunk.scores, chunk.preparation),
+                (expected.state, expected.reports, expected.scores, expected.preparation),
+            )
+    (resumed,) = alone(prepared, keys[0], start=4, state=runs[0][1].state)
+    assert resumed.preparation is None
+    assert_equal(resumed.state, runs[0][2].state)
+    assert prepared.prepare.compilations == 1 and programs.prepare is None

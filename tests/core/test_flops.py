@@ -177,6 +177,5 @@ REPORT = engine.Report(
         down=(np.array([1, 2]), np.array([2, 0])),
     ),
     (np.array([10.0, 20.0, 30.0]), np.array([0.0, 5e3]), np.float64(0)),
-    None,
-    None,
+    {},
 )

@@ -7,16 +7,17 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxfl import registry
+from jaxfl.config.setup import Setup
 from jaxfl.core import engine, memory
-from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
-from jaxfl.runs import run
-from jaxfl.runs.prepare import Setup, prepare
+from jaxfl.runs import run, variant
+from jaxfl.runs.job import job_of
+from jaxfl.runs.prepare import prepare
+from jaxfl.runs.proceed import compilation, proceed
 
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
-SETUP = Setup(
+SETUP = Setup.of(
     models=("mlp,hidden=40",),
     partition="classes,classes_per_client=2,samples_per_client=10",
     clients=6,
@@ -29,9 +30,8 @@ SETUP = Setup(
 @pytest.fixture
 def chosen():
     """FedAvg, with programs that no other test has compiled."""
-    run._programs_without_rates.cache_clear()
-    method = registry.METHODS["fedavg"]
-    return run.choose("fedavg", method, method.config(epochs=1, batch_size=7))
+    variant._programs_without_rates.cache_clear()
+    return variant.choose("fedavg", epochs=1, batch_size=7)
 
 
 @pytest.fixture
@@ -41,8 +41,13 @@ def data():
     return data._replace(federation=dataclasses.replace(data.federation, clients_at_once=6))
 
 
-def start(folder, chosen, data):
-    return run.start(folder, chosen, SETUP, data, lambda new: None)
+def start(folder, chosen, data, setup=SETUP):
+    """Begin a run and run it to its end."""
+    spent = compilation(chosen.programs)
+    job, begun = run.start(folder, chosen, setup, data, lambda new: None)
+    (outcome,) = proceed(job, [begun], None, spent)
+    if isinstance(outcome, JaxflError):
+        raise outcome
 
 
 def fail(*arguments):
@@ -50,12 +55,10 @@ def fail(*arguments):
 
 
 def test_a_run_takes_as_many_clients_side_by_side_as_fit(chosen, data, tmp_path, monkeypatch):
-    cohorts = draw_cohorts([SETUP.clients], 1.0, SETUP.rounds, SETUP.seed)
     needed = {}
     for at_once in (6, 3, 2):
         federation = dataclasses.replace(data.federation, clients_at_once=at_once)
-        key, config = jax.random.key(SETUP.seed), chosen.config
-        of_run = engine.compiled(chosen.programs, federation, config, cohorts, key, eval_every=1)
+        of_run = engine.compiled(job_of([(chosen, SETUP)], federation))
         needed[at_once] = max(map(memory.peak_bytes, of_run))
     assert needed[6] > needed[3] > needed[2]
 
@@ -71,8 +74,8 @@ def test_nothing_is_tried_where_devices_tell_nothing_or_the_user_chose(chosen, d
     monkeypatch.setattr(memory, "as_many_as_fit", None)
     start(tmp_path / "run", chosen, data)
     monkeypatch.setattr(memory, "available", lambda federation: 1)
-    given = dataclasses.replace(SETUP, clients_at_once=6)
-    run.start(tmp_path / "given", chosen, given, data, lambda new: None)
+    given = SETUP.replace(clients_at_once=6)
+    start(tmp_path / "given", chosen, data, given)
 
 
 def test_what_is_available(data, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, tiny_models, tiny_partition, tiny_source
 
+from jaxfl.config.setup import Setup
 from jaxfl.core.examples import visiting
 from jaxfl.data import partition
 from jaxfl.data.federation import federate
@@ -16,8 +17,8 @@ from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import public_images as public
-from jaxfl.registry import METHODS
-from jaxfl.runs.prepare import Setup, check_setup, divide, for_methods
+from jaxfl.runs.prepare import check_setup, divide
+from jaxfl.runs.variant import choose, provided
 
 SOURCE = tiny_source()
 KEY = jax.random.key(0)
@@ -158,10 +159,10 @@ def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
     loaded = partition.load(tmp_path / "mine.npz", SOURCE)
     assert loaded.public.dtype == np.int32 and loaded.public.tolist() == held_out.public.tolist()
     saved = {"partition": str(tmp_path / "mine.npz"), "clients": 4}
-    assert len(divide(Setup(**saved), SOURCE).public) == expected.sum()
-    assert not len(divide(Setup(public="none", **saved), SOURCE).public)
+    assert len(divide(Setup.of(**saved), SOURCE).public) == expected.sum()
+    assert not len(divide(Setup.of(public="none", **saved), SOURCE).public)
     with pytest.raises(JaxflError, match="--public held-out,share=0.2 does not change the saved partition"):
-        check_setup(Setup(public="held-out,share=0.2", **saved))
+        check_setup(Setup.of(public="held-out,share=0.2", **saved))
     assert not len(divided(0.0).public)
     with pytest.raises(JaxflError, match="A share of 0.01 of every class holds out no row; raise --public"):
         divided(0.01)
@@ -169,7 +170,7 @@ def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
 
 def test_images_are_held_out_where_a_method_needs_some():
     def chosen(*methods, **options):
-        return for_methods(Setup(**options), [METHODS[name] for name in methods]).public
+        return provided(Setup.of(**options), map(choose, methods)).data.public
 
     assert chosen("fedavg") == "none"
     assert chosen("fedavg", "mnfl") == "held-out"

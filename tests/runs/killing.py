@@ -23,7 +23,7 @@ from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.mechanisms.reassembly import teachers
-from jaxfl.runs import checkpoint, run, store
+from jaxfl.runs import checkpoint, store
 
 
 class Moment(NamedTuple):
@@ -52,7 +52,7 @@ MOMENTS = {
     "writing matrices": (store, "write_matrices"),
     "writing a checkpoint": (checkpoint, "save"),
     "deleting an old checkpoint": (checkpoint, "shutil"),
-    "writing pictures and the result": (run, "draw_curves"),
+    "writing pictures and the result": (store, "write_pictures"),
     "cutting back for a resume": (store, "trim"),
 }
 

@@ -115,9 +115,9 @@ def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypa
     """Those that stand at the same round together, and a sentence says so."""
     together, proceed = [], batch.proceed
 
-    def spied(runs, *arguments):
-        together.append([ready.done for ready in runs])
-        return proceed(runs, *arguments)
+    def spied(job, runs, *arguments):
+        together.append([run.done for run in runs])
+        return proceed(job, runs, *arguments)
 
     monkeypatch.setattr(batch, "proceed", spied)
     compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
@@ -185,7 +185,7 @@ def test_runs_with_a_host_step_take_turns(options, tmp_path, capsys):
 
 
 def test_a_run_that_goes_alone_says_why(options, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(batch, "proceed", lambda runs, spent: [JaxflError("Not now.")] * len(runs))
+    monkeypatch.setattr(batch, "proceed", lambda job, runs, *rest: [JaxflError("Not now.")] * len(runs))
     with pytest.raises(SystemExit):
         choices = ["fedper", "fedavg", "fedper,epochs=2,batch_size=4"]
         cli.main(["compare", *choices, *options, "--run-dir", str(tmp_path / "run")])

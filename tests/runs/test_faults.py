@@ -30,7 +30,7 @@ from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.registry import METHODS
-from jaxfl.runs import checkpoint, run, store
+from jaxfl.runs import checkpoint, store
 from jaxfl.runs.interrupt import deferred
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -436,7 +436,7 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
         ("writing the configuration", (partition, "save", 1)),
         ("writing metrics", (store, "append_metrics", 5)),
         ("writing a checkpoint", (checkpoint, "save", 2)),
-        ("drawing pictures", (run, "draw_curves", 1)),
+        ("drawing pictures", (store, "write_pictures", 1)),
         ("writing the result", (store, "write_json", 1)),
     ],
 )

@@ -1,9 +1,7 @@
 """Random configurations, partitions and files: either they work, or they are refused in clean words."""
 
-import dataclasses
 import json
 import shutil
-import typing
 
 import jax
 import numpy as np
@@ -14,7 +12,8 @@ from hypothesis import strategies as st
 
 import jaxfl
 from jaxfl import cli
-from jaxfl.config.options import alternatives
+from jaxfl.config.options import alternatives, entries, hints, text
+from jaxfl.config.setup import Setup
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.data import partition as partitions
@@ -22,8 +21,7 @@ from jaxfl.data import sources
 from jaxfl.data.partition import Partition
 from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
-from jaxfl.runs import run, store
-from jaxfl.runs.prepare import Setup
+from jaxfl.runs import proceed, store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -42,14 +40,16 @@ class Begins(Exception):
 def stops_before_rounds(monkeypatch):
     """Stop runs when nothing is left to refuse; of the first round only shapes are computed."""
 
-    def begin(programs, federation, hyper, cohorts, key, *, score_cohort, **options):
-        state = jax.eval_shape(programs.init, key, federation, traced(hyper))
+    def begin(job, start, states):
+        (config,), (cohorts,), (key,), federation = job.configs, job.cohorts, job.keys, job.federation
+        state = jax.eval_shape(job.programs.init, key, federation, traced(config))
         slots = jax.tree.map(lambda leaf: leaf[:1], cohorts)
-        first = Cohort(np.zeros(1, np.int32), slots, rounds=len(cohorts[0].mask))
-        programs.rounds._jitted.eval_shape(key, state, federation, first, key if score_cohort else None)
+        first = Cohort(np.zeros(1, np.int32), slots, rounds=job.rounds)
+        score_key = key if job.score_cohort else None
+        job.programs.rounds._jitted.eval_shape(key, state, federation, first, score_key)
         raise Begins
 
-    monkeypatch.setattr(run, "simulate", begin)
+    monkeypatch.setattr(proceed, "simulate", begin)
 
 
 def is_clean(capsys, words):
@@ -75,7 +75,7 @@ WORDS = """
     independent adam class ä
 """
 TEXTS = st.sampled_from(["", "\0", *WORDS.split()]) | st.text(max_size=5)
-FLAGS = sorted({field.name for field in dataclasses.fields(Setup)} - {"dataset", "devices"})
+FLAGS = sorted(hints(Setup).keys() - {"dataset", "devices"})
 
 
 def fitting(hint):
@@ -90,11 +90,11 @@ def fitting(hint):
 def commands(draw):
     """A method and a few flags of the run or of the method."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
-    hints = typing.get_type_hints(Setup) | typing.get_type_hints(method.config)
-    own = sorted({field.name for field in dataclasses.fields(method.config)})
+    annotations = hints(Setup) | hints(method.config)
+    own = sorted(hints(method.config))
     chosen = {"models": "mlp,hidden=3", "partition": "iid", "clients": "4"}
     for name in draw(st.lists(st.sampled_from(FLAGS) | st.sampled_from(own), unique=True, max_size=3)):
-        chosen[name] = draw(fitting(hints[name]))
+        chosen[name] = draw(fitting(annotations[name]))
     return ["run", method.name, *(f"--{name.replace('_', '-')}={text}" for name, text in chosen.items())]
 
 
@@ -108,8 +108,14 @@ def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
 def sensible(hint):
     """Values of a type that make sense by themselves."""
     numbers = {int: st.integers(1, 3), float: st.sampled_from([0.01, 0.3, 0.9])}
-    kinds = [numbers.get(kind, st.just(kind)) for kind in alternatives(hint) if kind is not str]
-    return st.one_of(kinds).map(lambda value: str(value).lower())
+
+    def of_kind(kind):
+        if entries(kind) is not None:
+            return st.lists(st.sampled_from(alternatives(entries(kind)))).map(tuple)
+        return numbers.get(kind, st.just(kind))
+
+    kinds = [of_kind(kind) for kind in alternatives(hint) if kind is not str]
+    return st.one_of(kinds).map(text)
 
 
 SENSIBLE = [  # one of each
@@ -140,7 +146,7 @@ def sensible_commands(draw):
     """A method with all its options, of which each makes sense by itself, on some federation."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
     choice = [method.name]
-    for name, hint in typing.get_type_hints(method.config).items():
+    for name, hint in hints(method.config).items():
         if alternatives(hint) != (str,):
             choice.append(f"{name}={draw(sensible(hint))}")
     return ["run", ",".join(choice), *" ".join(draw(st.sampled_from(texts)) for texts in SENSIBLE).split()]
@@ -177,7 +183,9 @@ def begun(dataset, tmp_path_factory):
     """The folder of a run that was stopped before its first round."""
     folder = tmp_path_factory.mktemp("runs") / "begun"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run, "simulate", lambda *arguments, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            proceed, "simulate", lambda *arguments, **options: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         options = {"partition": "iid", "models": ["mlp,hidden=3"], "clients": 4}
         jaxfl.run("fedavg", run_dir=folder, dataset=dataset[1], **options)
     return folder

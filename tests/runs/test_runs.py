@@ -16,7 +16,9 @@ from conftest import arrays_of, comparable
 
 from jaxfl import cli, registry
 from jaxfl.errors import JaxflError
-from jaxfl.runs import checkpoint, plot, run
+from jaxfl.mechanisms.reassembly.picture import draw_assembled
+from jaxfl.runs import checkpoint, plot, run, store
+from jaxfl.runs.variant import choose
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -192,7 +194,7 @@ def test_a_method_that_computes_with_a_rate_while_it_is_built_is_refused():
     fedavg = registry.METHODS["fedavg"]
     method = fedavg._replace(build=lambda config: fedavg.build(config) if 2 * config.lr > 1 else None)
     with pytest.raises(JaxflError, match="read it from the configuration that init is given as hyper"):
-        run.choose(None, method, method.config())
+        choose(method)
 
 
 def tables(folder):
@@ -294,8 +296,7 @@ def test_report_refuses_one_run_twice(compared, tmp_path, capsys):
     ],
 )
 def test_labels_tell_methods_apart(choice, options, label):
-    method, given = registry.method(choice)
-    assert run.choose(choice, method, method.config(**given | options)).label == label
+    assert choose(choice, **options).label == label
 
 
 def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
@@ -383,9 +384,9 @@ def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch
     """Which are more than it would use by itself."""
     folder, proceed, devices = tmp_path / "two", run.proceed, []
 
-    def spied(runs, *arguments):
-        devices.append(runs[0].data.federation.devices)
-        return proceed(runs, *arguments)
+    def spied(job, *arguments):
+        devices.append(job.federation.devices)
+        return proceed(job, *arguments)
 
     monkeypatch.setattr(run, "proceed", spied)
     cli.main(["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "one")])
@@ -419,6 +420,10 @@ def test_pictures_of_few_and_of_many_clients(tmp_path, clients):
         return {"client": client, "model": 9, "teacher": 9, "own": blocks, "blocks": blocks}
 
     counts = np.random.default_rng(0).integers(1, 9, (clients, 3))
-    plot.draw_matrices({"teachers": np.eye(clients)}, counts, tmp_path / "matrices.png")
-    plot.draw_assemblies([network(client) for client in range(clients)], tmp_path / "assembled.png")
+    pictures = {
+        "matrices.png": lambda: plot.draw_matrices({"teachers": np.eye(clients)}, counts),
+        "assembled.png": lambda: draw_assembled({"assembled": [*map(network, range(clients))]}),
+    }
+    store.write_pictures(tmp_path, pictures)
+    assert len(list(tmp_path.iterdir())) == 2
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())

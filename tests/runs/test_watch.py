@@ -22,7 +22,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from jaxfl import cli
 from jaxfl.errors import JaxflError
-from jaxfl.runs import plot, run, watch
+from jaxfl.runs import plot, variant, watch
 
 ROUNDS = 6
 GROUPS = ("mlp,hidden=3", "mlp,hidden=4")
@@ -82,7 +82,7 @@ def biases(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         made = Biases(cache)
         patch.setitem(sys.modules, "wandb", made)
-        run._programs_without_rates.cache_clear()  # other modules' programs are optimised
+        variant._programs_without_rates.cache_clear()  # other modules' programs are optimised
         jax.config.update("jax_disable_most_optimizations", True)
         yield made
         jax.config.update("jax_disable_most_optimizations", False)
@@ -247,14 +247,13 @@ def test_watch_follows_a_comparison_to_its_end(compared, stopped, monkeypatch):
 # --- simulated time
 
 
-def test_curves_against_simulated_time(compared, tmp_path, monkeypatch):
-    records, figures = metrics(compared / "fedavg" / "seed-0"), []
-    monkeypatch.setattr(plot.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+def test_curves_against_simulated_time(compared):
+    records = metrics(compared / "fedavg" / "seed-0")
     timeless = [
         {key: value for key, value in record.items() if key != "simulated_seconds"} for record in records
     ]
-    plot.draw_curves({"timed": [records], "timeless": [timeless]}, tmp_path / "curves.png")
-    plot.draw_curves({"timeless": [timeless]}, tmp_path / "curves.png")
+    runs = {"timed": [records], "timeless": [timeless]}, {"timeless": [timeless]}
+    figures = [plot.draw_curves(of_runs) for of_runs in runs]
     three, two = ([axes.get_xlabel() for axes in figure.axes] for figure in figures)
     assert two == ["round", "megabytes sent and received"] and three == [*two, "simulated seconds"]
     (line,) = figures[0].axes[2].lines

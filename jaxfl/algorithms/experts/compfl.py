@@ -267,4 +267,5 @@ compfl = Method(
   author={Xu, Jian and Wan, Shuo and Li, Yinchuan and Chen, Zhilin and Shao, Yunfeng and Chen, Zhitang and
           Huang, Shao-Lun},
   booktitle={FedKDD Workshop at KDD}, year={2024}}""",
+    needs=lambda config: {"validation"} if config.accuracy_on == "validation" else (),
 )

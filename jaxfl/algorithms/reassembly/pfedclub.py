@@ -28,6 +28,7 @@ from jaxfl.authoring import Algorithm, Method, options, within
 from jaxfl.mechanisms.reassembly.chain import is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
 from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.mechanisms.reassembly.server import Server, assembled, predictions, size, timed, tuned
 from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
@@ -112,6 +113,7 @@ pfedclub = Method(
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
     needs=lambda config: {"public"},
+    pictures={"assembled.png": draw_assembled},
 )
 
 pfedclub_plus = Method(
@@ -122,4 +124,5 @@ pfedclub_plus = Method(
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
     needs=lambda config: {"public"},
+    pictures={"assembled.png": draw_assembled},
 )

@@ -1,5 +1,8 @@
-"""The architectures, one factory each."""
+"""The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one."""
 
+from jaxfl.config import choices
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
 from jaxfl.models.zoo.compfl import cifar_small, fmnist_large, fmnist_small
@@ -41,3 +44,21 @@ __all__ = [
 ]
 
 MODELS = {name: globals()[name] for name in __all__}
+
+
+def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
+    """The network of a choice; ``path/to/my.py:object`` names a factory of one's own.
+
+    Args:
+      choice: ``name,option=value``.
+      shape: (H, W, C) of an image.
+      classes: outputs.
+
+    Raises:
+      JaxflError: if there is no such factory, it has no such option, or what it returns is no model.
+    """
+    name, factory, options = choices.function("model", MODELS, choice)
+    model = factory(shape=shape, classes=classes, **options)
+    if not isinstance(model, Model):
+        raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
+    return model

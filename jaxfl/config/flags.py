@@ -1,0 +1,60 @@
+"""Flags on the command line: dataclasses in, dataclasses out. Values are read as those of choices are."""
+
+import dataclasses
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from jaxfl.config.options import WORDS, alternatives, entries, matches, parse, text
+
+
+def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[list[Any], list[str]]:
+    """Read flags into dataclasses like `defaults`, flat: one flag per field, a section for each.
+
+    Args:
+      program: ``run fedper``, for the help.
+      arguments: words; with --help among them, the help is printed and the process ends.
+      **defaults: dataclass instances, perhaps with dataclasses as fields.
+
+    Returns:
+      The dataclasses, and the words that are no flags of theirs.
+    """
+    fields = [(name, type(default), dataclasses.field(default=default)) for name, default in defaults.items()]
+    parts = dataclasses.make_dataclass("Options", fields, frozen=True)
+    parsed, unknown = tyro.cli(
+        Annotated[parts, tyro.conf.OmitArgPrefixes],
+        prog=f"jaxfl {program}",
+        args=arguments,
+        return_unknown_args=True,
+        registry=REGISTRY,
+    )
+    return [getattr(parsed, name) for name in defaults], unknown
+
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _of_option(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """How the value of an option is read and shown; a bool is a flag of its own and its negation."""
+    annotation, entry = info.type, entries(info.type)
+    if annotation is bool or not alternatives(annotation):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1 if entry is None else "*",
+        metavar=_metavar(annotation) if entry is None else f"[{_metavar(entry)} ...]",
+        instance_from_str=lambda words: (
+            parse(annotation, words[0]) if entry is None else tuple(parse(entry, word) for word in words)
+        ),
+        is_instance=lambda value: matches(value, annotation),
+        str_from_instance=lambda value: [text(value)] if entry is None else [*map(text, value)],
+    )
+
+
+def _metavar(annotation: Any) -> str:
+    """``INT``, ``{sgd,adam}``, ``INT|{none}``."""
+    allowed = alternatives(annotation)
+    types = [kind.__name__.upper() for kind in allowed if kind in WORDS]
+    values = ",".join(text(kind) for kind in allowed if kind not in WORDS)
+    return "|".join([*types, *([f"{{{values}}}"] if values else [])])

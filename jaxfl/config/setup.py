@@ -1,0 +1,125 @@
+"""The options that mean the same for every method, by subject. Flags and keyword arguments are flat."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from jaxfl.config.options import check, within
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """The images."""
+
+    dataset: str = "digits"
+    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), an .npz
+    file, a folder with one sub-folder of images per class, or my.py:source."""
+    public: str = "auto"
+    """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
+    another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:
+    held-out where a method needs some, or what a saved partition holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionOptions:
+    """How they are divided among clients."""
+
+    partition: str = "classes"
+    """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
+    dirichlet,alpha=0.5; a saved partition (.npz); or my.py:partitioner."""
+    clients: int = within("[1, inf)", 20)
+    """Number of clients."""
+    partition_seed: int = within("[0, inf)", 0)
+    """Draws the partition. It is the data: fixed, whatever the seed of the run."""
+    labels: Literal["unified", "independent"] = "unified"
+    """Whether a label means the same on all clients, or each numbers its classes anew."""
+    test: Literal["auto", "own", "source"] = "auto"
+    """Test rows: cut from the client's own rows, or the source's test rows of its classes. auto: source
+    for the partition `classes`, own for the others."""
+    test_fraction: float = within("(0, 1)", 0.25)
+    """Share of a client's rows that are test rows, where they are cut from its own."""
+    validation_fraction: float | None = within("[0, 1)", None)
+    """Share of a client's training rows that are set aside for validation; by default 0.2 where a method
+    needs such rows, else 0."""
+    max_test: int | None = within("[1, inf)", None)
+    """At most so many test rows per client; from the source, equally many of each of its classes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What clients compute, and when."""
+
+    models: tuple[str, ...] = ()
+    """Architectures, each with options (resnet18,width=0.5) and perhaps a number of clients
+    (mlp,clients=5); by default clients are divided equally. Default: mlp mcmahan,padding=same on digits,
+    lenet5 mcmahan elsewhere."""
+    rounds: int = within("[1, inf)", 50)
+    """Communication rounds."""
+    participation: float = within("(0, 1]", 1.0)
+    """Share of clients that take part in a round."""
+    eval_every: int = within("[1, inf)", 5)
+    """Rounds between evaluations; they run as one program."""
+    device_profile: tuple[str, ...] = ()
+    """What clients compute with, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
+    and bytes per second, such as lenet5=1e9:1e6."""
+    score_cohort: bool = False
+    """Score the clients of every round on their test rows before local training (received), right after it
+    (trained, where the method tells) and at the end of the round (personal)."""
+    precision: Literal["full", "bfloat16"] = "full"
+    """What networks compute in: JAX's default float, or bfloat16, for accelerators. Parameters stay as they
+    are."""
+    seed: int = within("[0, inf)", 0)
+    """Initial weights, cohorts and batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineOptions:
+    """How this machine does it: runs that differ in nothing else try the same."""
+
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data; its own default if not given."""
+    checkpoint_every: int | None = within("[1, inf)", None)
+    """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
+    keep_checkpoints: int = within("[1, inf)", 2)
+    """How many of them are kept, the newest ones: should one be damaged, a resume takes the one before."""
+    clients_at_once: int | None = within("[1, inf)", None)
+    """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
+    devices: int | None = within("[1, inf)", None)
+    """Devices that share the clients of a round; by default all that JAX has (the command line starts one
+    per CPU core), but no more than a group has clients in a round on average. Each holds the data set and
+    the state: on a machine with many cores and little memory give fewer."""
+    convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
+    """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
+    network and remembers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The federation and the run."""
+
+    data: DataOptions = DataOptions()
+    partition: PartitionOptions = PartitionOptions()
+    run: RunOptions = RunOptions()
+    machine: MachineOptions = MachineOptions()
+
+    @classmethod
+    def of(cls, **options) -> Self:
+        """From flat options: ``Setup.of(dataset="cifar10", rounds=10)``."""
+        return cls().replace(**options)
+
+    def replace(self, **options) -> Self:
+        """The same with other options, flat as well."""
+        parts = {
+            name: dataclasses.replace(part, **{key: options.pop(key) for key in vars(part) if key in options})
+            for name, part in vars(self).items()
+        }
+        return dataclasses.replace(self, **parts, **options)
+
+    def flat(self) -> dict[str, Any]:
+        """All options by name."""
+        return {name: value for part in vars(self).values() for name, value in vars(part).items()}
+
+    def check(self) -> None:
+        """Refuse values of another type, or out of their range, see `jaxfl.config.options.check`."""
+        for part in vars(self).values():
+            check("the run", part)

@@ -1,0 +1,34 @@
+"""What a result was computed with: versions, the device, the commit."""
+
+import contextlib
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+PACKAGES = ("jaxfl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def environment() -> dict:
+    """Versions and the device, as a run's folder records them."""
+    device = jax.devices()[0]
+    return {name: version(name) for name in PACKAGES} | {
+        "python": platform.python_version(),
+        "device": f"{device.platform} {device.device_kind}",
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+        "git": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    """The commit of the checkout that jaxfl runs from, marked if it was changed since; None elsewhere."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError):
+        command = ["git", "--no-optional-locks", "-C", root, *describe]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

@@ -1,0 +1,50 @@
+"""A picture of what the server has assembled."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+MOST_DRAWN = 40  # clients for whose networks a picture has room
+
+
+def draw_assembled(findings: dict) -> Figure:
+    """For each of up to 40 clients its own network as a row of blocks, and above it its teacher.
+
+    Args:
+      findings: of a round; "assembled" is per client {"client", "model", "teacher", "own": blocks, "blocks":
+        blocks}, of a block its client, index, group and kind. Colours are groups, a frame is a block of
+        another client.
+    """
+    assembled = findings["assembled"][:MOST_DRAWN]
+    longest = max(len(of_client[row]) for of_client in assembled for row in ("own", "blocks"))
+    size = (1.5 + 0.75 * longest, 0.6 + 0.95 * len(assembled))
+    figure = Figure(size, layout="constrained", dpi=150)
+    axes = figure.add_subplot(xlabel="place")
+    ticks = []
+    for line, of_client in enumerate(assembled):
+        for shift, row, parameters in ((0, "own", "model"), (0.4, "blocks", "teacher")):
+            y = -line + shift
+            ticks.append(
+                (y, f"client {of_client['client']}, {row and parameters}\n{of_client[parameters]:,}")
+            )
+            for x, block in enumerate(of_client[row]):
+                other = block["client"] != of_client["client"]
+                axes.barh(
+                    y,
+                    0.9,
+                    0.34,
+                    left=x + 0.55,
+                    color=f"C{block['group'] % 10}",
+                    alpha=0.5,
+                    edgecolor="black" if other else "none",
+                )
+                axes.text(
+                    x + 1,
+                    y,
+                    f"{block['client']}.{block['index'] + 1} {block['kind']}",
+                    fontsize=6,
+                    ha="center",
+                    va="center",
+                )
+    axes.set_yticks(*zip(*ticks, strict=True), fontsize=6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure

@@ -1,0 +1,118 @@
+"""What config.json says: what was chosen, written down and found again."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.options import alternatives, hints
+from jaxfl.config.setup import MachineOptions, Setup
+from jaxfl.data.sources import is_folder
+from jaxfl.errors import JaxflError
+from jaxfl.runs import store
+from jaxfl.runs.variant import Variant, variant_of
+
+
+def described(variant: Variant, setup: Setup) -> dict:
+    """What was chosen, as a run's configuration holds it: paths are absolute."""
+    return {
+        "method": variant.name,
+        "label": variant.label,
+        "options": _plain(absolute(setup).flat()) | _plain(vars(variant.config)),
+    }
+
+
+def absolute(setup: Setup) -> Setup:
+    """The same options with absolute paths: from every directory they name the same files."""
+    dataset, partition = choices.absolute(setup.data.dataset), choices.absolute(setup.partition.partition)
+    if dataset.endswith(".npz") or is_folder(dataset):
+        dataset = str(Path(dataset).expanduser().resolve())
+    if partition.endswith(".npz"):
+        partition = str(Path(partition).resolve())
+    public, options = choices.split(choices.absolute(setup.data.public))
+    if public.endswith(".npz") or (public not in ("auto", "none", "held-out") and is_folder(public)):
+        public = str(Path(public).expanduser().resolve())
+    data_dir = setup.machine.data_dir
+    return setup.replace(
+        dataset=dataset,
+        public=choices.join(public, options),
+        data_dir=data_dir and data_dir.expanduser().resolve(),
+        partition=partition,
+        models=tuple(map(choices.absolute, setup.run.models)),
+    )
+
+
+def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
+    """The setup and the variant that a run's configuration describes.
+
+    Raises:
+      JaxflError: if they cannot be found again, or their code is in the run folder, which is data.
+    """
+    if config["method"] is None:
+        raise JaxflError(
+            f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
+            "path/to/file.py:object to resume it."
+        )
+    options = dict(config["options"])
+    _refuse_code_within(folder, [config["method"], *options.values()])
+    method, _ = registry.method(config["method"])
+    try:
+        setup = Setup.of(**_restored(Setup, {name: options.pop(name) for name in hints(Setup)}))
+        setup.check()
+        found = variant_of(config["method"], method, method.config(**_restored(method.config, options)))
+    except (KeyError, TypeError) as error:
+        raise JaxflError(
+            f"{folder / store.CONFIG} does not fit this version of jaxfl ({error}); the run was made by "
+            f"jaxfl {config['environment'].get('jaxfl')}."
+        ) from None
+    return setup, found._replace(label=config["label"])
+
+
+def experiment(config: dict) -> dict:
+    """What a run tries: its method and its options. Runs in which this is equal are seeds of one another."""
+    incidental = {"seed", *hints(MachineOptions)}
+    options = {name: value for name, value in config["options"].items() if name not in incidental}
+    # Methods that came as Python objects are known by their label alone.
+    return {"method": config["method"] or config["label"]} | options
+
+
+def _refuse_code_within(folder: Path, values: Iterable) -> None:
+    """A run folder may come from somebody else: what it holds is read, and never executed."""
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    for text in texts:
+        path, py, _ = text.rpartition(".py:") if isinstance(text, str) else ("", "", "")
+        if py and (store.inside(Path(path + ".py"), folder) or not Path(path).is_absolute()):
+            raise JaxflError(
+                f"{folder / store.CONFIG} names code in the run folder itself ({text}), which is not "
+                "executed; move that file, and name it by its absolute path."
+            )
+
+
+def _plain(options: dict[str, Any]) -> dict:
+    """Options as values of JSON; the inverse is `_restored`."""
+    return {name: _json(value) for name, value in options.items()}
+
+
+def _json(value: Any) -> Any:
+    match value:
+        case Path():
+            return str(value)
+        case tuple():
+            return list(value)
+    return value
+
+
+def _restored(cls: type, values: dict) -> dict[str, Any]:
+    """Values of JSON as the options of a dataclass."""
+    annotations = hints(cls)
+
+    def restored(name, value):
+        match value:
+            case list():
+                return tuple(value)
+            case str() if Path in alternatives(annotations[name]):
+                return Path(value)
+        return value
+
+    return {name: restored(name, value) for name, value in values.items()}

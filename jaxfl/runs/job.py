@@ -1,0 +1,84 @@
+"""From options and data to a job of the engine: who takes part when, and how many at once on this machine."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxfl.config.setup import Setup
+from jaxfl.core import memory
+from jaxfl.core.cohorts import align, balance, draw_cohorts
+from jaxfl.core.engine import Job, compiled
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.machine.processes import on_first_process
+from jaxfl.runs.prepare import Data
+from jaxfl.runs.variant import Variant
+
+
+def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
+    """The job of one run, or of several that are one program.
+
+    Args:
+      runs: they differ in their seeds and in rates alone.
+      federation: from `prepare` with their setup.
+    """
+    variant, setup = runs[0]
+    cohorts = [_cohorts(setup, federation) for _, setup in runs]
+    return Job(
+        variant.programs,
+        federation,
+        [variant.config for variant, _ in runs],
+        align(cohorts, federation) if len(runs) > 1 else cohorts,
+        [jax.random.key(setup.run.seed) for _, setup in runs],
+        setup.run.eval_every,
+        setup.run.score_cohort,
+    )
+
+
+def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
+    """Who takes part in which round of a run, and in which place: leaves (rounds, k_g)."""
+    counts = [len(group.id) for group in federation.groups]
+    drawn = draw_cohorts(counts, setup.run.participation, setup.run.rounds, setup.run.seed)
+    return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
+
+
+def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
+    """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
+
+    Where the device's memory asks for it, fewer clients train side by side.
+    """
+    federation = data.federation
+    limit = on_first_process(memory.available)(federation)
+    if limit is not None and setup.machine.clients_at_once is None:
+        federation = memory.as_many_as_fit(federation, lambda fewer: _needed(variant, setup, fewer), limit)
+        if federation.clients_at_once < data.federation.clients_at_once:
+            warnings.warn(
+                f"{variant.label}: {data.federation.clients_at_once} clients side by side do not fit in a "
+                f"device's memory; --clients-at-once is {federation.clients_at_once}.",
+                stacklevel=3,
+            )
+    machine = dataclasses.replace(
+        setup.machine,
+        clients_at_once=federation.clients_at_once,
+        devices=federation.devices,
+        convolution=data.models[0][0].convolution,
+    )
+    return dataclasses.replace(setup, machine=machine), data._replace(federation=federation)
+
+
+def _needed(variant: Variant, setup: Setup, federation: Federation) -> int:
+    """The bytes that a run holds at once on a device."""
+    return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], federation))))
+
+
+def most_together(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> int:
+    """How many of some runs fit in memory as one program."""
+    limit = on_first_process(memory.available_to_several)(federation)
+
+    def needed(number):
+        (rounds,) = compiled(job_of(runs[:number], federation))
+        return memory.peak_bytes(rounds)
+
+    return memory.most_that_fit(len(runs), needed, limit)

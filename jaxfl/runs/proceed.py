@@ -1,0 +1,172 @@
+"""Runs on their way: compute a chunk of rounds, write it down, and so on to the result."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.core import memory
+from jaxfl.core.engine import Chunk, Job, Programs, simulate
+from jaxfl.errors import JaxflError
+from jaxfl.machine.clock import Device
+from jaxfl.runs import checkpoint, store
+from jaxfl.runs.interrupt import Interrupted, deferred
+from jaxfl.runs.plot import draw_curves, draw_findings, draw_matrices
+from jaxfl.runs.profile import profiled
+from jaxfl.runs.result import records, result
+from jaxfl.runs.variant import Variant
+
+
+class Run(NamedTuple):
+    """A run whose folder is there and that can go on.
+
+    Args:
+      folder: of the run.
+      config: that the folder holds.
+      variant: the method.
+      watch: called with the metrics of every round as they come.
+      metrics: of all rounds so far; the list grows as the run goes on.
+      state: after these rounds; None before the first one.
+      made: the outermost folder that was made for it, None if it had begun before.
+    """
+
+    folder: Path
+    config: dict
+    variant: Variant
+    watch: Callable
+    metrics: list[dict]
+    state: Any = None
+    made: Path | None = None
+
+    @property
+    def done(self) -> int:
+        """Rounds so far."""
+        return len(self.metrics)
+
+
+def compilation(programs: Programs) -> tuple[int, float]:
+    """Programs and seconds of compilation so far: earlier runs may have shared them."""
+    return programs.compilations, programs.seconds
+
+
+def proceed(
+    job: Job,
+    runs: Sequence[Run],
+    devices: dict[str, Device] | None,
+    spent: tuple[int, float],
+    profile: Path | None = None,
+) -> list[dict | JaxflError]:
+    """Run the runs of a job to their ends.
+
+    What is compiled counts for the first of them that is there to count it, the seconds of training in equal
+    parts for all.
+
+    Args:
+      job: what is computed; of several runs each has, on a CPU, the same bits as alone.
+      runs: in the order of the job, and all at the same round.
+      devices: the clients', by architecture, where they are known.
+      spent: `compilation` before anything was compiled for them.
+      profile: a folder for a trace of the second chunk of rounds, or of the only one.
+
+    Returns:
+      Of each the result, see `jaxfl.runs.result.result`, or the error that ended it while the others went on:
+      its loss is no longer finite, or its folder cannot be written. A method that refuses the data or its
+      options ends all. What was computed before stays in the folder; if nothing was, the folder goes.
+
+    Raises:
+      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+    """
+    compilations, seconds = spent
+    ended, outcomes = _train(job, runs, devices, seconds, profile), []
+    for i, run in enumerate(runs):
+        if i in ended:
+            outcomes.append(ended[i])
+            if run.made and not store.read_metrics(run.folder):
+                store.discard(run.folder, run.made)
+            continue
+        compiled_by_now, _ = compilation(job.programs)
+        try:
+            outcomes.append(_conclude(job, run, compiled_by_now - compilations))
+            compilations = compiled_by_now
+        except JaxflError as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
+    """Compute and write down all rounds.
+
+    Returns:
+      Of the runs that end early, by their numbers, why.
+    """
+    going, ended, done = dict(enumerate(runs)), {}, runs[0].done
+    try:
+        chunks = simulate(job, done, [run.state for run in runs] if done else None)
+        if profile:
+            chunks = profiled(chunks, profile, at=int(job.rounds > job.eval_every))
+        with memory.explained(job.federation), deferred() as request:
+            for of_runs in chunks:
+                stop = request.made
+                for i, run in list(going.items()):
+                    _, now = compilation(job.programs)
+                    compiling, seconds = now - seconds, now
+                    where = job.federation, job.cohorts[i]
+                    new = records(of_runs[i], *where, compiling, devices, len(runs))
+                    try:
+                        _write(job, run, of_runs[i], new, stop)
+                    except JaxflError as error:
+                        ended[i] = error
+                        del going[i]
+                of_runs.clear()  # the next rounds need the memory
+                if not going:
+                    break
+                first = next(iter(going.values()))
+                if stop and first.done < job.rounds:
+                    raise Interrupted(
+                        f"{first.variant.label} has stopped after round {first.done} of {job.rounds}; "
+                        f"continue with `jaxfl resume {first.folder}`."
+                    )
+    except JaxflError as error:
+        return dict.fromkeys(going, error) | ended
+    return ended
+
+
+def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: bool) -> None:
+    """Write down a chunk of a run, and a checkpoint where one is due."""
+    folder, options = run.folder, run.config["options"]
+    store.append_metrics(folder, new)
+    run.metrics.extend(new)
+    run.watch(new)
+    if chunk.diverged:
+        round_, client = chunk.diverged
+        raise JaxflError(
+            f"{run.variant.label}: the loss or the predictions of client {client} are not finite in round "
+            f"{round_ + 1}; lower --lr (now {run.variant.config.lr}); what came before is in {folder}."
+        )
+    if stop or run.done == job.rounds or run.done % (options["checkpoint_every"] or job.eval_every) == 0:
+        if job.programs.matrices:  # first: a resume writes nothing of the rounds before its checkpoint
+            matrices = jax.device_get(job.programs.matrices(chunk.state))
+            store.write_matrices(folder, run.done, matrices)
+        mark = store.fingerprint(run.config)
+        checkpoint.save(folder, run.done, chunk.state, mark, options["keep_checkpoints"])
+
+
+def _conclude(job: Job, run: Run, compilations: int) -> dict:
+    """The result of a run whose rounds are done, and its pictures."""
+    folder, metrics, method = run.folder, run.metrics, run.variant.method
+    summary = result(run.config, metrics, compilations)
+    pictures = {
+        "curves.png": partial(draw_curves, {run.variant.label: [metrics]}),
+        "findings.png": partial(draw_findings, metrics),
+    }
+    pictures |= {name: partial(draw, summary["findings"] or {}) for name, draw in method.pictures.items()}
+    if job.programs.matrices:
+        counts = np.concatenate([group.class_counts for group in job.federation.groups])
+        matrices = store.read_matrices(folder, job.rounds)
+        pictures["matrices.png"] = partial(draw_matrices, matrices, counts)
+    store.write_pictures(folder, pictures)
+    store.write_json(folder / store.RESULT, summary)
+    return summary

@@ -1,0 +1,87 @@
+"""Variants: methods with their options. A comparison has a row of its table for each."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.options import Unread, check, hints, text
+from jaxfl.config.setup import Setup
+from jaxfl.core.engine import Programs, programs
+from jaxfl.core.protocol import Method
+from jaxfl.core.training import Training
+
+
+class Variant(NamedTuple):
+    """A method with its options, ready to run.
+
+    Args:
+      name: what finds the method again: ``fedper``, ``/path/to/my.py:my_method``, or None for an object.
+      label: in tables: the method's name, and the options that tell it from others.
+      method: the method.
+      config: its options.
+      programs: its compiled programs, shared by runs with other seeds or other rates.
+    """
+
+    name: str | None
+    label: str
+    method: Method
+    config: Any
+    programs: Programs
+
+
+def choose(choice: str | Method, common: dict[str, Any] | None = None, **options) -> Variant:
+    """Find a method, check its options, label it and prepare its programs.
+
+    Args:
+      choice: ``"fedper"``, ``"compfl,kd=false"``, ``"path/to/my.py:object"``, or a method itself. Options
+        given in it are in the label, as are those of the method's own that are not the default.
+      common: fields of the configurations of several methods, which the choice may say otherwise.
+      **options: fields of this one's.
+
+    Raises:
+      JaxflError: if there is no such method, or an option is of another type or out of range.
+    """
+    if isinstance(choice, Method):
+        return variant_of(None, choice, choice.config(**(common or {}) | options))
+    method, given = registry.method(choice)
+    return variant_of(choice, method, method.config(**(common or {}) | given | options))
+
+
+def variant_of(choice: str | None, method: Method, config: Any) -> Variant:
+    """The same where the method is known and all its options are."""
+    check(method.name, config)
+    name, given = choices.split(choices.absolute(choice)) if choice else (None, {})
+    common = hints(Training)
+    told = {
+        field.name: text(getattr(config, field.name)).lower()
+        for field in dataclasses.fields(config)
+        if field.name in given or (field.name not in common and getattr(config, field.name) != field.default)
+    }
+    return Variant(name, choices.join(method.name, told), method, config, _programs(method.build, config))
+
+
+def _programs(build: Callable, config: Any) -> Programs:
+    """A method's programs: the same for all configurations that differ in rates alone."""
+    return _programs_without_rates(build, jax.tree.structure(config))
+
+
+@functools.lru_cache(maxsize=64)
+def _programs_without_rates(build: Callable, options: Any) -> Programs:
+    return programs(build(jax.tree.unflatten(options, [Unread()] * options.num_leaves)))
+
+
+def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
+    """The setup with what the methods need and the user has not chosen: public images, validation rows."""
+    needed = {name for variant in variants for name in variant.method.needs(variant.config)}
+    public, validation = setup.data.public, setup.partition.validation_fraction
+    if setup.partition.partition.endswith(".npz"):  # it holds what it holds
+        return setup
+    return setup.replace(
+        public=("held-out" if "public" in needed else "none") if public == "auto" else public,
+        validation_fraction=(0.2 if "validation" in needed else 0.0) if validation is None else validation,
+    )

@@ -1,0 +1,104 @@
+"""What a terminal shows: the federation, a bar while runs go on, and tables at their ends."""
+
+import sys
+from pathlib import Path
+from typing import Self
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jaxfl.config.setup import Setup
+from jaxfl.data.partition import Partition
+from jaxfl.runs.observer import Observer
+from jaxfl.runs.prepare import Data
+from jaxfl.runs.table import Table, as_text, tabulate
+
+# Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
+OUT = Console(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+
+
+def announce(setup: Setup, data: Data) -> None:
+    """Say in a few lines what the federation is."""
+    images = data.source.images
+    OUT.print(
+        f"{setup.data.dataset}: {len(images)} images of {'x'.join(map(str, images.shape[1:]))}; "
+        f"{setup.partition.partition}: {describe(data.partition)}"
+    )
+    if len(data.federation.public):
+        OUT.print(f"{len(data.federation.public)} public images ({setup.data.public})")
+    for model, count in data.models:
+        OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
+    device, federation = jax.devices()[0], data.federation
+    OUT.print(
+        f"jax {jax.__version__} on {federation.devices} x {device.platform} ({device.device_kind}), "
+        f"{federation.clients_at_once} at once on each, convolution {data.models[0][0].convolution}"
+    )
+
+
+def describe(partition: Partition) -> str:
+    """A partition in a sentence."""
+    train, test = (sorted(map(len, part)) for part in (partition.train, partition.test))
+    return (
+        f"{len(train)} clients with {train[0]} to {train[-1]} training and {test[0]} to {test[-1]} test "
+        f"rows, {partition.outputs} outputs"
+    )
+
+
+def print_result(result: dict, folder: Path) -> None:
+    """Show what a run has come to."""
+    OUT.print(as_text(tabulate([(result["method"], result)])))
+    parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
+    OUT.print(f"{folder}: result.json, metrics.jsonl, curves.png ({parts})")
+
+
+def print_table(table: Table, folder: Path, more: str = "") -> None:
+    """Show a table that has been written."""
+    OUT.print(as_text(table))
+    OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png{more}")
+
+
+class Bar(Progress):
+    """A progress bar over all rounds of all runs, with the newest accuracy.
+
+    It appears when the federation is there.
+    """
+
+    def __init__(self):
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds  {task.fields[accuracy]}  {task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=OUT,
+        )
+        self.done = {}  # rounds of each run
+        self.observer = Observer(self._prepared, OUT.print, self._progressed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self.live.is_started:
+            self.stop()
+
+    def _prepared(self, setup: Setup, data: Data, runs: int) -> None:
+        announce(setup, data)
+        self.add_task("compiling", total=runs * setup.run.rounds, accuracy="", speed="")
+        self.start()
+
+    def _progressed(self, label: str, seed: int, new: list[dict]) -> None:
+        last = new[-1]
+        self.done[label, seed] = last["round"]
+        for bar in self.task_ids:  # none for a run that had finished before
+            if "accuracy" in last:
+                seconds = last["seconds"]
+                if seconds["compile"] >= 0.1:
+                    self.console.print(f"{label}, seed {seed}: compiled in {seconds['compile']:.1f} s")
+                self.update(
+                    bar,
+                    accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
+                    speed=f"{len(new) / max(seconds['train'], 1e-9):.1f} rounds/s",
+                )
+            self.update(bar, description=f"{label}, seed {seed}", completed=sum(self.done.values()))
