@@ -74,8 +74,8 @@ def measure(
       "matmul_flops_per_s", see `matmul_flops`; "repetitions", with the "seconds", "host_s", "flops", perhaps
       "samples", and the rival's of each; "rounds_per_repetition".
     """
-    chosen = choose(choice, workload.training)
-    setup = provided(setup, [chosen])
+    variant = choose(choice, workload.training)
+    setup = provided(setup, [variant])
     setups = {name: setup.replace(**strategy.setup) for name, strategy in strategies.items()}
     federations = {name: prepare(its_own, source=source).federation for name, its_own in setups.items()}
     federation = next(iter(federations.values()))
@@ -84,11 +84,11 @@ def measure(
         draw_cohorts(counts, setup.run.participation, rounds * (repetitions + 1), setup.run.seed + i)
         for i in range(max(strategy.seeds for strategy in strategies.values()))
     ]
-    phases = PHASES.get(chosen.method.name)
-    parts = tuple(phases(chosen.config, model) for model in federation.models) if phases else ()
+    phases = PHASES.get(variant.method.name)
+    parts = tuple(phases(variant.config, model) for model in federation.models) if phases else ()
 
     contestants = [
-        in_jaxfl(name, strategy, chosen, setups[name], federations[name], runs[: strategy.seeds], rounds)
+        in_jaxfl(name, strategy, variant, setups[name], federations[name], runs[: strategy.seeds], rounds)
         for name, strategy in strategies.items()
     ]
     ours = len(contestants)
@@ -96,15 +96,15 @@ def measure(
         beside = choose(workload.rival, workload.training)
         contestants.append(in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds))
     elif torch and len(parts) == 1:
-        config = chosen.config
-        contestants.append(in_torch(federation, chosen.method.name, config, parts[0], runs[0], rounds))
+        config = variant.config
+        contestants.append(in_torch(federation, variant.method.name, config, parts[0], runs[0], rounds))
 
     with_torch = contestants[-1].strategy == TORCH
     seconds, host_s, flops = _in_turn(contestants, repetitions, workload.patience_s)
     pace = np.array([one.seeds * rounds for one in contestants]) / seconds  # (repetitions, contestants)
     samples = steps = None
     if parts:
-        batch_size = chosen.config.batch_size
+        batch_size = variant.config.batch_size
         of_runs = np.array(
             [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
         )  # (runs, 1 + repetitions, 2)

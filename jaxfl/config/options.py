@@ -24,9 +24,9 @@ def options(cls: type) -> type:
     None selects a program). All other fields are static: they select a program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
-    of_options = hints(cls)
-    floats = [name for name, annotation in of_options.items() if annotation in (float, float | None)]
-    return jax.tree_util.register_dataclass(cls, floats, [name for name in of_options if name not in floats])
+    floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
+    others = [name for name in hints(cls) if name not in floats]
+    return jax.tree_util.register_dataclass(cls, floats, others)
 
 
 class Unread:

@@ -3,14 +3,22 @@
 from typing import Literal
 
 import flax.linen as nn
-import jax
 import numpy as np
 import optax
 
 import jaxfl
-from jaxfl.core import tree
-from jaxfl.core.client_map import map_clients, per_group, rows_uploaded, sent_down, sent_up
-from jaxfl.core.training import cross_entropy, descend, initial_weights
+from jaxfl.authoring import (
+    cross_entropy,
+    descend,
+    initial_weights,
+    map_clients,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    sent_down,
+    sent_up,
+    tree,
+)
 from jaxfl.data.sources import Source
 from jaxfl.models import Block, Model
 
@@ -34,19 +42,17 @@ def build(config):
         hyper, received = state
 
         def client(key, client, start, own):
-            plain = cross_entropy(client.model, client.model.names)
+            plain = cross_entropy(client.model)
 
             def loss(weights, batch, key):
                 value, stats = plain(weights, batch, key)
                 distance = optax.tree.norm(optax.tree.sub(weights.params, start.params), squared=True)
                 return value + hyper.mu / 2 * distance, stats
 
-            key, blocks = jax.random.fold_in(key, 0), client.model.names
-            return descend(loss, start, key, client, federation, hyper, blocks=blocks, epochs=config.epochs)
+            trained = descend(loss, start, key, own_rows(client, federation, hyper), hyper)
+            return trained.weights, trained.loss
 
-        nothing = (None,) * len(received)
-        outputs = map_clients(client, key, federation, cohort, received, nothing)
-        trained, loss = zip(*outputs, strict=True)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, received), strict=True)
         means = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), received)
         up, down = sent_up(cohort, received), sent_down(cohort, received)
         return (hyper, means), jaxfl.Info(loss, up, down)
