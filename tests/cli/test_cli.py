@@ -290,6 +290,9 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert sentence.startswith("fedavg,lr=1e+30: the loss or the predictions of client")
     with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
         jaxfl.compare("ditto", lam=1.0)
+    with pytest.raises(jaxfl.JaxflError, match="no column 'worst'; did you mean 'worst-tenth'?"):
+        jaxfl.compare("fedavg", show="worst", run_dir=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     with pytest.raises(jaxfl.JaxflError, match="Name the methods to compare"):
         jaxfl.compare()
 
