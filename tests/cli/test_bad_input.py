@@ -21,8 +21,6 @@ from conftest import tiny_source
 import jaxfl
 from jaxfl.cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 class Trap:
     """Whoever unpickles it makes a file."""
@@ -33,7 +31,7 @@ class Trap:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(quick_compilation, tmp_path_factory):
+def folder(tmp_path_factory):
     """The current folder of all tests: own code, a partition, a finished run, and files that are no good."""
     folder, source = tmp_path_factory.mktemp("work"), tiny_source()
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)

@@ -26,11 +26,9 @@ from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS
 from jaxfl.runs.variant import choose, provided
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(quick_compilation, tmp_path_factory):
+def folder(tmp_path_factory):
     """The current folder of all tests: own code, arguments, a partition and a finished run."""
     folder = tmp_path_factory.mktemp("work")
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from conftest import arrays_of, comparable, tiny_source
 from killing import MOMENTS, Commands, Moment
+from methods.cases import short
 
 import jaxfl
 from jaxfl import cli
@@ -32,8 +33,6 @@ from jaxfl.data import partition
 from jaxfl.registry import METHODS
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.interrupt import deferred
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 ROUNDS, EVERY, CHECKPOINTS = 16, 2, 4
@@ -44,13 +43,6 @@ FEDERATION = (
 SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
-# The methods as this test runs them: so that all that they do happens within a few rounds.
-CHOICES = {name: name for name in METHODS} | {
-    "fedcmd": "fedcmd,selection_rounds=3",
-    "mnfl": "mnfl,public_batch=2",
-    "pfedclub": "pfedclub,server_epochs=1,candidates=2",
-    "pfedclub-plus": "pfedclub-plus,server_epochs=1,candidates=2",
-}
 HOST, MATRICES = ("pfedclub", "pfedclub-plus"), ("mnfl", "mnfl-homogeneous")
 KILLS = 7  # of each method, in the long test
 
@@ -201,7 +193,7 @@ def moments(method, rng):
 def killed_and_resumed(commands, dataset, folder, method, planned, kills):
     """Kill runs of a method until it has been done so often; every run ends like one that nobody killed."""
     models = UNLIKE if method in (*HOST, "draftfed") else SMALL
-    start = ["run", CHOICES[method], *dataset, *FEDERATION, *models, "--run-dir"]
+    start = ["run", short(method), *dataset, *FEDERATION, *models, "--run-dir"]
     undisturbed = commands([*start, str(folder / "undisturbed")])
     assert undisturbed.code == 0, undisturbed.error
     expected = contents(folder / "undisturbed")
@@ -518,7 +510,7 @@ def at_the_edge(folder, method, edge, **options):
     """Run a method for a few rounds: its result and its metrics."""
     (folder / "edge.py").write_text(AT_THE_EDGE)
     result = jaxfl.run(
-        CHOICES[method],
+        short(method),
         run_dir=folder / "run",
         dataset=f"{folder}/edge.py:source",
         partition=f"{folder}/edge.py:{edge}",

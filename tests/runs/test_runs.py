@@ -21,8 +21,6 @@ from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, plot, run, store
 from jaxfl.runs.variant import choose
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
 ROUNDS, EVERY = 6, 2
