@@ -48,6 +48,7 @@ class Round(NamedTuple):
 
     state: Any
     info: Info
+    trained: tuple
     received: tuple
     personal: tuple
 
@@ -97,11 +98,13 @@ def whole_round(algorithm):
 
     def play(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, cohort)
+        trained = logits(info.trained, federation, cohort)
+        info = info._replace(trained=None)
         received = logits(algorithm.receive(key, state, federation, cohort), federation, cohort)
         if algorithm.personal is algorithm.receive:  # not compiled twice
-            return Round(state, info, received, received)
+            return Round(state, info, trained, received, received)
         personal = logits(algorithm.personal(key, state, federation, cohort), federation, cohort)
-        return Round(state, info, received, personal)
+        return Round(state, info, trained, received, personal)
 
     return play
 
@@ -153,6 +156,15 @@ def test_everything_is_finite(played, federation):
     for present in EVERYONE, SOME, ONLY_SMALLER:
         done = played.play(jax.random.key(2), played.state, federation, cohort(federation, present))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done))
+
+
+def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploys(played, federation):
+    """Of one client there is nothing to average; it is of the architecture that trains no other."""
+    done = played.play(jax.random.key(2), played.state, federation, cohort(federation, [1]))
+    trained, *others = (of_groups[0][0] for of_groups in (done.trained, done.received, done.personal))
+    assert any(np.allclose(trained, other, rtol=1e-5, atol=1e-5) for other in others)
+    of_all = played.play(jax.random.key(2), played.state, federation, cohort(federation, EVERYONE)).trained
+    assert differ(of_all[0][0], of_all[0][1])
 
 
 def test_absent_clients_keep_their_state(played, federation):
