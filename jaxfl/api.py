@@ -41,7 +41,7 @@ def run(
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
     """
-    found = registry.method(method)[0] if isinstance(method, str) else method
+    found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
     _, result = runs.run(variant, setup, _path(run_dir), log=_several(log))

@@ -21,6 +21,7 @@ from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
+from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
@@ -29,7 +30,7 @@ from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.sources import DATASETS
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import Processes, connect, explained_loss, leave
-from jaxfl.models.zoo import MODELS
+from jaxfl.models.zoo import GIVEN, MODELS
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
@@ -62,9 +63,11 @@ def main(arguments: list[str] | None = None) -> None:
     After a Ctrl-C it exits with code 130.
     """
     try:
-        with explained_loss():
+        with explained_loss(), own_code():
             _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
+        if isinstance(error, OwnCodeError):  # its cause has the frames of the user's files alone
+            traceback.print_exception(error.__cause__, chain=False)
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
         leave(2)
     except KeyboardInterrupt as stopped:
@@ -283,11 +286,11 @@ def _list(arguments: list[str]) -> None:
         own = [name for name in hints(method.config) if name not in common]
         methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
-    for title, table in (("Models", MODELS), ("Partitions", PARTITIONS)):
+    for title, table, given in (("Models", MODELS, GIVEN), ("Partitions", PARTITIONS, ())):
         drawn = RichTable(title[:-1].lower(), "what", "options", title=title, title_justify="left")
         for name, function in table.items():
             what = (function.__doc__ or "").strip().splitlines()[0]
-            drawn.add_row(name, what, ", ".join(choices.keywords(function)))
+            drawn.add_row(name, what, ", ".join(choices.keywords(function, given)))
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():

@@ -94,11 +94,14 @@ def from_arrays(
     Raises:
       JaxflError: if types, shapes or values are not like that.
     """
+    images, labels = np.asarray(images), np.asarray(labels)
     images = _checked_images(name, images)
+    if not isinstance(classes, int | np.integer):
+        raise JaxflError(f"{name}: classes has to be their number, but is {classes!r}.")
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
         train = ~_stratified_fifth(name, labels)
-    elif train.dtype != bool or train.shape != labels.shape:
+    elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(f'{name}: split has to say "train" or "test", or True for training, once per label.')
     order = np.argsort(~train, kind="stable")
     return Source(name, images[order], labels[order], train[order], classes)

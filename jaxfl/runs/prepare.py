@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 
 from jaxfl.config import choices
+from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup
 from jaxfl.core import memory
 from jaxfl.data import partition as partitions
@@ -154,7 +155,9 @@ def load_source(setup: Setup) -> Source:
     if not name.endswith(".py"):
         return load(setup.data.dataset, setup.machine.data_dir)
     found = choices.lookup("data set", {}, setup.data.dataset)
-    made = found(setup.machine.data_dir)
+    require_call(name, found, "data_dir")
+    with own_code():
+        made = found(setup.machine.data_dir)
     if not isinstance(made, Source):
         raise JaxflError(
             f"{setup.data.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
@@ -180,10 +183,11 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
     name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
+    require_call(name, partitioner, "labels", "clients", "rng", **options)
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
-        functools.partial(partitioner, **options),
+        own_code()(functools.partial(partitioner, **options)),
         setup.partition.clients,
         setup.partition.partition_seed,
         test=test,
