@@ -262,7 +262,7 @@ def _partition(arguments: list[str]) -> None:
         folder / "partition.png",
         f"{setup.data.dataset}, {setup.partition.partition}",
     )
-    OUT.print(describe(partition))
+    OUT.print(describe(partition, source))
     OUT.print(f"{folder}: partition.npz, partition.png")
 
 

@@ -80,6 +80,11 @@ def divide(
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
+    if clients > len(pool):
+        raise JaxflError(
+            f"{clients:,} clients need {clients} rows, but there are {len(pool)}; use fewer clients "
+            "or more data."
+        )
     held = _positions(partitioner(source.labels[pool], clients, row_rng), clients, len(pool))
     _require_everyone("training", held, "use fewer clients or more data")
     held = [pool[part] for part in held]

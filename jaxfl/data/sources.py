@@ -167,6 +167,12 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
             f"{name}: images have shape {images.shape}, not (N, H, W) or (N, H, W, C) with at "
             "least one of each."
         )
+    channels, sides = images.shape[1], images.shape[2:]
+    if channels in (1, 3, 4) and min(sides) >= max(5, 2 * channels) and max(sides) <= 2 * min(sides):
+        raise JaxflError(
+            f"{name}: images have shape {images.shape}, which would be {images.shape[3]} channels, but looks "
+            "like (N, C, H, W); store images.transpose(0, 2, 3, 1)."
+        )
     if images.dtype == np.uint8:
         return images
     if images.dtype.kind != "f":
