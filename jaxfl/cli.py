@@ -149,6 +149,8 @@ class Seeds:
 
     seeds: int = 1
     """Repeat with seed, seed + 1, ..."""
+    partition_seeds: int = 1
+    """Repeat all of it with partition_seed, partition_seed + 1, ...: other divisions of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +159,23 @@ class Columns:
 
     show: tuple[Literal["std", "worst-tenth"], ...] = ()
     """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How long the run becomes."""
+
+    rounds: int | None = None
+    """Rounds of the whole run; by default as many as it was begun for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where the table goes."""
+
+    out: Path | None = None
+    """A folder for the table and the curves; by default the folder that is reported if it is one, else
+    runs/report."""
 
 
 def _run(arguments: list[str]) -> None:
@@ -211,23 +230,25 @@ def _compare(arguments: list[str]) -> None:
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
         options = {"show": columns.show, "log": logs.log, "observer": bar.observer}
-        made = comparisons.compare(variants, setup, seeds.seeds, where.run_dir, **options)
+        made = comparisons.compare(
+            variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
+        )
     if made.table:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
-        total = len(variants) * seeds.seeds
+        total = len(variants) * seeds.seeds * seeds.partition_seeds
         raise JaxflError(f"{len(made.failures)} of {total} runs failed: {' '.join(made.failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"logs": Logs(), "processes": Processes()}
+    others = {"length": Length(), "logs": Logs(), "processes": Processes()}
     if arguments in (["-h"], ["--help"]):
         _parse("resume RUN", arguments, **others)
     name, rest = _positional(arguments, "resume", "RUN")
-    logs, processes = _parse("resume RUN", rest, **others)
+    length, logs, processes = _parse("resume RUN", rest, **others)
     _join(processes)
     with Bar() as bar:
-        result = runs.resume(Path(name), log=logs.log, observer=bar.observer)
+        result = runs.resume(Path(name), rounds=length.rounds, log=logs.log, observer=bar.observer)
     print_result(result, Path(name))
 
 
@@ -239,11 +260,11 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = _words_and_flags(arguments)
-    (columns,) = _parse("report RUN ...", arguments, columns=Columns())
+    columns, output = _parse("report RUN ...", arguments, columns=Columns(), output=Output())
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
-    out = store.report_folder(folders)
+    out = output.out or store.report_folder(folders)
     print_table(reports.report(folders, out, columns.show), out)
 
 
