@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 
 from jaxfl import cli
 from jaxfl.core import tree
+from jaxfl.core.check import check, checked
 from jaxfl.core.engine import programs, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
@@ -211,6 +212,11 @@ def test_arguments_have_their_names_and_order(case):
     for name, function in case.algorithm._asdict().items():
         if function is not None:
             assert list(inspect.signature(function).parameters) == ARGUMENTS[name]
+
+
+def test_the_check_of_own_methods_lets_it_pass(case, federation):
+    hyper = traced(METHODS[case.name].config(**OPTIONS, **SHORT.get(case.name, {})))
+    check(checked(case.algorithm, METHODS[case.name].build), federation, hyper, ROUNDS)
 
 
 def test_a_round_keeps_the_form_of_the_state_and_reports_per_place(case, federation):
