@@ -41,7 +41,7 @@ def run(
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
     """
-    found = registry.method(method)[0] if isinstance(method, str) else method
+    found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
     _, result = runs.run(variant, setup, _path(run_dir), log=_several(log))
@@ -51,6 +51,7 @@ def run(
 def compare(
     *methods: str | Method,
     seeds: int = 1,
+    partition_seeds: int = 1,
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
     log: str | Sequence[str] = (),
@@ -61,6 +62,7 @@ def compare(
     Args:
       *methods: as for `run`.
       seeds: how often everything is repeated, with seed, seed + 1, ...
+      partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table: ``"std"``, ``"worst-tenth"`` or both in a list.
       log: where else metrics go.
@@ -77,15 +79,17 @@ def compare(
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     setup, common = _divide(options, Training, "jaxfl.compare")
     variants = [choose(method, common) for method in methods]
-    return comparisons.compare(variants, setup, seeds, _path(run_dir), show=_several(show), log=_several(log))
+    more = {"partition_seeds": partition_seeds, "show": _several(show), "log": _several(log)}
+    return comparisons.compare(variants, setup, seeds, _path(run_dir), **more)
 
 
-def resume(run_dir: str | Path, log: str | Sequence[str] = ()) -> dict:
+def resume(run_dir: str | Path, log: str | Sequence[str] = (), *, rounds: int | None = None) -> dict:
     """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one returns its result.
 
     Args:
       run_dir: its folder.
       log: where else metrics go.
+      rounds: of the whole run, if there are to be more than it was begun for.
 
     Returns:
       The result, see `jaxfl.runs.result.result`.
@@ -93,7 +97,7 @@ def resume(run_dir: str | Path, log: str | Sequence[str] = ()) -> dict:
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued.
     """
-    return runs.resume(Path(run_dir), log=_several(log))
+    return runs.resume(Path(run_dir), rounds=rounds, log=_several(log))
 
 
 def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:

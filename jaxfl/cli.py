@@ -21,6 +21,7 @@ from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
+from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
@@ -29,7 +30,7 @@ from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.sources import DATASETS
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import Processes, connect, explained_loss, leave
-from jaxfl.models.zoo import MODELS
+from jaxfl.models.zoo import GIVEN, MODELS
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
@@ -62,9 +63,11 @@ def main(arguments: list[str] | None = None) -> None:
     After a Ctrl-C it exits with code 130.
     """
     try:
-        with explained_loss():
+        with explained_loss(), own_code():
             _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
+        if isinstance(error, OwnCodeError):  # its cause has the frames of the user's files alone
+            traceback.print_exception(error.__cause__, chain=False)
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
         leave(2)
     except KeyboardInterrupt as stopped:
@@ -146,6 +149,8 @@ class Seeds:
 
     seeds: int = 1
     """Repeat with seed, seed + 1, ..."""
+    partition_seeds: int = 1
+    """Repeat all of it with partition_seed, partition_seed + 1, ...: other divisions of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +159,23 @@ class Columns:
 
     show: tuple[Literal["std", "worst-tenth"], ...] = ()
     """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How long the run becomes."""
+
+    rounds: int | None = None
+    """Rounds of the whole run; by default as many as it was begun for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where the table goes."""
+
+    out: Path | None = None
+    """A folder for the table and the curves; by default the folder that is reported if it is one, else
+    runs/report."""
 
 
 def _run(arguments: list[str]) -> None:
@@ -208,23 +230,25 @@ def _compare(arguments: list[str]) -> None:
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
         options = {"show": columns.show, "log": logs.log, "observer": bar.observer}
-        made = comparisons.compare(variants, setup, seeds.seeds, where.run_dir, **options)
+        made = comparisons.compare(
+            variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
+        )
     if made.table:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
-        total = len(variants) * seeds.seeds
+        total = len(variants) * seeds.seeds * seeds.partition_seeds
         raise JaxflError(f"{len(made.failures)} of {total} runs failed: {' '.join(made.failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"logs": Logs(), "processes": Processes()}
+    others = {"length": Length(), "logs": Logs(), "processes": Processes()}
     if arguments in (["-h"], ["--help"]):
         _parse("resume RUN", arguments, **others)
     name, rest = _positional(arguments, "resume", "RUN")
-    logs, processes = _parse("resume RUN", rest, **others)
+    length, logs, processes = _parse("resume RUN", rest, **others)
     _join(processes)
     with Bar() as bar:
-        result = runs.resume(Path(name), log=logs.log, observer=bar.observer)
+        result = runs.resume(Path(name), rounds=length.rounds, log=logs.log, observer=bar.observer)
     print_result(result, Path(name))
 
 
@@ -236,11 +260,11 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = _words_and_flags(arguments)
-    (columns,) = _parse("report RUN ...", arguments, columns=Columns())
+    columns, output = _parse("report RUN ...", arguments, columns=Columns(), output=Output())
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
-    out = store.report_folder(folders)
+    out = output.out or store.report_folder(folders)
     print_table(reports.report(folders, out, columns.show), out)
 
 
@@ -259,7 +283,7 @@ def _partition(arguments: list[str]) -> None:
         folder / "partition.png",
         f"{setup.data.dataset}, {setup.partition.partition}",
     )
-    OUT.print(describe(partition))
+    OUT.print(describe(partition, source))
     OUT.print(f"{folder}: partition.npz, partition.png")
 
 
@@ -283,11 +307,11 @@ def _list(arguments: list[str]) -> None:
         own = [name for name in hints(method.config) if name not in common]
         methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
-    for title, table in (("Models", MODELS), ("Partitions", PARTITIONS)):
+    for title, table, given in (("Models", MODELS, GIVEN), ("Partitions", PARTITIONS, ())):
         drawn = RichTable(title[:-1].lower(), "what", "options", title=title, title_justify="left")
         for name, function in table.items():
             what = (function.__doc__ or "").strip().splitlines()[0]
-            drawn.add_row(name, what, ", ".join(choices.keywords(function)))
+            drawn.add_row(name, what, ", ".join(choices.keywords(function, given)))
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():

@@ -10,7 +10,8 @@ ACCURACY = {"mean": NUMBER, "std": NUMBER, "worst_tenth": NUMBER, "per_group": {
 CONFIG = {
     "method": str | None,
     "label": str,
-    "options": {"rounds": int, "seed": int},
+    "options": {"rounds": int, "seed": int, "partition_seed": int},
+    "begun_for?": int,
     "environment": dict,
 }
 ROUND = {

@@ -329,7 +329,7 @@ DAMAGED = {
     "rounds missing": (option(without="rounds"), ["config.json is damaged", "lacks entries"]),
     "option missing": (option(without="momentum", momentun=0.5), ["config.json does not fit", "momentun"]),
     "option out of range": (option(lr=-1.0), ["--lr must lie in (0, inf), but is -1.0"]),
-    "option of another type": (option(clients="4"), ["--clients must be a whole number, but is '4'"]),
+    "option of another type": (option(clients="4"), ["--clients must be a whole number or none, but is '4'"]),
     "unknown method": (edited(method="fedpr"), ["no method 'fedpr'; did you mean 'fedper'?"]),
     "another rate": (option(lr=0.3), ["checkpoints/4 belongs to another configuration", "config.json"]),
     "no partition": (lambda run: (run / "partition.npz").unlink(), ["no file", "partition.npz"]),

@@ -17,6 +17,7 @@ from conftest import arrays_of, assert_same, cohort, comparable, differ
 
 from jaxfl import cli
 from jaxfl.core import tree
+from jaxfl.core.check import check, checked
 from jaxfl.core.engine import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Info
@@ -138,6 +139,12 @@ def test_arguments_have_their_names_and_order(played):
     for name, function in played.algorithm._asdict().items():
         if function is not None:
             assert list(inspect.signature(function).parameters) == ARGUMENTS[name]
+
+
+def test_the_check_of_own_methods_lets_it_pass(played, federation):
+    method = METHODS[played.case.method]
+    hyper = traced(method.config(**OPTIONS, **played.case.short))
+    check(checked(played.algorithm, method.build), federation, hyper, ROUNDS)
 
 
 def test_a_round_keeps_the_form_of_the_state_and_reports_per_place(played, federation):
