@@ -24,7 +24,11 @@ from jaxfl.runs.variant import choose
 
 
 def run(
-    method: str | Method, run_dir: str | Path | None = None, log: str | Sequence[str] = (), **options
+    method: str | Method,
+    run_dir: str | Path | None = None,
+    log: str | Sequence[str] = (),
+    max_seconds: float | None = None,
+    **options,
 ) -> dict:
     """Train one method, as ``jaxfl run`` does.
 
@@ -33,6 +37,8 @@ def run(
         kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
       log: where else metrics go: ``"tensorboard"``, ``"wandb"`` or both in a list.
+      max_seconds: a run that would take longer is saved in time, and raises `Interrupted`, a
+        KeyboardInterrupt that says how to go on.
       **options: of the run, see `jaxfl.config.setup.Setup`, and of the method's configuration.
 
     Returns:
@@ -44,7 +50,7 @@ def run(
     found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
-    _, result = runs.run(variant, setup, _path(run_dir), log=_several(log))
+    _, result = runs.run(variant, setup, _path(run_dir), log=_several(log), max_seconds=max_seconds)
     return result
 
 
@@ -55,6 +61,8 @@ def compare(
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
     log: str | Sequence[str] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
     **options,
 ) -> Comparison:
     """Train several methods on one federation, as ``jaxfl compare`` does.
@@ -66,6 +74,8 @@ def compare(
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table: ``"std"``, ``"worst-tenth"`` or both in a list.
       log: where else metrics go.
+      changed_code: whether runs go on, and finished ones are kept, where your own files have changed since.
+      max_seconds: as for `run`.
       **options: of all runs, see `jaxfl.config.setup.Setup`, and those that all methods have, see
         `jaxfl.core.training.Training`. A single method's own are written in its choice.
 
@@ -79,25 +89,45 @@ def compare(
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     setup, common = _divide(options, Training, "jaxfl.compare")
     variants = [choose(method, common) for method in methods]
-    more = {"partition_seeds": partition_seeds, "show": _several(show), "log": _several(log)}
-    return comparisons.compare(variants, setup, seeds, _path(run_dir), **more)
+    return comparisons.compare(
+        variants,
+        setup,
+        seeds,
+        _path(run_dir),
+        partition_seeds=partition_seeds,
+        show=_several(show),
+        log=_several(log),
+        changed_code=changed_code,
+        max_seconds=max_seconds,
+    )
 
 
-def resume(run_dir: str | Path, log: str | Sequence[str] = (), *, rounds: int | None = None) -> dict:
+def resume(
+    run_dir: str | Path,
+    log: str | Sequence[str] = (),
+    *,
+    rounds: int | None = None,
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+) -> dict:
     """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one returns its result.
 
     Args:
       run_dir: its folder.
       log: where else metrics go.
       rounds: of the whole run, if there are to be more than it was begun for.
+      changed_code: whether to go on where your own files have changed since.
+      max_seconds: as for `run`.
 
     Returns:
       The result, see `jaxfl.runs.result.result`.
 
     Raises:
-      JaxflError: if the folder holds no run, or one that cannot be continued.
+      JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
-    return runs.resume(Path(run_dir), rounds=rounds, log=_several(log))
+    return runs.resume(
+        Path(run_dir), rounds=rounds, log=_several(log), changed_code=changed_code, max_seconds=max_seconds
+    )
 
 
 def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:

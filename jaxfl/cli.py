@@ -29,12 +29,13 @@ from jaxfl.data.draw import draw
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.sources import DATASETS
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.processes import Processes, connect, explained_loss, leave
+from jaxfl.machine.processes import Processes, connect, explained_loss, is_first, leave
 from jaxfl.models.zoo import GIVEN, MODELS
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
+from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
 from jaxfl.runs.prepare import cache_folder, check_setup, divide, load_source
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
@@ -60,10 +61,10 @@ class Command(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with code 2 and one sentence where the user has to mend something.
 
-    After a Ctrl-C it exits with code 130.
+    After a Ctrl-C it exits with code 130, after a SIGTERM with 143, and where --max-seconds ended it with 75.
     """
     try:
-        with explained_loss(), own_code():
+        with explained_loss(), terminable(), own_code():
             _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
         if isinstance(error, OwnCodeError):  # its cause has the frames of the user's files alone
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
         leave(2)
     except KeyboardInterrupt as stopped:
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {str(stopped) or 'Stopped.'}", markup=False)
-        leave(130)
+        leave(stopped.code if isinstance(stopped, Interrupted) else CTRL_C)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -144,6 +145,23 @@ class Profile:
 
 
 @dataclasses.dataclass(frozen=True)
+class Limit:
+    """How long it may take."""
+
+    max_seconds: float | None = None
+    """Begin no rounds that would end later than so many seconds from now, judging by those before; save, say
+    how to go on, and exit with code 75."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Insist:
+    """What to go on with."""
+
+    changed_code: bool = False
+    """Go on where your own Python files are not what they were; results say from which round."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Seeds:
     """How often everything is repeated."""
 
@@ -182,36 +200,38 @@ def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["--from"]:
         _repeat(arguments[1:])
         return
-    others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "processes": Processes()}
+    others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
+    others["processes"] = Processes()
     if arguments in (["-h"], ["--help"]):
         _parse("run METHOD", arguments, federation=Setup(), method=Training(), **others)
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, given = registry.method(choice)
     default = method.config(**given)
     parsed = _parse(f"run {choice}", arguments, federation=Setup(), method=default, **others)
-    setup, config, where, logs, profile, processes = parsed
+    setup, config, where, logs, profile, limit, processes = parsed
     _join(processes)
     variant = variant_of(choice, method, config)
     with Bar() as bar:
-        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer}
+        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
         folder, result = runs.run(variant, setup, where.run_dir, **options)
     print_result(result, folder)
 
 
 def _repeat(arguments: list[str]) -> None:
     name, arguments = _positional(arguments, "run", "RUN")
-    others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "processes": Processes()}
-    where, logs, profile, processes = _parse("run --from RUN", arguments, **others)
+    others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
+    others["processes"] = Processes()
+    where, logs, profile, limit, processes = _parse("run --from RUN", arguments, **others)
     _join(processes)
     with Bar() as bar:
-        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer}
+        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
         folder, result = runs.repeat(Path(name), where.run_dir, **options)
     print_result(result, folder)
 
 
 def _compare(arguments: list[str]) -> None:
     named, arguments = _words_and_flags(arguments)
-    setup, training, seeds, columns, where, logs, processes = _parse(
+    setup, training, seeds, columns, where, logs, insist, limit, processes = _parse(
         "compare METHOD ...",
         arguments,
         named,
@@ -221,6 +241,8 @@ def _compare(arguments: list[str]) -> None:
         columns=Columns(),
         output=RunFolder(),
         logs=Logs(),
+        insist=Insist(),
+        limit=Limit(),
         processes=Processes(),
     )
     if not named:
@@ -230,6 +252,7 @@ def _compare(arguments: list[str]) -> None:
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
         options = {"show": columns.show, "log": logs.log, "observer": bar.observer}
+        options |= vars(insist) | vars(limit)
         made = comparisons.compare(
             variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
         )
@@ -237,18 +260,20 @@ def _compare(arguments: list[str]) -> None:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
         total = len(variants) * seeds.seeds * seeds.partition_seeds
-        raise JaxflError(f"{len(made.failures)} of {total} runs failed: {' '.join(made.failures)}")
+        raise JaxflError(f"{len(made.failures)} of {total} runs have not finished: {' '.join(made.failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"length": Length(), "logs": Logs(), "processes": Processes()}
+    others = {"length": Length(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
+    others |= {"processes": Processes()}
     if arguments in (["-h"], ["--help"]):
         _parse("resume RUN", arguments, **others)
     name, rest = _positional(arguments, "resume", "RUN")
-    length, logs, processes = _parse("resume RUN", rest, **others)
+    length, logs, insist, limit, processes = _parse("resume RUN", rest, **others)
     _join(processes)
     with Bar() as bar:
-        result = runs.resume(Path(name), rounds=length.rounds, log=logs.log, observer=bar.observer)
+        options = {"log": logs.log, "observer": bar.observer} | vars(insist) | vars(limit)
+        result = runs.resume(Path(name), rounds=length.rounds, **options)
     print_result(result, Path(name))
 
 
@@ -400,7 +425,7 @@ def _nothing_left(arguments: list[str], command: str) -> None:
 def _join(processes: Processes) -> None:
     """Meet the other processes, of which the first one speaks for all."""
     connect(processes)
-    OUT.quiet = jax.distributed.is_initialized() and jax.process_index() > 0
+    OUT.quiet = not is_first()
 
 
 def _cpu_devices(arguments: list[str]) -> int:

@@ -87,7 +87,7 @@ class Bar(Progress):
             console=OUT,
         )
         self.done = {}  # rounds of each run
-        self.observer = Observer(self._prepared, OUT.print, self._progressed)
+        self.observer = Observer(self._prepared, OUT.print, progressed=self._progressed)
 
     def __enter__(self) -> Self:
         return self

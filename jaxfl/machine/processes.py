@@ -31,6 +31,7 @@ from jaxfl.errors import JaxflError
 
 BLOCK = 1 << 20  # bytes sent at a time: all blocks have one shape, so one program sends everything
 SHUTDOWN = 100  # seconds that the first process to end waits for the last one
+STOPS = (signal.SIGINT, signal.SIGTERM)  # what asks a run to end
 GRACE = 2  # seconds that process 0 outlives an error: with it ends the service that keeps the others alive
 
 _only_here = contextvars.ContextVar("only_here", default=False)  # whether process 0 does something by itself
@@ -78,7 +79,8 @@ def connect(options: Processes) -> None:
     elif number is not None or coordinator is not None:
         raise JaxflError("--processes auto finds --process and --coordinator by itself; leave them out.")
     _stand_by()
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # no Python runs before the others are there
+    # No Python runs before the others are there; and JAX's own handler of SIGTERM is none of ours.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPS}
     try:
         jax.distributed.initialize(**known, shutdown_timeout_seconds=SHUTDOWN)
     except (RuntimeError, ValueError) as error:
@@ -88,7 +90,8 @@ def connect(options: Processes) -> None:
             "says who they are, with --coordinator HOST:PORT --processes N --process I."
         ) from error
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if jax.device_count() != jax.process_count() * jax.local_device_count():
         raise JaxflError(
             f"Process {jax.process_index()} has {jax.local_device_count()} of {jax.device_count()} devices; "
@@ -110,9 +113,10 @@ def _stand_by() -> None:
         threading.Thread(target=lambda: os.read(alive, 1) or os._exit(1), daemon=True).start()
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it as well
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == -signal.SIGINT:  # before it had met the others
-        os._exit(130)
+    if -code in STOPS:  # before it had met the others
+        os._exit(128 - code)
     if code < 0:
         by = "JAX's runtime" if -code == signal.SIGABRT else signal.Signals(-code).name
         print(f"jaxfl: {_gone(f'this one was ended by {by}')}", file=sys.stderr, flush=True)
@@ -197,9 +201,14 @@ def agree(what: str, tree: Any) -> None:
         )
 
 
-def any_process(flag: bool) -> bool:
-    """Whether it is so in any process, which all of them ask at the same moment."""
-    return flag if _alone() else bool(multihost_utils.process_allgather(np.bool_(flag)).any())
+def greatest(number: int) -> int:
+    """The greatest number of any process, which all of them ask at the same moment."""
+    return number if _alone() else int(multihost_utils.process_allgather(np.int32(number)).max())
+
+
+def is_first() -> bool:
+    """Whether this is process 0, or the only one."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def ends_all(error: JaxflError) -> Exception:

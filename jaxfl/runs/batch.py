@@ -5,6 +5,7 @@ own folder, as if it ran alone. They run one after another where the program of 
 memory, and where a part of a round is outside of it.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.job import fitted, job_of, most_together
+from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.proceed import compilation, proceed
 from jaxfl.runs.run import begin, reopen
@@ -56,7 +58,7 @@ def run_batch(
     data: Data,
     watch: Callable[[Path, list[dict]], None],
     say: Callable[[str], None],
-) -> list[str]:
+) -> dict[Path, JaxflError]:
     """Start or continue a batch, and run it to its end.
 
     Args:
@@ -67,10 +69,11 @@ def run_batch(
       say: called with a sentence on how several runs are run, and why.
 
     Returns:
-      For every run that does not finish the sentence that says why not.
+      For every run that does not finish the error that says why not; `Taken` where another process is its
+      owner.
 
     Raises:
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     (variant, given, _), *_ = runs.values()
     begun = [folder for folder in runs if store.holds(folder, store.CONFIG)]
@@ -84,33 +87,51 @@ def run_batch(
         }
         size, how = _together(list(fitting.values()), data)
     except JaxflError as error:
-        return [str(error)] * len(runs)
+        return dict.fromkeys(runs, error)
     apart = _apart(runs, earlier)
     if len(runs) > 1 or apart:
         labels = " ".join(dict.fromkeys(run.variant.label for run in runs.values()))
         number = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
         say(f"{labels}: {number} {how}{apart}")
-    failures = []
+    failures = {}
     with deferred() as request:
         for first in range(0, len(runs), size):
-            if request.made:
-                raise Interrupted
-            ready = []
-            for folder, run in itertools.islice(fitting.items(), first, first + size):
-                open_ = reopen if folder in begun else begin
-                try:
-                    ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
-                except JaxflError as error:
-                    failures.append(str(error))
-            # A damaged checkpoint may have taken some of them further back.
-            ready.sort(key=lambda run: run.done)
-            for _, alike in itertools.groupby(ready, key=lambda run: run.done):
-                alike = list(alike)
-                job = job_of([fitting[run.folder][:2] for run in alike], data.federation)
-                outcomes = proceed(job, alike, data.devices, spent)
-                failures += [str(outcome) for outcome in outcomes if isinstance(outcome, JaxflError)]
-                spent = compilation(variant.programs)
+            if code := request.made:
+                raise Interrupted("", code)
+            with contextlib.ExitStack() as held:
+                ready = []
+                for folder, run in itertools.islice(fitting.items(), first, first + size):
+                    try:
+                        held.enter_context(owned(folder))
+                        open_ = _opening(folder, folder in begun)
+                        if open_:
+                            ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
+                    except JaxflError as error:
+                        failures[folder] = error
+                # A damaged checkpoint may have taken some of them further back.
+                ready.sort(key=lambda run: run.done)
+                for _, alike in itertools.groupby(ready, key=lambda run: run.done):
+                    alike = list(alike)
+                    job = job_of([fitting[run.folder][:2] for run in alike], data.federation)
+                    outcomes = proceed(job, alike, data.devices, spent)
+                    for run, outcome in zip(alike, outcomes, strict=True):
+                        if isinstance(outcome, JaxflError):
+                            failures[run.folder] = outcome
+                    spent = compilation(variant.programs)
     return failures
+
+
+def _opening(folder: Path, begun: bool) -> Callable | None:
+    """How a run is opened by its new owner; None where another one has finished it meanwhile.
+
+    Raises:
+      Taken: if another process has begun it meanwhile, perhaps with other devices, and left it.
+    """
+    if store.holds(folder, store.RESULT):
+        return None
+    if store.holds(folder, store.CONFIG) > begun:
+        raise Taken(f"Another process has begun {folder} meanwhile; repeat the command to continue it.")
+    return reopen if begun else begin
 
 
 def _together(runs: list[Planned], data: Data) -> tuple[int, str]:

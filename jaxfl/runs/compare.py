@@ -1,18 +1,19 @@
 """Several methods on one federation: same partition, cohorts and initial weights, several seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import agree
-from jaxfl.runs import checkpoint, store
+from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.batch import Planned, Runs, batches, run_batch
 from jaxfl.runs.config import described, experiment, restore
-from jaxfl.runs.interrupt import Interrupted, deferred
+from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.owner import Taken
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report
 from jaxfl.runs.table import Table, check_columns
@@ -45,6 +46,8 @@ def compare(
     partition_seeds: int = 1,
     show: Sequence[str] = (),
     log: Sequence[str] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
     observer: Observer = NOBODY,
 ) -> Comparison:
     """Start or continue all runs, and write one table and one plot of those that finish.
@@ -58,12 +61,15 @@ def compare(
       partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
       log: where else metrics go, see `Log`.
+      changed_code: whether to go on where the user's own files are not what they were.
+      max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
     Raises:
-      JaxflError: if a method is named twice, the folder holds anything else, another process was given
-        something else to compare, a finished run is damaged, or the table cannot be written.
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      JaxflError: if a method is named twice, the folder holds anything else, or runs of other files of the
+        user's, another process was given something else to compare, a finished run is damaged, or the table
+        cannot be written.
+      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
         if number < 1:
@@ -79,14 +85,17 @@ def compare(
     partitions = range(first_partition, first_partition + partition_seeds)
     planned = plan(folder, variants, setup, range(first, first + seeds), partitions)
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
+    begun = store.runs_in(folder)
+    _check_code(folder, begun, changed_code, observer.warned)
 
     def watch(run, new):
         variant, setup, _ = planned[run]
         observer.progressed(variant.label, setup.run.seed, new)
         follow(run, new)
 
-    failures, data = [], None
-    with follow:
+    store.forget_end(folder)
+    errors, data = {}, None
+    with follow, limited(max_seconds):
         for number in partitions:
             these = {run: its for run, its in planned.items() if its.setup.partition.partition_seed == number}
             begun = [run for run in these if store.holds(run, store.CONFIG)]
@@ -98,19 +107,45 @@ def compare(
                 observer.prepared(setup, data, len(planned))
             else:
                 observer.said(f"partition_seed {number}")
-            failures += _run_all(folder, these, len(planned), data, watch, observer.said)
+            errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = {run: its for run, its in planned.items() if store.holds(run, store.RESULT)}
     results = {
         (its.variant.label, *_draws(its.setup, partition_seeds)): store.read_finished(run)[0]
         for run, its in finished.items()
     }
+    errors = {run: error for run, error in errors.items() if run not in finished}
+    failures = [str(error) for error in errors.values()]
     table = report([folder], folder, show) if finished else None
+    if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
+        end = {"runs": len(planned), "finished": len(finished), "failures": failures}
+        store.write_json(folder / store.END, end)
     return Comparison(folder, table, results, failures)
 
 
 def _draws(setup: Setup, partition_seeds: int) -> tuple[int, ...]:
     """The seed of a run, and that of its partition where there are several."""
     return setup.run.seed, *([setup.partition.partition_seed] if partition_seeds > 1 else [])
+
+
+def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
+    """Refuse runs of other files of the user's, and warn of those of another jaxfl."""
+    finished, others = [store.holds(run, store.RESULT) for run in begun], []
+    for run in begun:
+        then = code.latest(store.read_config(run), store.read_metrics(run))
+        if not changed_code:
+            code.refuse_changed(run, then)
+        others.append(not code.same_package(then))
+    kept = sum(other and ended for other, ended in zip(others, finished, strict=True))
+    if kept:
+        warn(
+            f"{kept} of {len(begun)} runs in {folder} have finished with another jaxfl than this one and are "
+            "kept as they are; choose another --run-dir to compute them again."
+        )
+    if sum(others) > kept:
+        warn(
+            f"jaxfl is not what it was when {sum(others) - kept} of {len(begun)} runs in {folder} were "
+            "computed; their results say from which round on this one computes them."
+        )
 
 
 def plan(
@@ -156,13 +191,13 @@ def _cell(seed: int, number: int, partitions: Sequence[int]) -> str:
     return f"seed-{seed}" + (f"-partition-{number}" if len(partitions) > 1 else "")
 
 
-def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) -> list[str]:
+def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) -> dict[Path, JaxflError]:
     """Start or continue all runs that have not finished, of a comparison of `total`.
 
     Returns:
-      For every run that does not finish the sentence that says why not.
+      For every run that does not finish the error that says why not.
     """
-    failures, unfinished = [], {}
+    failures, unfinished = {}, {}
     for run, its in planned.items():
         if store.holds(run, store.RESULT):
             _, metrics = store.read_finished(run)
@@ -175,19 +210,20 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
                 its = its._replace(setup=setup, done=done)
             unfinished[run] = its
         except JaxflError as error:
-            failures.append(str(error))
+            failures[run] = error
     with deferred() as request:
         try:
             parts = batches(unfinished)
             for i, runs in enumerate(parts):
-                if request.made:
-                    raise Interrupted
-                failures += run_batch(runs, parts[:i], data, watch, say)
-        except Interrupted:
+                if code := request.made:
+                    raise Interrupted("", code)
+                failures |= run_batch(runs, parts[:i], data, watch, say)
+        except Interrupted as stopped:
             finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
             raise Interrupted(
-                f"The comparison in {folder} has stopped with {finished} of {total} runs finished; "
-                f"repeat the command, with --run-dir {folder}, to continue."
+                f"The comparison in {folder} has stopped with {finished} of {total} runs finished"
+                f"{reason(stopped.code)}; repeat the command, with --run-dir {folder}, to continue.",
+                stopped.code,
             ) from None
     return failures
 

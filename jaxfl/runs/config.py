@@ -1,6 +1,5 @@
 """What config.json says: what was chosen, written down and found again."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import alternatives, hints
 from jaxfl.config.setup import MachineOptions, Setup
+from jaxfl.core.training import Training
 from jaxfl.data.sources import is_folder
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
@@ -54,37 +54,53 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
             f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
             "path/to/file.py:object to resume it."
         )
-    options = dict(config["options"])
-    _refuse_code_within(folder, [config["method"], *options.values()])
+    _refuse_code_within(folder, config)
     method, _ = registry.method(config["method"])
-    try:
-        setup = Setup.of(**_restored(Setup, {name: options.pop(name) for name in hints(Setup)}))
-        setup.check()
-        found = variant_of(config["method"], method, method.config(**_restored(method.config, options)))
-    except (KeyError, TypeError) as error:
-        raise JaxflError(
-            f"{folder / store.CONFIG} does not fit this version of jaxfl ({error}); the run was made by "
-            f"jaxfl {config['environment'].get('jaxfl')}."
-        ) from None
+    known, options = hints(Setup) | hints(method.config), config["options"]
+    for name in options:
+        if name not in known:
+            raise JaxflError(
+                f"{folder / store.CONFIG} does not fit this version of jaxfl, in which {method.name} has no "
+                f"option {name!r}; the run was made by jaxfl {config['environment'].get('jaxfl')}."
+            )
+    # Options that are missing are younger than the run, whose defaults are what it did.
+    of_setup = {name: value for name, value in options.items() if name in hints(Setup)}
+    own = {name: value for name, value in options.items() if name not in of_setup}
+    setup = Setup.of(**_restored(Setup, of_setup))
+    setup.check()
+    found = variant_of(config["method"], method, method.config(**_restored(method.config, own)))
     return setup, found._replace(label=config["label"])
 
 
 def experiment(config: dict) -> dict:
-    """What a run tries: its method and its options. Runs in which this is equal are seeds of one another."""
+    """What a run tries: its method and its options. Runs in which this is equal are seeds of one another.
+
+    Options that are younger than the run have their defaults; nothing of the user's is loaded to know them.
+    """
+    method = registry.METHODS.get(config["method"])
+    defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
     incidental = {"seed", *hints(MachineOptions)}
-    options = {name: value for name, value in config["options"].items() if name not in incidental}
+    options = {
+        name: value for name, value in (defaults | config["options"]).items() if name not in incidental
+    }
     # Methods that came as Python objects are known by their label alone.
     return {"method": config["method"] or config["label"]} | options
 
 
-def _refuse_code_within(folder: Path, values: Iterable) -> None:
-    """A run folder may come from somebody else: what it holds is read, and never executed."""
+def own_files(config: dict) -> list[Path]:
+    """The user's Python files that a configuration names: of methods, models, data sets and partitions."""
+    values = [config["method"], *config["options"].values()]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    for text in texts:
-        path, py, _ = text.rpartition(".py:") if isinstance(text, str) else ("", "", "")
-        if py and (store.inside(Path(path + ".py"), folder) or not Path(path).is_absolute()):
+    parts = [text.rpartition(".py:") for text in texts if isinstance(text, str)]
+    return [Path(path + ".py") for path, py, _ in parts if py]
+
+
+def _refuse_code_within(folder: Path, config: dict) -> None:
+    """A run folder may come from somebody else: what it holds is read, and never executed."""
+    for path in own_files(config):
+        if store.inside(path, folder) or not path.is_absolute():
             raise JaxflError(
-                f"{folder / store.CONFIG} names code in the run folder itself ({text}), which is not "
+                f"{folder / store.CONFIG} names code in the run folder itself ({path}), which is not "
                 "executed; move that file, and name it by its absolute path."
             )
 

@@ -1,31 +1,65 @@
-"""Ctrl-C: the first one lets the rounds in progress end and be saved, the second one ends at once."""
+"""What ends a run early, its rounds saved: Ctrl-C, SIGTERM, and the time that was given to it.
+
+The first signal lets the rounds in progress end and be saved, the second one ends at once. Schedulers send
+SIGTERM to every process of a job, so those of one moment are one.
+"""
 
 import contextlib
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 
-from jaxfl.machine.processes import any_process
+from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import greatest
+
+# Exit codes; of several reasons the greatest counts. The first is that of sysexits.h for: try again later.
+OUT_OF_TIME, CTRL_C, TERMINATED = 75, 128 + signal.SIGINT, 128 + signal.SIGTERM
+ONE_MOMENT = 1.0  # seconds
+
+_deadline = ContextVar("deadline", default=math.inf)  # as time.monotonic() tells it
+_request: ContextVar["StopRequest | None"] = ContextVar(
+    "request", default=None
+)  # of the outermost `deferred`
 
 
 class Interrupted(KeyboardInterrupt):
     """A run that ended early because somebody asked for it; the message says how to go on.
 
-    The command line prints the message and exits with code 130.
+    The command line prints the message and exits with `code`.
     """
+
+    def __init__(self, message: str, code: int = CTRL_C):
+        super().__init__(message)
+        self.code = code
+
+
+def reason(code: int) -> str:
+    """The middle of a sentence: why runs have stopped, where nobody has just asked for it."""
+    return ", for the next rounds would not end within --max-seconds" if code == OUT_OF_TIME else ""
 
 
 class StopRequest:
-    """A handler of SIGINT."""
+    """A handler of SIGINT and SIGTERM, which knows the deadline as well."""
 
     def __init__(self):
-        self._noted = False
+        self._code, self._noted_at, self._longest = 0, -math.inf, 0.0
 
     @property
-    def made(self) -> bool:
-        """Whether it was called; several processes look together, and stop when any of them is asked to."""
-        return any_process(self._noted)
+    def made(self) -> int:
+        """Why to stop now, an exit code; 0 to go on.
+
+        Several processes look together, and stop when any of them is asked to.
+        """
+        late = time.monotonic() + self._longest > _deadline.get()
+        return greatest(self._code or (OUT_OF_TIME if late else 0))
+
+    def measured(self, seconds: float) -> None:
+        """Note how long a chunk of rounds took: another one is not begun if it would end too late."""
+        self._longest = max(self._longest, seconds)
 
     def __call__(self, number, frame):
         """Note the first signal, obey the second.
@@ -33,31 +67,79 @@ class StopRequest:
         Raises:
           KeyboardInterrupt: at the second signal.
         """
-        if self._noted:
-            raise KeyboardInterrupt
-        self._noted = True
+        now = time.monotonic()
+        if self._code:
+            if number == signal.SIGTERM and now - self._noted_at < ONE_MOMENT:
+                return
+            raise Interrupted("Stopped.", 128 + number)
+        self._code, self._noted_at = 128 + number, now
+        again = "press Ctrl-C again to end" if number == signal.SIGINT else "another SIGTERM ends"
         # Not by print, which this handler may have interrupted.
-        os.write(2, b"\nThe rounds in progress end and are saved; press Ctrl-C again to end at once.\n")
+        os.write(2, f"\nThe rounds in progress end and are saved; {again} at once.\n".encode())
+
+
+@contextlib.contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Within, runs stop in time to be saved, see `StopRequest.measured`.
+
+    Args:
+      seconds: from now; None for as long as it takes.
+
+    Raises:
+      JaxflError: if it is not a positive number.
+    """
+    if seconds is not None and not seconds > 0:
+        raise JaxflError(f"--max-seconds must be more than 0, not {seconds}.")
+    token = _deadline.set(math.inf if seconds is None else time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within, a SIGTERM raises `Interrupted`, as a Ctrl-C raises KeyboardInterrupt."""
+    with _handling({signal.SIGTERM: _terminate}):
+        yield
+
+
+def _terminate(number, frame):
+    raise Interrupted("Stopped.", TERMINATED)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[StopRequest]:
-    """Within, a Ctrl-C interrupts nothing: whoever loops looks at `StopRequest.made` between two steps.
+    """Within, the signals interrupt nothing: whoever loops looks at `StopRequest.made` between two steps.
 
-    Where somebody else handles or ignores the signal, and outside of the main thread, which alone gets
+    Where somebody else handles or ignores one of them, and outside of the main thread, which alone gets
     signals, nothing changes. Nested, all see the same `StopRequest`.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if isinstance(before, StopRequest):
-        yield before
+    request = _request.get()
+    if request:
+        yield request
         return
     request = StopRequest()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if before is not signal.default_int_handler or not in_main_thread:
-        yield request
-        return
-    signal.signal(signal.SIGINT, request)
+    token = _request.set(request)
     try:
-        yield request
+        with _handling({signal.SIGINT: request, signal.SIGTERM: request}):
+            yield request
     finally:
-        signal.signal(signal.SIGINT, before)
+        _request.reset(token)
+
+
+@contextlib.contextmanager
+def _handling(handlers: dict) -> Iterator[None]:
+    """Handle those of some signals that nobody handles yet."""
+    free = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.getsignal(number) for number in handlers}
+    ours = [number for number in handlers if before[number] in (free[number], _terminate)]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, handlers[number])
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])

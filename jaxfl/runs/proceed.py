@@ -1,5 +1,6 @@
 """Runs on their way: compute a chunk of rounds, write it down, and so on to the result."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
 from jaxfl.core.engine import Chunk, Job, Programs, simulate
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device
-from jaxfl.runs import checkpoint, store
-from jaxfl.runs.interrupt import Interrupted, deferred
+from jaxfl.runs import checkpoint, code, store
+from jaxfl.runs.interrupt import Interrupted, deferred, reason
 from jaxfl.runs.plot import draw_curves, draw_findings, draw_matrices
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
@@ -27,19 +29,23 @@ class Run(NamedTuple):
       folder: of the run.
       config: that the folder holds.
       variant: the method.
+      machine: how often it is saved.
+      code: that computes it now, see `jaxfl.runs.code`.
       watch: called with the metrics of every round as they come.
       metrics: of all rounds so far; the list grows as the run goes on.
       state: after these rounds; None before the first one.
-      made: the outermost folder that was made for it, None if it had begun before.
+      new: whether its folder was made for it just now.
     """
 
     folder: Path
     config: dict
     variant: Variant
+    machine: MachineOptions
+    code: dict
     watch: Callable
     metrics: list[dict]
     state: Any = None
-    made: Path | None = None
+    new: bool = False
 
     @property
     def done(self) -> int:
@@ -77,15 +83,15 @@ def proceed(
       options ends all. What was computed before stays in the folder; if nothing was, the folder goes.
 
     Raises:
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     compilations, seconds = spent
     ended, outcomes = _train(job, runs, devices, seconds, profile), []
     for i, run in enumerate(runs):
         if i in ended:
             outcomes.append(ended[i])
-            if run.made and not store.read_metrics(run.folder):
-                store.discard(run.folder, run.made)
+            if run.new and not store.read_metrics(run.folder):
+                store.discard(run.folder)
             continue
         compiled_by_now, _ = compilation(job.programs)
         try:
@@ -103,12 +109,17 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
       Of the runs that end early, by their numbers, why.
     """
     going, ended, done = dict(enumerate(runs)), {}, runs[0].done
+    writing = 0.0  # the longest, in seconds
     try:
         chunks = simulate(job, done, [run.state for run in runs] if done else None)
         if profile:
             chunks = profiled(chunks, profile, at=int(job.rounds > job.eval_every))
         with memory.explained(job.federation), deferred() as request:
+            asked = time.perf_counter()
             for of_runs in chunks:
+                there, (_, compiled) = time.perf_counter(), compilation(job.programs)
+                # What is still to be written, the next rounds, and what is to be written of them.
+                request.measured(there - asked - (compiled - seconds) + 2 * writing)
                 stop = request.made
                 for i, run in list(going.items()):
                     _, now = compilation(job.programs)
@@ -126,17 +137,23 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                 first = next(iter(going.values()))
                 if stop and first.done < job.rounds:
                     raise Interrupted(
-                        f"{first.variant.label} has stopped after round {first.done} of {job.rounds}; "
-                        f"continue with `jaxfl resume {first.folder}`."
+                        f"{first.variant.label} has stopped after round {first.done} of {job.rounds}"
+                        f"{reason(stop)}; continue with `jaxfl resume {first.folder}`.",
+                        stop,
                     )
+                asked = time.perf_counter()
+                writing = max(writing, asked - there)
     except JaxflError as error:
         return dict.fromkeys(going, error) | ended
     return ended
 
 
-def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: bool) -> None:
+def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
     """Write down a chunk of a run, and a checkpoint where one is due."""
-    folder, options = run.folder, run.config["options"]
+    folder, machine = run.folder, run.machine
+    if not code.same(code.latest(run.config, run.metrics), run.code):
+        new[0]["code"] = run.code
+        store.keep_code(folder, run.done + 1, run.code)
     store.append_metrics(folder, new)
     run.metrics.extend(new)
     run.watch(new)
@@ -146,12 +163,12 @@ def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: bool) -> Non
             f"{run.variant.label}: the loss or the predictions of client {client} are not finite in round "
             f"{round_ + 1}; lower --lr (now {run.variant.config.lr}); what came before is in {folder}."
         )
-    if stop or run.done == job.rounds or run.done % (options["checkpoint_every"] or job.eval_every) == 0:
+    if stop or run.done == job.rounds or run.done % (machine.checkpoint_every or job.eval_every) == 0:
         if job.programs.matrices:  # first: a resume writes nothing of the rounds before its checkpoint
             matrices = jax.device_get(job.programs.matrices(chunk.state))
             store.write_matrices(folder, run.done, matrices)
         mark = store.fingerprint(run.config)
-        checkpoint.save(folder, run.done, chunk.state, mark, options["keep_checkpoints"])
+        checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
 
 
 def _conclude(job: Job, run: Run, compilations: int) -> dict:

@@ -7,6 +7,7 @@ from jaxfl.core.engine import Chunk, Report
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
+from jaxfl.runs.code import history
 
 BYTES_PER_SCALAR = 4
 
@@ -158,7 +159,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
     validation accuracy, and the best on test data (for comparison with papers that report that). Where
     the cohorts of rounds are scored, also their pooled accuracy before local training, mean of the last ten
-    rounds (FedCMD's figure).
+    rounds (FedCMD's figure). code: of every code that took part its first round, see `jaxfl.runs.code`.
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]
@@ -188,4 +189,5 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "findings": metrics[-1].get("findings"),
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,
+        "code": history(config, metrics),
     }

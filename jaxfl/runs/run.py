@@ -10,11 +10,13 @@ from jaxfl.core.engine import Job, depends_on_length, traced
 from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
-from jaxfl.runs import checkpoint, store
+from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
+from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fitted, job_of
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.proceed import Run, compilation, proceed
 from jaxfl.runs.variant import Variant, provided
@@ -28,6 +30,7 @@ def run(
     log: Sequence[str] = (),
     profile: Path | None = None,
     partition: Path | None = None,
+    max_seconds: float | None = None,
     observer: Observer = NOBODY,
 ) -> tuple[Path, dict]:
     """Train one method.
@@ -39,6 +42,7 @@ def run(
       log: where else metrics go, see `Log`.
       profile: a folder for a trace of the second chunk of rounds, or of the only one.
       partition: a saved one, used as it is.
+      max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
     Returns:
@@ -48,24 +52,25 @@ def run(
       JaxflError: if the folder is not free, the data are not at hand or do not fit, the method refuses them
         or its options, or the loss is no longer finite. What was computed before stays in the folder; if
         nothing was, the folder goes.
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     follow = Log(log)
     setup = provided(setup, [variant])
     folder = folder or store.free_folder(variant.method.name, setup.data.dataset)
     store.check_free(folder)
     agree("options", (described(variant, setup), folder.absolute(), profile))
-    data = prepare(setup, partition)
-    observer.prepared(setup, data, 1)
 
     def watch(new):
         observer.progressed(variant.label, setup.run.seed, new)
         follow(folder, new)
 
-    with follow:
-        spent = compilation(variant.programs)
-        job, begun = start(folder, variant, setup, data, watch)
-        return folder, _only(proceed(job, [begun], data.devices, spent, profile))
+    with limited(max_seconds):
+        data = prepare(setup, partition)
+        observer.prepared(setup, data, 1)
+        with follow, owned(folder):
+            spent = compilation(variant.programs)
+            job, begun = start(folder, variant, setup, data, watch)
+            return folder, _only(proceed(job, [begun], data.devices, spent, profile))
 
 
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
@@ -75,7 +80,13 @@ def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict
 
 
 def resume(
-    folder: Path, *, rounds: int | None = None, log: Sequence[str] = (), observer: Observer = NOBODY
+    folder: Path,
+    *,
+    rounds: int | None = None,
+    log: Sequence[str] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+    observer: Observer = NOBODY,
 ) -> dict:
     """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
 
@@ -85,12 +96,15 @@ def resume(
       folder: of the run.
       rounds: of the whole run; by default as many as it was begun for.
       log: where else metrics go, see `Log`.
+      changed_code: whether to go on where the user's own files are not what they were.
+      max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
     Raises:
-      JaxflError: if the folder holds no run, or one whose method cannot be found again, or checkpoints of
-        which none can be read, or one is foreign, or it cannot become as long as asked for.
-      Interrupted: after a Ctrl-C, when the rounds in progress are saved.
+      JaxflError: if the folder holds no run, or one that another process owns, whose code has changed, whose
+        method cannot be found again, or checkpoints of which none can be read, or one is foreign, or it
+        cannot become as long as asked for.
+      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     follow, config = Log(log), store.read_config(folder)
 
@@ -98,19 +112,34 @@ def resume(
         observer.progressed(config["label"], config["options"]["seed"], new)
         follow(folder, new)
 
-    with follow:
-        if store.holds(folder, store.RESULT) and rounds in (None, config["options"]["rounds"]):
-            found, metrics = store.read_finished(folder)
-            watch(metrics)
-            return found
-        setup, variant = restore(folder, config)
-        data = prepare(setup, folder / store.PARTITION)
-        if rounds not in (None, setup.run.rounds):
-            setup = lengthen(folder, config, variant, setup, data, rounds)
-        observer.prepared(setup, data, 1)
-        spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
-        begun = reopen(folder, variant, setup, data, watch)
-        return _only(proceed(job, [begun], data.devices, spent))
+    def finished():
+        found, metrics = store.read_finished(folder)
+        watch(metrics)
+        return found
+
+    with follow, limited(max_seconds):
+        ends_there = rounds in (None, config["options"]["rounds"])
+        if ends_there and store.holds(folder, store.RESULT):  # which whoever may not write here can read
+            return finished()
+        with owned(folder):
+            if ends_there and store.holds(folder, store.RESULT):  # its owner has ended just now
+                return finished()
+            then = code.latest(config, store.read_metrics(folder))
+            if not changed_code:
+                code.refuse_changed(folder, then)
+            setup, variant = restore(folder, config)
+            if not code.same_package(then):
+                observer.warned(
+                    f"jaxfl is not what it was when {folder} was computed; its result says from which round "
+                    "on this one computes it."
+                )
+            data = prepare(setup, folder / store.PARTITION)
+            if rounds not in (None, setup.run.rounds):
+                setup = lengthen(folder, config, variant, setup, data, rounds)
+            observer.prepared(setup, data, 1)
+            spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
+            begun = reopen(folder, variant, setup, data, watch)
+            return _only(proceed(job, [begun], data.devices, spent))
 
 
 def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:
@@ -175,15 +204,19 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
     Raises:
       JaxflError: if the folder is not free or cannot be written.
     """
-    config = described(variant, setup) | {
+    config = described(variant, setup)
+    now = code.present(config)
+    agree("code", now)
+    config |= {
         "models": [
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
             for model, count in data.models
         ],
         "environment": environment(),
+        "code": now,
     }
-    made = store.begin(folder, config, data.partition, data.source)
-    return Run(folder, config, variant, watch, [], made=made)
+    store.begin(folder, config, data.partition, data.source)
+    return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
 
 
 def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
@@ -207,11 +240,13 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
 
     written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
     done, state = checkpoint.newest(folder, written, like, mark)
+    now = code.present(config)
     agree("checkpoints", done)
+    agree("code", now)
     metrics = store.trim(folder, done)
     checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
     state = jax.device_get(state)  # a run of several waits for the others; the device has other work
-    return Run(folder, config, variant, watch, metrics, state)
+    return Run(folder, config, variant, setup.machine, now, watch, metrics, state)
 
 
 def _only(outcomes: list[dict | JaxflError]) -> dict:

@@ -7,12 +7,14 @@ from typing import Any
 
 NUMBER = int | float
 ACCURACY = {"mean": NUMBER, "std": NUMBER, "worst_tenth": NUMBER, "per_group": {"*": NUMBER}}
+CODE = {"package": str, "files": {"*": str}}
 CONFIG = {
     "method": str | None,
     "label": str,
     "options": {"rounds": int, "seed": int, "partition_seed": int},
     "begun_for?": int,
     "environment": dict,
+    "code?": CODE,
 }
 ROUND = {
     "round": int,
@@ -27,6 +29,7 @@ ROUND = {
     "received?": ACCURACY,
     "seconds?": {"compile": NUMBER, "train": NUMBER, "evaluate": NUMBER},
     "together?": int,
+    "code?": CODE,
 }
 RESULT = {
     "seed": int,

@@ -2,12 +2,15 @@
 
 Its files are
 
-    config.json      options, models, versions, device
+    config.json      options, models, versions, device, fingerprints of the code
+    code/round-1/    the user's own source files, to be read and never executed; code/round-7/ where others
+                     took over at that round
     partition.npz    whose rows are whose
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     result.json      the summary, once the run has ended
+    owner.json       who runs it, while somebody does
     curves.png, findings.png, matrices.png, and what the method draws itself
     tensorboard/, wandb/  logs, where they were asked for
 
@@ -39,7 +42,8 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
-CHECKPOINTS, MATRICES = "checkpoints", "matrices"
+OWNER, END = "owner.json", "comparison.json"
+CHECKPOINTS, MATRICES, CODE = "checkpoints", "matrices", "code"
 LOGS = ("tensorboard", "wandb")
 
 
@@ -74,44 +78,38 @@ def check_free(folder: Path) -> None:
             f"{folder} already holds a run; choose another --run-dir, or continue it with "
             f"`jaxfl resume {folder}`."
         )
-    if folder.exists() and not (folder.is_dir() and all(map(_of_killed_start, folder.rglob("*")))):
+    if folder.exists() and not (folder.is_dir() and all(map(_of_no_run, folder.rglob("*")))):
         raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
 
 
-def _of_killed_start(path: Path) -> bool:
-    """Whether a path is of a run that was killed before its configuration came to its place."""
-    return path.is_dir() or (_part(path.parent / CONFIG).exists() and not (path.parent / CONFIG).exists())
+def _of_no_run(path: Path) -> bool:
+    """Whether a path is of a run that is about to begin, or was killed before its configuration was there."""
+    begun = [folder for folder in path.parents if _part(folder / CONFIG).exists()]
+    return path.is_dir() or path.name == OWNER or any(not (folder / CONFIG).exists() for folder in begun)
 
 
 @writes
-def create(folder: Path) -> Path:
+def create(folder: Path) -> None:
     """Make a folder for a new run.
-
-    Returns:
-      The outermost folder that had to be made, for `discard`; the folder itself if it was there.
 
     Raises:
       JaxflError: if it is in use, or cannot be written.
     """
     check_free(folder)
-    made = folder
-    while not made.parent.exists():
-        made = made.parent
     folder.mkdir(parents=True, exist_ok=True)
     probe = _part(folder / CONFIG)  # no name that a reader looks for
     probe.write_text("")
     probe.unlink()
-    return made
 
 
 @writes
-def begin(folder: Path, config: dict, partition: Partition, source: Source) -> Path:
-    """Make the folder of a new run; what `create` returns."""
-    made = create(folder)
+def begin(folder: Path, config: dict, partition: Partition, source: Source) -> None:
+    """Make the folder of a new run."""
+    create(folder)
     with replacing(folder / CONFIG) as file:  # at its place last: then the folder is a run
         file.write(as_json(config))
+        keep_code(folder, 1, config["code"])
         partitions.save(partition, source, folder / PARTITION)
-    return made
 
 
 @writes
@@ -131,13 +129,20 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
 
 
 @writes
-def discard(folder: Path, made: Path) -> None:
-    """Undo `create`: remove a run and the folders made around it, unless these hold something else by now."""
+def keep_code(folder: Path, round_: int, code: dict) -> None:
+    """Copy the user's files, by which a run is computed from some round on."""
+    paths = [Path(path) for path in code["files"]]
+    root = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    for path in paths:
+        copy = folder / CODE / f"round-{round_}" / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+@writes
+def discard(folder: Path) -> None:
+    """Undo `begin`."""
     shutil.rmtree(folder, ignore_errors=True)  # the run has ended with an error of its own to tell
-    with contextlib.suppress(OSError):
-        while folder != made:
-            folder = folder.parent
-            folder.rmdir()
 
 
 @on_first_process
@@ -167,6 +172,12 @@ def holds(folder: Path, name: str) -> bool:
 def runs_in(folder: Path) -> list[Path]:
     """The folders of a comparison's runs, finished or not."""
     return [path.parent for path in sorted(folder.glob(f"*/seed-*/{CONFIG}"))]
+
+
+@writes
+def forget_end(folder: Path) -> None:
+    """Say that a comparison goes on: its last end is none."""
+    (folder / END).unlink(missing_ok=True)
 
 
 @reads
@@ -348,6 +359,10 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     return records
 
 
+def _number(path: Path) -> str:
+    return path.name.removeprefix("round-")
+
+
 @writes
 def trim(folder: Path, rounds: int) -> list[dict]:
     """Drop the lines and the matrices after `rounds` rounds, before a run continues from a checkpoint.
@@ -361,6 +376,9 @@ def trim(folder: Path, rounds: int) -> list[dict]:
     for path in (folder / MATRICES).glob("*.npz"):
         if not path.stem.isdecimal() or int(path.stem) > rounds:
             path.unlink()
+    for path in (folder / CODE).glob("round-*"):
+        if not _number(path).isdecimal() or int(_number(path)) > max(1, rounds):
+            shutil.rmtree(path)
     return kept
 
 

@@ -66,7 +66,8 @@ class Progress(NamedTuple):
 def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.time) -> None:
     """Show a line per run; on a terminal in place, until all of them have ended.
 
-    A comparison has ended when its table is written, a folder of other runs never: others may begin in it.
+    A comparison has ended when it says so (a table may be a report's), a folder of other runs never: others
+    may begin in it.
 
     Args:
       folders: of runs, or with runs somewhere below them.
@@ -129,8 +130,7 @@ def _runs(folder: Path) -> list[Path]:
 def _ended(folder: Path) -> bool:
     if (folder / store.CONFIG).exists():
         return (folder / store.RESULT).exists()
-    table = folder / "table.csv"
-    return table.exists() and table.stat().st_mtime >= max(map(_last_change, _runs(folder)))
+    return (folder / store.END).exists()
 
 
 def _last_change(run: Path) -> float:

@@ -23,7 +23,7 @@ WRONG = (OWN / "wrong.py").read_text().splitlines()
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(shutil.copytree(OWN, tmp_path / "work"))
+    monkeypatch.chdir(shutil.copytree(OWN, tmp_path / "work", ignore=shutil.ignore_patterns("__pycache__")))
     return Path.cwd()
 
 

@@ -7,8 +7,10 @@ The kills of a few methods are always tested; those of all methods, hundreds of 
 which also writes docs/faults.md.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
+import errno
 import gc
 import itertools
 import json
@@ -16,8 +18,12 @@ import os
 import resource
 import shutil
 import signal
+import socket
+import sys
 import tempfile
 import threading
+import time
+import types
 from pathlib import Path
 
 import jax
@@ -32,7 +38,10 @@ from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.registry import METHODS
-from jaxfl.runs import checkpoint, store
+from jaxfl.runs import checkpoint, interrupt, owner, proceed, store
+from jaxfl.runs import code as code_of_runs
+from jaxfl.runs import config as config_of_runs
+from jaxfl.runs import run as run_of_runs
 from jaxfl.runs.interrupt import deferred
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -54,6 +63,13 @@ FAULTS = {f"killed {moment}": RESUMED for moment in MOMENTS} | {
     "Ctrl-C": f"the rounds in progress end and are saved; {RESUMED}",
     "Ctrl-C, and again": RESUMED,
     "Ctrl-C in a comparison": "the rounds in progress end and are saved; the same command continues",
+    "SIGTERM": f"the rounds in progress end and are saved; {RESUMED}",
+    "SIGTERM, and again": RESUMED,
+    "SIGTERM in a comparison": "the rounds in progress end and are saved; the same command continues",
+    "--max-seconds": f"no rounds begin that would not end in time; {RESUMED}",
+    "two owners at once": "one sentence that names the owner, whose run ends with the same bits",
+    "two owners of one comparison": "each run has one; the same bits, and the same command makes the table",
+    "code changed": "one sentence that names the file; with --changed-code the result says from which round",
     "newest checkpoint unreadable": f"a warning; {RESUMED} from the one before",
     "metrics cut short": RESUMED,
     "another file of the run cut short": f"one sentence that names the file, or {RESUMED}",
@@ -61,6 +77,7 @@ FAULTS = {f"killed {moment}": RESUMED for moment in MOMENTS} | {
     "NaN in the data": "one sentence that names the file; no folder is made",
     "disk full, writing the configuration": f"one sentence; {REPEATED}",
     "disk full, writing metrics": f"one sentence; {RESUMED}",
+    "disk full, writing matrices": f"one sentence; {RESUMED}",
     "disk full, writing a checkpoint": f"one sentence; {RESUMED}",
     "disk full, drawing pictures": f"one sentence; {RESUMED}",
     "disk full, writing the result": f"one sentence; {RESUMED}",
@@ -93,14 +110,17 @@ def with_failed_io(test):
 def commands(tmp_path_factory):
     """Runs the real command in processes that can be killed."""
     folder = tmp_path_factory.mktemp("commands")
-    environment = {
+    with Commands(folder, environment(folder)) as commands:
+        yield commands
+
+
+def environment(folder):
+    return {
         **os.environ,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_NUM_CPU_DEVICES": "1",
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or str(folder / "cache"),
     }
-    with Commands(folder, environment) as commands:
-        yield commands
 
 
 @pytest.fixture(scope="module")
@@ -244,14 +264,14 @@ def test_a_start_that_is_killed_leaves_its_folder_free(finished, dataset, tmp_pa
 # --- Ctrl-C
 
 
-def press(monkeypatch, times, evaluation=3):
-    """Have Ctrl-C pressed during an evaluation."""
+def press(monkeypatch, times, evaluation=3, number=signal.SIGINT):
+    """Have Ctrl-C pressed, or another signal sent, during an evaluation."""
     evaluate, calls = engine.evaluate, itertools.count(1)
 
     def pressed(*arguments):
         if next(calls) == evaluation:
             for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
         return evaluate(*arguments)
 
     monkeypatch.setattr(engine, "evaluate", pressed)
@@ -310,6 +330,194 @@ def test_who_handles_ctrl_c_already_still_does():
         assert handler() is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# --- SIGTERM, and the time that is given
+
+
+def test_sigterm_saves_the_rounds_in_progress(finished, dataset, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    press(monkeypatch, times=2, number=signal.SIGTERM)  # of one moment, as schedulers send it
+    code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    assert code == 143
+    assert f"fedavg has stopped after round 6 of 16; continue with `jaxfl resume {run}`." in said
+    assert checkpoint.saved(run) == [4, 6] and behind(run) == 0
+    injected("SIGTERM", behind(run))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+def test_a_second_sigterm_ends_at_once(finished, dataset, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    monkeypatch.setattr(interrupt, "ONE_MOMENT", 0.0)
+    press(monkeypatch, times=2, number=signal.SIGTERM)
+    code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    assert code == 143 and said.endswith("jaxfl: Stopped.\n")
+    assert checkpoint.saved(run) == [4] and len(store.read_metrics(run)) == 4
+    injected("SIGTERM, and again", behind(run))
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
+
+
+def test_sigterm_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", "fedavg,epochs=2", *dataset, *PLAIN, "--run-dir", folder]
+    press(monkeypatch, times=1, number=signal.SIGTERM)
+    code, said = main(capsys, *words)
+    assert code == 143 and "has stopped with 0 of 2 runs finished; repeat the command" in said
+    assert [path.parent.name for path in folder.glob("*/*")] == ["fedavg"]
+    injected("SIGTERM in a comparison", behind(folder / "fedavg" / "seed-3"))
+    assert main(capsys, *words)[0] == 0
+    assert contents(folder / "fedavg" / "seed-3") == contents(finished)
+
+
+def test_sigterm_before_the_first_round(dataset, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(partition, "save", lambda *arguments: signal.raise_signal(signal.SIGTERM))
+    code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "run")
+    assert code == 143 and said == "jaxfl: Stopped.\n"
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Every evaluation, and with it the rounds before, takes ten seconds of a clock of ours."""
+    evaluate, now = engine.evaluate, [0.0]
+
+    def evaluated(*arguments):
+        now[0] += 10
+        return evaluate(*arguments)
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(engine, "evaluate", evaluated)
+    monkeypatch.setattr(interrupt, "time", clock)
+    monkeypatch.setattr(proceed, "time", clock)
+
+
+def test_a_run_stops_in_time(slow, finished, dataset, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["run", "fedavg", *dataset, *PLAIN, "--max-seconds", "35", "--run-dir", run]
+    code, said = main(capsys, *words)
+    assert code == 75
+    because = "for the next rounds would not end within --max-seconds"
+    assert f"fedavg has stopped after round 6 of 16, {because}; continue with `jaxfl resume {run}`." in said
+    assert checkpoint.saved(run) == [4, 6] and behind(run) == 0
+    injected("--max-seconds", behind(run))
+    assert main(capsys, "resume", run, "--max-seconds", "10")[0] == 75
+    assert checkpoint.saved(run)[-1] == 8  # however little time there is, it goes on
+    assert main(capsys, "resume", run, "--max-seconds", "50")[0] == 0
+    assert contents(run) == contents(finished)
+
+
+def test_a_comparison_stops_in_time(slow, finished, dataset, tmp_path, capsys):
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", "fedavg,epochs=2", *dataset, *PLAIN, "--run-dir", folder]
+    code, said = main(capsys, *words, "--max-seconds", "85")  # eight chunks of ten seconds each
+    assert code == 75 and "stopped with 1 of 2 runs finished, for the next rounds would not end" in said
+    assert contents(folder / "fedavg" / "seed-3") == contents(finished)
+    assert "--max-seconds must be more than 0" in refusal(capsys, *words, "--max-seconds", "0")
+    assert main(capsys, *words)[0] == 0
+
+
+# --- two owners
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Runs commands beside `commands`."""
+    folder = tmp_path_factory.mktemp("others")
+    with Commands(folder, environment(folder)) as commands:
+        yield commands
+
+
+def beside(commands, others, first, second, begun, delay):
+    """Run a command and, some seconds after a file is there, another one: how both ended."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        running = pool.submit(commands, list(map(str, first)))
+        while begun and not (begun.exists() or running.done()):
+            time.sleep(0.001)
+        time.sleep(delay)
+        ended = others(list(map(str, second)))
+        return running.result(), ended
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
+    rng, refused = np.random.default_rng(times), 0
+    start = ["run", "fedavg", *dataset, *PLAIN, "--run-dir"]
+    assert commands([*start, str(tmp_path / "undisturbed")]).code == 0
+    expected = contents(tmp_path / "undisturbed")
+    for number in range(times):
+        run = tmp_path / f"run-{number}"
+        delay = 0.0 if times == 2 else rng.uniform(0, 1.5)
+        if number % 2:  # both begin it
+            ended = beside(commands, others, [*start, run], [*start, run], None, delay / 10)
+        else:
+            ended = beside(commands, others, [*start, run], ["resume", run], run / store.CONFIG, delay)
+        codes = sorted(its.code for its in ended)
+        assert codes in ([0, 2], [0, 0]), ended  # the other one may have ended just before
+        if 2 in codes:
+            (sentence,) = [its.error for its in ended if its.code]
+            assert sentence.count("\n") == 1, sentence
+            by_owner = f"{run} is being run by process" in sentence and "end it first" in sentence
+            assert by_owner or (number % 2 and f"{run} already holds a run" in sentence), sentence
+            refused += 1
+        injected("two owners at once")
+        assert contents(run) == expected
+    assert refused >= times / 2
+
+
+def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset, tmp_path):
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", "fedavg,epochs=2", "fedper", *dataset, *PLAIN, "--run-dir", folder]
+    begun = folder / "fedavg" / "seed-3" / store.CONFIG
+    ended = beside(commands, others, words, words, begun, 0.0)
+    assert {its.code for its in ended} <= {0, 2}
+    refused = [its.error for its in ended if its.code]  # none where the others had finished meanwhile
+    assert all("/seed-3 is being run by process" in said and said.count("\n") == 1 for said in refused)
+    injected("two owners of one comparison")
+    again = commands(list(map(str, words)))
+    assert (again.code, again.error) == (0, "")
+    assert len(list(folder.glob("*/*/result.json"))) == 3 and not list(folder.glob("*/*/owner.json"))
+    words[-1] = tmp_path / "undisturbed"
+    assert commands(list(map(str, words))).code == 0
+    for run in folder.glob("*/seed-3"):
+        assert contents(run) == contents(words[-1] / run.relative_to(folder))
+
+
+def test_a_comparison_leaves_out_the_runs_of_others(finished, dataset, tmp_path, capsys):
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", "fedavg,lr=0.2", *dataset, *PLAIN, "--run-dir", folder]
+    with owner.owned(folder / "fedavg-lr=0.2" / "seed-3"):
+        sentence = refusal(capsys, *words)
+    assert "1 of 2 runs have not finished: " in sentence
+    assert f"{folder}/fedavg-lr=0.2/seed-3 is being run by process {os.getpid()} on " in sentence
+    assert (folder / "table.csv").exists() and not (folder / "comparison.json").exists()
+    assert not (folder / "fedavg-lr=0.2" / "seed-3").exists()
+    assert contents(folder / "fedavg" / "seed-3") == contents(finished)
+    assert main(capsys, *words) == (0, "")
+    end = json.loads((folder / "comparison.json").read_text())
+    assert end == {"runs": 2, "finished": 2, "failures": []}
+
+
+def test_where_files_cannot_be_locked_what_is_written_decides(finished, tmp_path, capsys, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    run = unfinished(finished, tmp_path / "run")
+    monkeypatch.setattr(owner.fcntl, "flock", no_locks)
+    with owner.owned(run):
+        words = (
+            f"by process {os.getpid()} on {socket.gethostname()} since 2",
+            f"gone, delete {run}/owner.json",
+        )
+        sentence = refusal(capsys, "resume", run)
+        assert all(word in sentence for word in words), sentence
+    gone = {"process": 2**22 + 1, "host": socket.gethostname(), "since": "2001-01-01 00:00:00", "born": 0.0}
+    (run / "owner.json").write_text(json.dumps(gone | {"host": "elsewhere"}))
+    assert "on elsewhere since 2001" in refusal(capsys, "resume", run)
+    (run / "owner.json").write_text(json.dumps(gone))
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(finished)
 
 
 # --- files that are damaged
@@ -447,6 +655,125 @@ def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, whe
     assert contents(run) == contents(finished)
 
 
+def test_a_full_disk_while_matrices_are_written(dataset, tmp_path, capsys, monkeypatch):
+    words = ["run", short("mnfl"), *dataset, *PLAIN, "--run-dir"]
+    assert main(capsys, *words, tmp_path / "undisturbed")[0] == 0
+    run = tmp_path / "run"
+    full_disk(monkeypatch, store, "write_matrices", 2)
+    sentence = refusal(capsys, *words, run)
+    assert f"{run}/matrices/8.npz cannot be written (File too large); free some space" in sentence
+    injected("disk full, writing matrices", behind(run))
+    assert main(capsys, "resume", run)[0] == 0
+    assert contents(run) == contents(tmp_path / "undisturbed")
+
+
+# --- code that changes between a run and its resume
+
+OWN = """
+import {helper}
+from jaxfl import registry
+fedavg = registry.METHODS["fedavg"]
+own = fedavg._replace(name="own", build=lambda config: fedavg.build(config))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A method of one's own, and a module that it imports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = tmp_path / f"helper_of_{tmp_path.name}.py"
+    helper.write_text("rate = 1\n")
+    (tmp_path / "my.py").write_text(OWN.format(helper=helper.stem))
+    yield tmp_path / "my.py", helper
+    sys.modules.pop(helper.stem, None)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys, monkeypatch):
+    run, path = tmp_path / "run", own[which]
+    before = path.read_text()
+    press(monkeypatch, times=1)
+    assert main(capsys, "run", f"{own[0]}:own", *dataset, *PLAIN, "--run-dir", run)[0] == 130
+    assert {file.name: file.read_text() for file in (run / "code" / "round-1").iterdir()} == {
+        file.name: file.read_text() for file in own
+    }
+    path.write_text(before + "other = 1\n")
+    sentence = refusal(capsys, "resume", run)
+    assert f"{path} is not what it was when {run} was computed" in sentence and "--changed-code" in sentence
+    injected("code changed", behind(run))
+    path.unlink()
+    assert f"{path} is not what it was" in refusal(capsys, "resume", run)
+    path.write_text(before)
+    press(monkeypatch, times=1, evaluation=1)
+    assert main(capsys, "resume", run)[0] == 130  # what is restored is as before
+    path.write_text(before + "other = 1\n")
+    assert main(capsys, "resume", run, "--changed-code")[0] == 0
+    begun, taken_over = json.loads((run / "result.json").read_text())["code"]
+    assert (begun["round"], taken_over["round"]) == (1, 9) and begun["package"] == taken_over["package"]
+    assert [name for name in begun["files"] if begun["files"][name] != taken_over["files"][name]] == [
+        str(path)
+    ]
+    assert [line["round"] for line in store.read_metrics(run) if "code" in line] == [9]
+    assert (run / "code" / "round-1" / path.name).read_text() == before
+    assert (run / "code" / "round-9" / path.name).read_text() == before + "other = 1\n"
+
+
+def test_another_jaxfl_goes_on_with_a_warning(finished, tmp_path, capsys, monkeypatch):
+    run = unfinished(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "16")
+    monkeypatch.setattr(code_of_runs, "_package", lambda: "another")
+    code, said = main(capsys, "resume", run)
+    assert code == 0 and said.count("\n") == 1
+    assert said.startswith(f"jaxfl: jaxfl is not what it was when {run} was computed; its result says")
+    history = json.loads((run / "result.json").read_text())["code"]
+    assert [(part["round"], part["package"] == "another") for part in history] == [(1, False), (13, True)]
+    assert checkpoint.saved(run) == checkpoint.saved(finished)
+
+
+def test_a_comparison_is_not_repeated_with_other_code(own, dataset, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", f"{own[0]}:own", *dataset, *PLAIN, "--run-dir", folder]
+    assert main(capsys, *words) == (0, "")
+    written = {run: contents(run) for run in folder.glob("*/*")}
+    assert main(capsys, *words) == (0, "")
+    with monkeypatch.context() as patch:
+        patch.setattr(code_of_runs, "_package", lambda: "another")
+        code, said = main(capsys, *words)
+    assert code == 0 and said.count("\n") == 1
+    assert f"2 of 2 runs in {folder} have finished with another jaxfl than this one and are kept" in said
+    own[0].write_text(own[0].read_text() + "other = 1\n")
+    assert f"{own[0]} is not what it was" in refusal(capsys, *words)
+    assert main(capsys, *words, "--changed-code") == (0, "")
+    assert {run: contents(run) for run in folder.glob("*/*")} == written
+
+
+def test_options_that_are_younger_than_a_run_have_their_defaults(
+    finished, dataset, tmp_path, capsys, monkeypatch
+):
+    def described(*arguments):
+        config = config_of_runs.described(*arguments)
+        younger = ("score_cohort", "checkpoint_every", "keep_checkpoints", "convolution", "momentum")
+        return config | {"options": {k: v for k, v in config["options"].items() if k not in younger}}
+
+    folder = tmp_path / "compared"
+    words = ["compare", "fedavg", *dataset, *PLAIN, "--run-dir", folder]
+    with monkeypatch.context() as patch:
+        patch.setattr(run_of_runs, "described", described)
+        press(patch, times=1)
+        assert main(capsys, *words)[0] == 130
+    run = folder / "fedavg" / "seed-3"
+    config = json.loads((run / "config.json").read_text())
+    assert "momentum" not in config["options"]
+    del config["code"]
+    (run / "config.json").write_text(json.dumps(config))
+    code, said = main(capsys, *words, "--seeds", "2")
+    assert code == 0 and "jaxfl is not what it was when 1 of 1 runs" in said
+    assert len(json.loads((run / "result.json").read_text())["code"]) == 1
+    found, made = (jaxfl.load(path).metrics for path in (run, finished))
+    assert [line["loss"] for line in found] == [line["loss"] for line in made]
+    assert len((folder / "table.md").read_text().splitlines()) == 3  # both seeds are of one method
+
+
 CAP_DAC_OVERRIDE = 1 << 1  # of Linux: to write whatever the modes of files say
 
 
@@ -484,7 +811,7 @@ def test_a_read_only_folder(finished, dataset, capsys):
         (run / "result.json").unlink()
         with read_only(place):
             injected("folder read-only", behind(run))
-            assert f"{run}/metrics.jsonl cannot be written (Permission" in refusal(capsys, "resume", run)
+            assert f"{run}/owner.json cannot be written (Permission" in refusal(capsys, "resume", run)
             words = ["run", "fedavg", *data, *PLAIN, "--run-dir", place / "new"]
             assert f"{place}/new cannot be written (Permission denied)" in refusal(capsys, *words)
         assert main(capsys, "resume", run)[0] == 0

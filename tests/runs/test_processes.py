@@ -179,11 +179,19 @@ def test_a_lost_process_ends_the_run_and_both_resume_it(lost, compared, dataset,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", [0, 1])
-def test_all_processes_stop_when_one_is_asked_to(asked, compared, dataset, tmp_path):
+@pytest.mark.parametrize(
+    ("asked", "name", "expected"),
+    [(0, "SIGINT", 130), (1, "SIGINT", 130), (0, "SIGTERM", 143), (1, "SIGTERM", 143)],
+)
+def test_all_processes_stop_when_one_is_asked_to(asked, name, expected, compared, dataset, tmp_path):
     arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
-    for code, _, said in together(tmp_path, arguments, SIGNAL.format(1, asked, "SIGINT")):
-        assert code == 130
+    amendment = SIGNAL.format(1, asked, name)
+    if name == "SIGTERM":  # as schedulers do, to the process that they know, and to all
+        amendment = amendment.replace(
+            "        os.kill", "        os.kill(os.getppid(), signal.SIGTERM)\n        os.kill"
+        )
+    for code, _, said in together(tmp_path, arguments, amendment):
+        assert code == expected
         assert "stopped after round 2 of 4; continue with `jaxfl resume" in said.splitlines()[-1]
     resumed(tmp_path / "run", compared)
 

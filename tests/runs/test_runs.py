@@ -414,7 +414,7 @@ def test_a_comparison_outlives_a_run_that_diverges(dataset, tmp_path, capsys):
         cli.main(["compare", *methods, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "compared")])
     assert end.value.code == 2
     sentence = capsys.readouterr().err
-    assert "1 of 2 runs failed: fedavg,lr=1e+30: " in sentence and sentence.count("\n") == 1
+    assert "1 of 2 runs have not finished: fedavg,lr=1e+30: " in sentence and sentence.count("\n") == 1
     by_csv, *_ = tables(tmp_path / "compared")
     assert [row["method"] for row in by_csv] == ["fedavg"]
 

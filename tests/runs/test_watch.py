@@ -19,6 +19,7 @@ from conftest import tiny_source
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
+import jaxfl
 from jaxfl import cli
 from jaxfl.errors import JaxflError
 from jaxfl.runs import plot, watch
@@ -229,8 +230,9 @@ def test_watch_follows_a_comparison_to_its_end(compared, stopped, monkeypatch):
 
     events = [
         write("metrics.jsonl", "metrics.jsonl"),
-        write("result.json", "result.json"),  # another run may follow: only the table ends it
-        lambda: shutil.copyfile(compared / "table.csv", folder / "table.csv"),
+        write("result.json", "result.json"),  # another run may follow: only the comparison itself ends it
+        lambda: jaxfl.report(folder),
+        lambda: shutil.copyfile(compared / "comparison.json", folder / "comparison.json"),
     ]
     monkeypatch.setattr(time, "sleep", lambda seconds: events.pop(0)())
     out = Console(file=io.StringIO(), width=80, force_terminal=True)

@@ -1,0 +1,92 @@
+"""Whose code computes a run: fingerprints of jaxfl and of the user's own files.
+
+A code is {"package": fingerprint, "files": {path: fingerprint}}. A run's configuration holds the one that
+began it, and its metrics another where that one took over: at the round that it computed first.
+"""
+
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+import jaxfl
+from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import on_first_process
+from jaxfl.runs.config import own_files
+
+
+def present(config: dict) -> dict:
+    """The code of this process: jaxfl, the user's files that a configuration names, and what these import.
+
+    To be called when they are loaded: of the modules beside them those that somebody has imported count.
+    """
+    named = own_files(config)
+    loaded = [Path(path) for module in [*sys.modules.values()] if (path := getattr(module, "__file__", None))]
+    beside = [path for path in loaded for own in named if _is_beside(path, own)]
+    files = sorted({path.resolve() for path in (*named, *beside)})
+    return {"package": _package(), "files": {str(path): _fingerprint(path) for path in files}}
+
+
+def _is_beside(path: Path, own: Path) -> bool:
+    """Whether a module is a file in the folder of another, or in a package there."""
+    outermost = path.parent
+    while outermost != own.parent and (outermost / "__init__.py").exists():
+        outermost = outermost.parent
+    return outermost == own.parent and path.suffix == ".py" and _ROOT not in path.parents
+
+
+def latest(config: dict, metrics: list[dict]) -> dict | None:
+    """The code that has computed the last of some rounds; None in a run of a jaxfl that did not write it."""
+    return next((record["code"] for record in reversed(metrics) if "code" in record), config.get("code"))
+
+
+def history(config: dict, metrics: list[dict]) -> list[dict]:
+    """All codes of a run, each with the first round that it has computed."""
+    begun = [{"round": 1} | config["code"]] if "code" in config and "code" not in metrics[0] else []
+    return begun + [{"round": record["round"]} | record["code"] for record in metrics if "code" in record]
+
+
+def same(then: dict | None, now: dict) -> bool:
+    """Whether a run can go on with another code unnoticed."""
+    return then is not None and then["package"] == now["package"] and not _changed(then)
+
+
+def same_package(then: dict | None) -> bool:
+    """Whether jaxfl is what it was."""
+    return then is not None and then["package"] == _package()
+
+
+@on_first_process
+def refuse_changed(folder: Path, then: dict | None) -> None:
+    """Refuse to go on with other files of the user's.
+
+    Raises:
+      JaxflError: naming the first of them that has changed since.
+    """
+    changed = _changed(then) if then else []
+    if changed:
+        raise JaxflError(
+            f"{changed[0]} is not what it was when {folder} was computed (what it was is in {folder}/code); "
+            "restore it, or add --changed-code to go on with what it is now."
+        )
+
+
+def _changed(code: dict) -> list[str]:
+    return [path for path, fingerprint in code["files"].items() if _fingerprint(Path(path)) != fingerprint]
+
+
+def _fingerprint(path: Path) -> str | None:
+    """Of a file; None if there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+_ROOT = Path(jaxfl.__file__).resolve().parent
+
+
+@functools.cache
+def _package() -> str:
+    """Of all source files of jaxfl."""
+    digest = hashlib.sha256()
+    for path in sorted(_ROOT.rglob("*.py")):
+        digest.update(f"{path.relative_to(_ROOT)} {_fingerprint(path)}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+"""One owner of a run folder: whoever writes it holds a lock on a file in it, which dies with its process.
+
+Readers ask nobody. Of several processes of one run the first holds the lock for all. Where the file system
+knows no locks, what is written in the file decides: who it is that holds it, on which machine, since when.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import is_first
+from jaxfl.runs.store import OWNER, writes
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+class Taken(JaxflError):
+    """A folder that another process writes."""
+
+
+class _Held(NamedTuple):
+    """A lock: its file's descriptor, and the folders that were made for it, the innermost first."""
+
+    descriptor: int
+    made: list[Path]
+
+
+@contextlib.contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Within, no other process writes a run folder; it is made if need be, and goes again if nothing came.
+
+    Args:
+      folder: of a run, or for a new one.
+
+    Raises:
+      Taken: if another process owns it.
+      JaxflError: if it cannot be written.
+    """
+    held = _take(folder)
+    try:
+        yield
+    finally:
+        if is_first():
+            # Removed while it is locked: who has opened it meanwhile finds that it is no longer there.
+            (folder / OWNER).unlink(missing_ok=True)
+            os.close(held.descriptor)
+            for path in held.made:
+                with contextlib.suppress(OSError):  # it holds a run, or is gone with one
+                    path.rmdir()
+
+
+@writes
+def _take(folder: Path) -> _Held:
+    path = folder / OWNER
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(descriptor, path)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
+                return _Held(descriptor, made)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock an open file, or refuse in the name of its owner."""
+    note = ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # over NFS Linux makes it a lock of the server
+        return
+    except BlockingIOError:
+        its = _written(descriptor)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        its = _written(descriptor)
+        if not its or _gone(its):
+            return
+        note = f" (files cannot be locked there: should that process be gone, delete {path})"
+    who = "process {process} on {host} since {since}".format(**its) if its else "another process"
+    raise Taken(f"{path.parent} is being run by {who}; wait for it, or end it first{note}.")
+
+
+def _this_process() -> dict:
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    return {"process": os.getpid(), "host": socket.gethostname(), "since": now, "born": _born(os.getpid())}
+
+
+def _written(descriptor: int) -> dict | None:
+    """What the owner has written about itself; None if it is just about to."""
+    try:
+        its = json.loads(os.pread(descriptor, 4096, 0))
+        return its if _this_process().keys() <= its.keys() else None
+    except (AttributeError, ValueError):
+        return None
+
+
+def _gone(its: dict) -> bool:
+    """Whether a process of this machine has ended; of another machine's nobody knows."""
+    return its["host"] == socket.gethostname() and _born(its["process"]) != its["born"]
+
+
+def _born(process: int) -> float | None:
+    """When a process began, which tells it from a later one of the same number; None if there is none."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).create_time()
+    return None
