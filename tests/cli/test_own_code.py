@@ -15,8 +15,6 @@ import pytest
 import jaxfl
 from jaxfl.cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 OWN = Path(__file__).parents[1] / "own"
 WRONG = (OWN / "wrong.py").read_text().splitlines()
 
