@@ -1,5 +1,6 @@
 """Strict settings for every test, and federations small enough to compile in seconds."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -29,11 +30,14 @@ pytest.register_assert_rewrite("methods.cases")  # their assertions say what the
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
 
 # This saves a third of what is left. A later XLA does not know the flag, and aborts.
 FLAGS = os.environ.get("XLA_FLAGS", "")
 if jax.__version_info__ < (0, 11) and "xla_cpu_use_fusion_emitters" not in FLAGS:
     os.environ["XLA_FLAGS"] = f"{FLAGS} --xla_cpu_use_fusion_emitters=false".strip()
+
+gc.set_threshold(200_000, 50, 1000)  # tracing makes many objects that live on: looking at all takes a tenth
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one

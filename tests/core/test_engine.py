@@ -23,6 +23,8 @@ from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.registry import METHODS
 
+pytestmark = pytest.mark.usefixtures("optimised_compilation")  # whose bits are equal, and what they round
+
 CLIENTS = (3, 2)
 ROUNDS = 5
 KEY = jax.random.key(0)

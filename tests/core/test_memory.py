@@ -16,6 +16,8 @@ from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.proceed import compilation, proceed
 
+pytestmark = pytest.mark.usefixtures("optimised_compilation")  # these have the memory that users see
+
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
 SETUP = Setup.of(
     models=("mlp,hidden=40",),
