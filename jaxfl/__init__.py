@@ -6,13 +6,17 @@ print(result["accuracy"]["mean"])
 print(jaxfl.compare("fedper", "compfl", dataset="digits", seeds=3).table)
 """
 
-from jaxfl.api import compare, load, report, resume, run
-from jaxfl.config.options import options, within
-from jaxfl.core import tree
-from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
-from jaxfl.core.training import Training
-from jaxfl.data.federation import Client
-from jaxfl.errors import JaxflError
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxfl.api import compare, load, report, resume, run
+    from jaxfl.config.options import options, within
+    from jaxfl.core import tree
+    from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
+    from jaxfl.core.training import Training
+    from jaxfl.data.federation import Client
+    from jaxfl.errors import JaxflError
 
 __all__ = [
     "Algorithm",
@@ -33,3 +37,22 @@ __all__ = [
     "tree",
     "within",
 ]
+
+HOMES = {
+    "jaxfl.api": ("compare", "load", "report", "resume", "run"),
+    "jaxfl.config.options": ("options", "within"),
+    "jaxfl.core.protocol": ("Algorithm", "Cohort", "Info", "Method", "Predictor", "Slots"),
+    "jaxfl.core.training": ("Training",),
+    "jaxfl.data.federation": ("Client",),
+    "jaxfl.errors": ("JaxflError",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: whoever starts the command can stop it before JAX is loaded."""
+    if name == "tree":
+        return importlib.import_module("jaxfl.core.tree")
+    for home, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'jaxfl' has no attribute {name!r}")

@@ -1,5 +1,25 @@
-"""``python -m jaxfl`` is the command `jaxfl`."""
+"""``python -m jaxfl`` is the command `jaxfl`; nothing is loaded before a Ctrl-C has an answer."""
 
-from jaxfl.cli import entry
+import os
+import signal
 
-entry()
+
+def entry() -> None:
+    """The console script: load the command, and hand over to it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+    from jaxfl.cli import entry
+
+    signal.signal(signal.SIGINT, handler)
+    entry()
+
+
+def _stop(number, frame) -> None:
+    """There is nothing yet to lose; libraries that are being loaded may not let an exception through."""
+    os.write(2, b"jaxfl: Stopped.\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    entry()

@@ -47,7 +47,7 @@ def run(
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
     """
-    found = registry.method(method)[0] if isinstance(method, str) else method
+    found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
     _, result = runs.run(variant, setup, _path(run_dir), log=_several(log), max_seconds=max_seconds)
@@ -57,6 +57,7 @@ def run(
 def compare(
     *methods: str | Method,
     seeds: int = 1,
+    partition_seeds: int = 1,
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
     log: str | Sequence[str] = (),
@@ -69,6 +70,7 @@ def compare(
     Args:
       *methods: as for `run`.
       seeds: how often everything is repeated, with seed, seed + 1, ...
+      partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table: ``"std"``, ``"worst-tenth"`` or both in a list.
       log: where else metrics go.
@@ -92,6 +94,7 @@ def compare(
         setup,
         seeds,
         _path(run_dir),
+        partition_seeds=partition_seeds,
         show=_several(show),
         log=_several(log),
         changed_code=changed_code,
@@ -102,6 +105,8 @@ def compare(
 def resume(
     run_dir: str | Path,
     log: str | Sequence[str] = (),
+    *,
+    rounds: int | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
 ) -> dict:
@@ -110,6 +115,7 @@ def resume(
     Args:
       run_dir: its folder.
       log: where else metrics go.
+      rounds: of the whole run, if there are to be more than it was begun for.
       changed_code: whether to go on where your own files have changed since.
       max_seconds: as for `run`.
 
@@ -119,7 +125,8 @@ def resume(
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
-    return runs.resume(Path(run_dir), log=_several(log), changed_code=changed_code, max_seconds=max_seconds)
+    options = {"rounds": rounds, "changed_code": changed_code, "max_seconds": max_seconds}
+    return runs.resume(Path(run_dir), log=_several(log), **options)
 
 
 def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:

@@ -1,7 +1,6 @@
 """The command `jaxfl`: words in, tables out. What happens in between is in the package."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import shlex
@@ -9,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
@@ -19,8 +18,10 @@ from jaxfl import registry
 from jaxfl.bench import report as speed
 from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
+from jaxfl.config.commands import Columns, Insist, Length, Limit, Logs, Output, Profile, RunFolder, Seeds
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
+from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
@@ -29,7 +30,7 @@ from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.sources import DATASETS
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import Processes, connect, explained_loss, is_first, leave
-from jaxfl.models.zoo import MODELS
+from jaxfl.models.zoo import GIVEN, MODELS
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
@@ -63,9 +64,11 @@ def main(arguments: list[str] | None = None) -> None:
     After a Ctrl-C it exits with code 130, after a SIGTERM with 143, and where --max-seconds ended it with 75.
     """
     try:
-        with explained_loss(), terminable():
+        with explained_loss(), own_code(), terminable():
             _dispatch(_expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
+        if isinstance(error, OwnCodeError):  # its cause has the frames of the user's files alone
+            traceback.print_exception(error.__cause__, chain=False)
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
         leave(2)
     except KeyboardInterrupt as stopped:
@@ -113,65 +116,6 @@ def _help() -> RichTable:
 
 
 # Commands -------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class RunFolder:
-    """Where results go."""
-
-    run_dir: Path | None = None
-    """A new folder for config, metrics, checkpoints and plots, or that of a comparison to continue; by
-    default runs/NAME-DATASET."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Logs:
-    """Where else metrics go as they come."""
-
-    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Write event files for TensorBoard, into the run's folder, or to Weights & Biases, or both. With
-    WANDB_MODE=offline the latter stays in the run's folder too."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """Where the time goes."""
-
-    profile: Path | None = None
-    """A folder for a trace by jax.profiler of the second eval_every rounds, or of the only ones."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """How long it may take."""
-
-    max_seconds: float | None = None
-    """Begin no rounds that would end later than so many seconds from now, judging by those before; save, say
-    how to go on, and exit with code 75."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Insist:
-    """What to go on with."""
-
-    changed_code: bool = False
-    """Go on where your own Python files are not what they were; results say from which round."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Seeds:
-    """How often everything is repeated."""
-
-    seeds: int = 1
-    """Repeat with seed, seed + 1, ..."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """What the table shows."""
-
-    show: tuple[Literal["std", "worst-tenth"], ...] = ()
-    """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
 
 
 def _run(arguments: list[str]) -> None:
@@ -231,23 +175,26 @@ def _compare(arguments: list[str]) -> None:
     with Bar() as bar:
         options = {"show": columns.show, "log": logs.log, "observer": bar.observer}
         options |= vars(insist) | vars(limit)
-        made = comparisons.compare(variants, setup, seeds.seeds, where.run_dir, **options)
+        made = comparisons.compare(
+            variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
+        )
     if made.table:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
-        total = len(variants) * seeds.seeds
+        total = len(variants) * seeds.seeds * seeds.partition_seeds
         raise JaxflError(f"{len(made.failures)} of {total} runs have not finished: {' '.join(made.failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"logs": Logs(), "insist": Insist(), "limit": Limit(), "processes": Processes()}
+    others = {"length": Length(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
+    others["processes"] = Processes()
     if arguments in (["-h"], ["--help"]):
         _parse("resume RUN", arguments, **others)
     name, rest = _positional(arguments, "resume", "RUN")
-    logs, insist, limit, processes = _parse("resume RUN", rest, **others)
+    length, logs, insist, limit, processes = _parse("resume RUN", rest, **others)
     _join(processes)
     with Bar() as bar:
-        options = {"log": logs.log, "observer": bar.observer} | vars(insist) | vars(limit)
+        options = {"log": logs.log, "observer": bar.observer} | vars(length) | vars(insist) | vars(limit)
         result = runs.resume(Path(name), **options)
     print_result(result, Path(name))
 
@@ -260,11 +207,11 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = _words_and_flags(arguments)
-    (columns,) = _parse("report RUN ...", arguments, columns=Columns())
+    columns, output = _parse("report RUN ...", arguments, columns=Columns(), output=Output())
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
-    out = store.report_folder(folders)
+    out = output.out or store.report_folder(folders)
     print_table(reports.report(folders, out, columns.show), out)
 
 
@@ -283,7 +230,7 @@ def _partition(arguments: list[str]) -> None:
         folder / "partition.png",
         f"{setup.data.dataset}, {setup.partition.partition}",
     )
-    OUT.print(describe(partition))
+    OUT.print(describe(partition, source))
     OUT.print(f"{folder}: partition.npz, partition.png")
 
 
@@ -307,11 +254,11 @@ def _list(arguments: list[str]) -> None:
         own = [name for name in hints(method.config) if name not in common]
         methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
-    for title, table in (("Models", MODELS), ("Partitions", PARTITIONS)):
+    for title, table, given in (("Models", MODELS, GIVEN), ("Partitions", PARTITIONS, ())):
         drawn = RichTable(title[:-1].lower(), "what", "options", title=title, title_justify="left")
         for name, function in table.items():
             what = (function.__doc__ or "").strip().splitlines()[0]
-            drawn.add_row(name, what, ", ".join(choices.keywords(function)))
+            drawn.add_row(name, what, ", ".join(choices.keywords(function, given)))
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():

@@ -7,9 +7,15 @@ from types import ModuleType
 from typing import Any
 
 from jaxfl import algorithms
-from jaxfl.config import choices
+from jaxfl.config import choices, own_code
+from jaxfl.config.options import hints
+from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
+from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import Processes
+
+OF_COMMANDS = ("run_dir", "log", "profile", "seeds", "partition_seeds", "show")  # further options of commands
 
 
 def discover(package: ModuleType) -> dict[str, Method]:
@@ -34,10 +40,26 @@ def discover(package: ModuleType) -> dict[str, Method]:
 METHODS = discover(algorithms)
 
 
-def method(choice: str) -> tuple[Method, dict[str, Any]]:
-    """The method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False})."""
-    name, options = choices.split(choice)
-    found = choices.lookup("method", METHODS, name)
+def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
+    """The method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False}).
+
+    Raises:
+      JaxflError: if there is no such method, it is none, or an option of its own has the name of one that all
+        runs have.
+    """
+    name, options = choices.split(choice) if isinstance(choice, str) else (choice.name, {})
+    found = choices.lookup("method", METHODS, name) if isinstance(choice, str) else choice
     if not isinstance(found, Method):
         raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; name one of these.")
+    if not (isinstance(found.config, type) and issubclass(found.config, Training)):
+        raise JaxflError(
+            f"{name}: config has to be a subclass of jaxfl.Training, decorated by jaxfl.options."
+        )
+    own, shared = hints(found.config), [*hints(Setup), *hints(Processes), *OF_COMMANDS]
+    for option in own:
+        if option in shared:
+            raise JaxflError(
+                f"{own_code.place(found.config)}: {found.name} has an option {option!r} of its own, which is "
+                f"the name of an option of every run (--{option.replace('_', '-')}); rename its own."
+            )
     return found, choices.convert(found.name, typing.get_type_hints(found.config), options)

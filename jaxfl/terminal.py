@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Self
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxfl.config.setup import Setup
 from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
 from jaxfl.runs.observer import Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.table import Table, as_text, tabulate
@@ -23,12 +25,17 @@ def announce(setup: Setup, data: Data) -> None:
     images = data.source.images
     OUT.print(
         f"{setup.data.dataset}: {len(images)} images of {'x'.join(map(str, images.shape[1:]))}; "
-        f"{setup.partition.partition}: {describe(data.partition)}"
+        f"{setup.partition.partition}: {describe(data.partition, data.source)}"
     )
     if len(data.federation.public):
         OUT.print(f"{len(data.federation.public)} public images ({setup.data.public})")
     for model, count in data.models:
         OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
+    if len(data.models) > 1:
+        OUT.print(
+            f"Weights are shared within an architecture: a method with a global model has "
+            f"{len(data.models)}, one for each; --models {data.models[0][0].name} gives all clients the same."
+        )
     device, federation = jax.devices()[0], data.federation
     OUT.print(
         f"jax {jax.__version__} on {federation.devices} x {device.platform} ({device.device_kind}), "
@@ -36,12 +43,18 @@ def announce(setup: Setup, data: Data) -> None:
     )
 
 
-def describe(partition: Partition) -> str:
-    """A partition in a sentence."""
+def describe(partition: Partition, source: Source) -> str:
+    """A partition in a sentence: its clients, and how much of the data they train on."""
     train, test = (sorted(map(len, part)) for part in (partition.train, partition.test))
+    rows, owners = np.unique(np.concatenate(partition.train), return_counts=True)
+    there = np.count_nonzero(source.train) if source.train[rows].all() else len(source.labels)
+    shared = (
+        f", {np.count_nonzero(owners > 1):,} of them on several clients" if sum(train) > len(rows) else ""
+    )
     return (
-        f"{len(train)} clients with {train[0]} to {train[-1]} training and {test[0]} to {test[-1]} test "
-        f"rows, {partition.outputs} outputs"
+        f"{len(train):,} clients with {train[0]:,} to {train[-1]:,} training and {test[0]:,} to {test[-1]:,} "
+        f"test rows, {partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
+        f"{there:,} images{shared}"
     )
 
 

@@ -1,25 +1,36 @@
 """Strict settings for every test, and federations small enough to compile in seconds."""
 
 import os
+import shutil
+import tempfile
+
+# Almost all the time of these tests is compilation: most optimisations are left out, and what one process has
+# compiled all others of the session find, workers and the commands that tests start. They inherit all this;
+# a test of what users run asks for `optimised_compilation`.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.models import zoo
+from jaxfl.models.blocks import ConvBlock, DenseBlock
+from jaxfl.models.build import plain_cnn
 from jaxfl.runs import variant
+
+pytest.register_assert_rewrite("methods.cases")  # their assertions say what they compared
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_num_cpu_devices", 4)
 
-# Almost all the time of these tests is compilation, of which this saves a third. Subprocesses inherit it, and
-# whoever sets it to true tests what users run. A later XLA does not know the flag, and aborts.
+# This saves a third of what is left. A later XLA does not know the flag, and aborts.
 FLAGS = os.environ.get("XLA_FLAGS", "")
 if jax.__version_info__ < (0, 11) and "xla_cpu_use_fusion_emitters" not in FLAGS:
     os.environ["XLA_FLAGS"] = f"{FLAGS} --xla_cpu_use_fusion_emitters=false".strip()
@@ -27,21 +38,20 @@ if jax.__version_info__ < (0, 11) and "xla_cpu_use_fusion_emitters" not in FLAGS
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one
 PUBLIC = 10  # rows that everybody sees
-SHORT = {  # options with which a method does all that it does within a few rounds of tiny clients
-    "fedcmd": {"selection_rounds": 2},
-    "mnfl": {"public_batch": 4},
-    "draftfed": {"draft_batch": 4},
-    "pfedclub": {"server_epochs": 1, "candidates": 2},
-    "pfedclub-plus": {"server_epochs": 1, "candidates": 2},
-}
 
 
 def tiny_models():
     """Two architectures that compile in a second; three clients have the first, two the second."""
-    return (
-        (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5), 3),
-        (zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.06, padding="same"), 2),
-    )
+    return (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5), 3), (tiny_cnn("cnn"), 2)
+
+
+def tiny_cnn(name: str, *channels_and_pools: tuple[int, int], kernel: int = 3, norm: bool = False):
+    """Convolutions with these channels, each pooled, and a dense layer."""
+    convs = [
+        ConvBlock(channels, kernel, kernel // 2, pool, norm, bias=not norm)
+        for channels, pool in channels_and_pools or [(4, 2)]
+    ]
+    return plain_cnn(name, convs, [DenseBlock(6)], shape=SHAPE, classes=CLASSES)
 
 
 def tiny_source(seed: int = 0) -> Source:
@@ -67,6 +77,38 @@ def tiny_partition(source: Source, sizes=SIZES) -> Partition:
     )
 
 
+def cohort(federation, ids, t: int = 0, rounds: int = 3, places=None) -> Cohort:
+    """Round t with the clients of these ids, in this order within their groups.
+
+    Every group has as many places as clients, if not told otherwise, so that a method compiles once.
+    """
+
+    def slots(group, places):
+        n = len(group.id)
+        position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
+        present = [position[i] for i in ids if i in position]
+        index = present + [n] * (places - len(present))
+        return Slots(np.array(index, np.int32), np.arange(places) < len(present))
+
+    places = places or [len(group.id) for group in federation.groups]
+    return Cohort(np.int32(t), tuple(map(slots, federation.groups, places)), rounds)
+
+
+def assert_same(actual, expected, tolerance: float = 0.0):
+    """Compare the leaves of two trees: to the bit, dtypes included, or up to rounding."""
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if tolerance:
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(a, b, strict=True)
+
+
+def differ(one, other) -> bool:
+    """Whether two trees differ in any bit."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return not all(np.array_equal(a, b) for a, b in pairs)
+
+
 def comparable(record):
     """A round's metrics or a run's result, without what the same run has differently another time."""
     apart = ("seconds", "together", "compilations")
@@ -83,13 +125,31 @@ def arrays_of(checkpoint):
     return ocp.load(checkpoint, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
 
 
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """For programs that compile for seconds and run for milliseconds; optimised ones round otherwise."""
+def pytest_configure(config):
+    """The session's first process makes the cache of compiled programs that all of them share."""
+    if not hasattr(config, "workerinput"):
+        config.compiled = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
+def pytest_unconfigure(config):
+    """And removes it."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(config.compiled, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_programs():
+    """What a module counts of compilations does not depend on the modules before it."""
     variant._programs_without_rates.cache_clear()
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+
+
+@pytest.fixture(scope="module")
+def optimised_compilation():
+    """What users run: programs are optimised, and round otherwise than quickly compiled ones."""
     jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
     variant._programs_without_rates.cache_clear()
 
 

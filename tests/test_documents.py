@@ -2,34 +2,63 @@
 
 import ast
 import re
+import tempfile
 from pathlib import Path
 
-import nbclient
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
 from jaxfl import registry
 from jaxfl.cli import main
+from jaxfl.runs import store
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_notebook_runs(monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # its programs compile longer than they run
+def test_notebook_runs(tmp_path, monkeypatch):
+    """Cell after cell, with fewer rounds."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     notebook = nbformat.read(ROOT / "notebooks" / "walkthrough.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert sum("rounds=10, eval_every=2" in cell for cell in cells) == 1
+    names = {}
+    for number, cell in enumerate(cells):
+        code = cell.replace("rounds=10, eval_every=2", "rounds=2, eval_every=1")
+        exec(compile(code, f"cell {number}", "exec"), names)
+    plt.close("all")
+    assert all(len(result["accuracy"]["per_client"]) == 20 for result in names["results"].values())
 
 
-def test_method_of_the_readme_runs(tmp_path, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if "fedprox = Method" in block]
-    assert len(code.splitlines()) <= 60
+@pytest.mark.parametrize("mu", ["0.1", "0"])
+def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
+    """It sees the batches that built-in methods see: with mu = 0 it has the bits of FedAvg."""
+    (code,) = [block for block in python_blocks("README.md") if "fedprox = Method" in block]
     (tmp_path / "my.py").write_text(code)
-    main(
-        f"run {tmp_path}/my.py:fedprox --mu 0.1 --rounds 2 --eval-every 1 --clients 4 --participation 0.5 "
-        f"--models mlp,hidden=4 mlp,hidden=5 --run-dir {tmp_path}/run".split()
+    federation = (
+        "--rounds 2 --eval-every 1 --clients 4 --participation 0.5 --models mlp,hidden=4 mlp,hidden=5"
     )
-    assert "fedprox,mu=0.1" in capsys.readouterr().out
+    for choice, folder in ((f"{tmp_path}/my.py:fedprox,mu={mu}", "own"), ("fedavg", "built-in")):
+        main(["run", choice, *federation.split(), "--run-dir", str(tmp_path / folder)])
+    own, fedavg = (store.read_metrics(tmp_path / folder) for folder in ("own", "built-in"))
+    told = ("client_loss", "accuracy", "bytes_up", "bytes_down")
+    same = [[record[name] for name in told] for record in own] == [
+        [record[name] for name in told] for record in fedavg
+    ]
+    assert same == (mu == "0")
+
+
+def python_blocks(document):
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+
+def test_the_guide_shows_code_as_it_is():
+    """Each block of CONTRIBUTING.md names a file, which has these very lines; its case tests it."""
+    blocks = python_blocks("CONTRIBUTING.md")
+    assert len(blocks) >= 4
+    for block in blocks:
+        where, code = block.split("\n", 1)
+        assert code in (ROOT / where.removeprefix("# ")).read_text(), code
 
 
 def test_nothing_is_unpickled_but_what_processes_of_one_run_tell_each_other():
@@ -49,8 +78,12 @@ def test_nothing_is_unpickled_but_what_processes_of_one_run_tell_each_other():
 
 
 def test_readme_lists_every_method():
-    table = re.findall(r"^\| `([\w-]+)` \| (.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert dict(table) == {name: method.summary for name, method in registry.METHODS.items()}
+    readme = (ROOT / "README.md").read_text()
+    for name, method in registry.METHODS.items():
+        row = f"| `{name}` | {method.summary} |"
+        assert row in readme, f"README.md's table of methods lacks a row that begins with\n{row}"
+    listed = re.findall(r"^\| `([\w-]+)` \| (.*?) \|", readme, re.MULTILINE)
+    assert len(listed) == len(registry.METHODS), "README.md's table has a row of no method"
 
 
 @pytest.mark.parametrize("kind", ["run", "test"])

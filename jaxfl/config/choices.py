@@ -4,33 +4,42 @@ In place of a name stands ``path/to/file.py:object`` for something that is not p
 exactly like a built-in one.
 """
 
-import importlib.util
 import inspect
-import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxfl.config.options import alternatives, parse
+from jaxfl.config.own_code import load, place
 from jaxfl.errors import JaxflError, nearest
 
-GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
 
+def function(
+    kind: str, table: Mapping[str, Callable], choice: str, given: Collection[str] = ()
+) -> tuple[str, Callable, dict]:
+    """The function of a choice, and its options as keyword arguments.
 
-def function(kind: str, table: Mapping[str, Callable], choice: str) -> tuple[str, Callable, dict]:
-    """The function of a choice, and its options as keyword arguments."""
+    Args:
+      kind: of things that there is a choice of, for messages.
+      table: the built-in ones by name.
+      choice: ``name,option=value`` or ``my.py:object,option=value``.
+      given: keyword arguments that are not the user's to choose.
+    """
     name, options = split(choice)
     found = lookup(kind, table, name)
-    return name, found, convert(name, keywords(found), options)
+    return name, found, convert(name, keywords(found, given), options)
 
 
-def keywords(function: Callable) -> dict[str, Any]:
-    """A function's options with their types: its keyword-only parameters that are not `GIVEN`."""
-    types = typing.get_type_hints(function)
+def keywords(function: Callable, given: Collection[str] = ()) -> dict[str, Any]:
+    """A function's options with their types: its keyword-only parameters but for some that are `given`."""
+    try:
+        types = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise JaxflError(f"{place(function)}: an annotation cannot be read: {error}.") from None
     parameters = inspect.signature(function).parameters.values()
     return {
-        p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN
+        p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given
     }
 
 
@@ -62,7 +71,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     """An entry by name, or the object that ``file.py:object`` names."""
     path, _, attribute = name.rpartition(":")
     if path.endswith(".py"):
-        found = from_file(Path(path), attribute)
+        found = load(Path(path), attribute)
         if kind != "method" and not callable(found):
             raise JaxflError(f"{name} is a {type(found).__name__}; name a function that makes a {kind}.")
         return found
@@ -71,23 +80,6 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     if name not in table:
         raise JaxflError(f"There is no {kind} {name!r}; {nearest(name, table)}")
     return table[name]
-
-
-def from_file(path: Path, attribute: str) -> Any:
-    """Load an object from a Python file."""
-    if not path.is_file():
-        raise JaxflError(f"There is no file {path} to take {attribute!r} from; check the path.")
-    module_name = f"jaxfl_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise JaxflError(f"{path} does not load: {type(error).__name__}: {error}.") from error
-    if not hasattr(module, attribute):
-        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}")
-    return getattr(module, attribute)
 
 
 def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:

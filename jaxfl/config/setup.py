@@ -26,9 +26,10 @@ class PartitionOptions:
 
     partition: str = "classes"
     """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
-    dirichlet,alpha=0.5; a saved partition (.npz); or my.py:partitioner."""
-    clients: int = within("[1, inf)", 20)
-    """Number of clients."""
+    dirichlet,alpha=0.5 (classes gives as much as there is, on digits 20 rows); a saved
+    partition (.npz); or my.py:partitioner."""
+    clients: int | None = within("[1, inf)", None)
+    """Number of clients; by default 20, or those of a saved partition."""
     partition_seed: int = within("[0, inf)", 0)
     """Draws the partition. It is the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent"] = "unified"
@@ -51,8 +52,8 @@ class RunOptions:
 
     models: tuple[str, ...] = ()
     """Architectures, each with options (resnet18,width=0.5) and perhaps a number of clients
-    (mlp,clients=5); by default clients are divided equally. Default: mlp mcmahan,padding=same on digits,
-    lenet5 mcmahan elsewhere."""
+    (mlp,clients=5); by default clients are divided equally. Default: lenet5 mcmahan, on images
+    smaller than 16 pixels mlp mcmahan,padding=same."""
     rounds: int = within("[1, inf)", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)

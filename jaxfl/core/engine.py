@@ -5,6 +5,7 @@ checkpoints happen between chunks. The key of round t is ``fold_in(stream, t)``,
 the state and a resumed run repeats the undisturbed one bit for bit.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -341,6 +342,20 @@ def compiled(job: Job) -> list[jax.stages.Compiled]:
             everyone = all_clients(federation, job.rounds)
             executables.append(programs.prepare.compile(key, state, federation, everyone))
     return executables
+
+
+def depends_on_length(job: Job, rounds: int) -> bool:
+    """Whether a round is another one in a run of so many rounds: the programs are traced for both lengths."""
+    programs, federation, key = job.programs, job.federation, job.keys[0]
+    state = jax.eval_shape(programs.init, key, federation, traced(job.configs[0]))
+    everyone, first = all_clients(federation, job.rounds), _of_rounds(job.cohorts[0], 0, 1)
+    calls = [(programs.rounds, first), (programs.received, everyone), (programs.personal, everyone)]
+    calls += [(programs.prepare, everyone)] if programs.prepare else []
+
+    def formula(program, cohort, length):
+        return program.formula(key, state, federation, dataclasses.replace(cohort, rounds=length))
+
+    return any(formula(*call, job.rounds) != formula(*call, rounds) for call in calls)
 
 
 def traced(hyper: Any) -> Any:

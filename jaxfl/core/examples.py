@@ -32,10 +32,10 @@ class Examples:
 
 def own_rows(client: Client, federation: Federation, hyper) -> Examples:
     """A client's training rows, its images changed at random by `hyper.augment`."""
-    transform = augmentation(hyper.augment) if hyper.augment else None
+    transform = augmentation(hyper.augment)
 
     def take(position, mask, key):
-        if transform is None:
+        if not hyper.augment:
             return federation.batch(client, position, mask)
         stream = jax.random.fold_in(key, AUGMENTATION)
         return federation.batch(client, position, mask, lambda images: transform(stream, images))

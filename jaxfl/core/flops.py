@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,18 +43,24 @@ def _of_jaxpr(jaxpr: core.Jaxpr) -> int:
 
 def _of_equation(equation: core.JaxprEqn) -> int:
     parts = map(_of_jaxpr, core.jaxprs_in_params(equation.params))
+    operands: list[Any] = [operand.aval for operand in equation.invars]  # arrays, where it is one of these
     match equation.primitive.name:
         case "dot_general":
-            left, (contracted, _) = equation.invars[0].aval, equation.params["dimension_numbers"][0]
-            return 2 * equation.outvars[0].aval.size * math.prod(left.shape[axis] for axis in contracted)
+            left, (contracted, _) = operands[0], equation.params["dimension_numbers"][0]
+            return 2 * _size(equation) * math.prod(left.shape[axis] for axis in contracted)
         case "conv_general_dilated":
-            kernel, features = equation.invars[1].aval, equation.params["dimension_numbers"].rhs_spec[0]
-            return 2 * equation.outvars[0].aval.size * (kernel.size // kernel.shape[features])
+            kernel, features = operands[1], equation.params["dimension_numbers"].rhs_spec[0]
+            return 2 * _size(equation) * (kernel.size // kernel.shape[features])
         case "scan":
             return equation.params["length"] * sum(parts)
         case "cond":
             return max(parts)
     return sum(parts)
+
+
+def _size(equation: core.JaxprEqn) -> int:
+    shape: Any = equation.outvars[0].aval
+    return shape.size
 
 
 @contextlib.contextmanager

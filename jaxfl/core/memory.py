@@ -17,6 +17,7 @@ HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share i
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
     """What a compiled program holds at once on a device: arguments, results and temporaries."""
     memory = compiled.memory_analysis()
+    assert memory is not None  # of whatever this process compiled
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -117,5 +118,5 @@ def _advice(federation: Federation | None) -> str:
     return f"with --clients-at-once {at_once}; {advice}"
 
 
-def _out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+def _out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)

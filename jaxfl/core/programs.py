@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Program:
@@ -35,6 +37,11 @@ class Program:
             self._compiled[signature] = self._jitted.lower(*args).compile()
             self.seconds += time.perf_counter() - start
         return self._compiled[signature]
+
+    def formula(self, *args) -> Any:
+        """What it computes for arguments of these shapes, to compare."""
+        traced = self._jitted.trace(*args).jaxpr
+        return str(traced.jaxpr), [np.asarray(constant).tobytes() for constant in traced.consts]
 
     def __call__(self, *args):
         """Run it."""

@@ -16,6 +16,7 @@ from jaxfl.config.options import static
 from jaxfl.data.federation import PerGroup
 
 Key = jax.Array  # a typed key, `jax.random.key`
+Array = Any  # of JAX, or of NumPy before a program is given it
 State = Any  # an algorithm's own NamedTuple of pytrees
 
 
@@ -27,8 +28,8 @@ class Slots(NamedTuple):
       mask: (k,) bool, True where the place is taken.
     """
 
-    index: jax.Array
-    mask: jax.Array
+    index: Array
+    mask: Array
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +37,7 @@ class Slots(NamedTuple):
 class Cohort:
     """Who takes part in a round, and which round it is (warm-ups and schedules read it here)."""
 
-    round: jax.Array  # () int32, from 0
+    round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
     part: bool = static(default=False)  # whether these are some of all clients, who are scored in parts
@@ -62,7 +63,8 @@ class Info(NamedTuple):
     """What a round reports. Nothing here is read by the next round.
 
     Args:
-      loss: per group (k,), mean training loss of each client over the steps of its last local phase.
+      loss: per group (k,), mean training loss of each client over the steps of its last local phase; empty
+        of a host step.
       up: per group (k,) int32, scalars (4 bytes each) that each client sent.
       down: per group (k,) int32, scalars that each client received.
       findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
@@ -83,6 +85,7 @@ class Init(Protocol):
 
     def __call__(self, key: Key, federation: Any, hyper: Any) -> State:
         """`hyper` is the method's configuration, its float fields traced scalars: the state carries it."""
+        ...
 
 
 class Step(Protocol):
@@ -90,6 +93,7 @@ class Step(Protocol):
 
     def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> tuple[State, Info]:
         """`key` is the round's; a client's own key is folded from it with the client's id."""
+        ...
 
 
 class Predict(Protocol):
@@ -97,6 +101,7 @@ class Predict(Protocol):
 
     def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
         """`cohort` says which clients to build; all clients are scored in parts, with `cohort.part` set."""
+        ...
 
 
 class Algorithm(NamedTuple):

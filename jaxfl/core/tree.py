@@ -1,5 +1,8 @@
 """Pytrees of client state: parts, places in a stack, and means over clients."""
 
+import functools
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 
@@ -64,6 +67,11 @@ def weighted_mean(stacked, weights, old):
 def where(condition, new, old):
     """All leaves of one tree or of the other: `condition` is a () bool."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def total(arrays: Iterable[jax.Array]) -> jax.Array:
+    """The sum of one array or more, in their order."""
+    return functools.reduce(jnp.add, arrays)
 
 
 def scalars(tree) -> int:

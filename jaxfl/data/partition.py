@@ -1,5 +1,6 @@
 """Whose rows are whose: training, validation and test rows of every client, and its labels."""
 
+import contextlib
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -79,9 +80,13 @@ def divide(
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
-    held = [np.asarray(part) for part in partitioner(source.labels[pool], clients, row_rng)]
+    if clients > len(pool):
+        raise JaxflError(
+            f"{clients:,} clients need {clients} rows, but there are {len(pool)}; use fewer clients "
+            "or more data."
+        )
+    held = _positions(partitioner(source.labels[pool], clients, row_rng), clients, len(pool))
     _require_everyone("training", held, "use fewer clients or more data")
-    _require_positions(held, clients, len(pool))
     held = [pool[part] for part in held]
     if test == "source":
         known = [np.unique(source.labels[rows]) for rows in held]
@@ -181,14 +186,22 @@ def _require_everyone(kind: str, parts, advice: str) -> None:
             raise JaxflError(f"Client {client} is left without {kind} rows; {advice}.")
 
 
-def _require_positions(parts, clients: int, rows: int) -> None:
-    """Partitioners may be the user's own."""
-    fine = (p.ndim == 1 and p.dtype.kind in "iu" and p.min() >= 0 and p.max() < rows for p in parts)
-    if len(parts) != clients or not all(fine):
-        raise JaxflError(
-            f"The partitioner has to return, for each of {clients} clients, an array of positions "
-            f"from 0 to {rows - 1}."
+def _positions(parts: Any, clients: int, rows: int) -> list[np.ndarray]:
+    """What a partitioner has returned, as arrays; it may be the user's own."""
+
+    def fits(part):
+        return part.ndim == 1 and (
+            not part.size or (part.dtype.kind in "iu" and part.min() >= 0 and part.max() < rows)
         )
+
+    with contextlib.suppress(TypeError, ValueError):  # of what is no sequence of arrays
+        held = [np.asarray(part) for part in parts]
+        if len(held) == clients and all(map(fits, held)):
+            return held
+    raise JaxflError(
+        f"The partitioner has to return, for each of {clients} clients, an array of positions "
+        f"from 0 to {rows - 1}."
+    )
 
 
 def _require_disjoint(parts) -> None:

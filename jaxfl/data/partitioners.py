@@ -5,6 +5,8 @@ the rows to share out, it draws for every client the positions (n_i,) in `labels
 raise `JaxflError` where the data cannot be shared out as asked.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
@@ -27,7 +29,7 @@ def classes(
     rng: np.random.Generator,
     *,
     classes_per_client: int = 5,
-    samples_per_client: int = 20,
+    samples_per_client: int | None = None,
 ) -> list[np.ndarray]:
     """Give every client a few random classes and equally many rows of each.
 
@@ -40,10 +42,20 @@ def classes(
       clients: number of clients.
       rng: source of randomness.
       classes_per_client: different classes on a client.
-      samples_per_client: rows on a client; what does not divide evenly goes to its first classes.
+      samples_per_client: rows on a client; what does not divide evenly goes to its first classes. By default
+        as many as there are for everybody without sharing a row.
     """
     queues = {c: rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)}
     _require_classes("classes_per_client", classes_per_client, len(queues))
+    own = [rng.choice(list(queues), classes_per_client, replace=False) for _ in range(clients)]
+    if samples_per_client is None:
+        owners = Counter(itertools.chain.from_iterable(own))
+        samples_per_client = classes_per_client * min(len(queues[c]) // n for c, n in owners.items())
+        if not samples_per_client:
+            raise JaxflError(
+                f"A class has fewer rows than clients, of which there are {clients}; use fewer, or give "
+                "samples_per_client, so that clients share rows."
+            )
     if samples_per_client < classes_per_client:
         raise JaxflError(
             f"samples_per_client is {samples_per_client}, too few for {classes_per_client} classes "
@@ -52,9 +64,8 @@ def classes(
     counts = np.full(classes_per_client, samples_per_client // classes_per_client)
     counts[: samples_per_client % classes_per_client] += 1
     parts = []
-    for _ in range(clients):
+    for chosen in own:
         taken = []
-        chosen = rng.choice(list(queues), classes_per_client, replace=False)
         for c, count in zip(chosen, counts, strict=True):
             if count > len(queues[c]):
                 raise JaxflError(

@@ -94,11 +94,14 @@ def from_arrays(
     Raises:
       JaxflError: if types, shapes or values are not like that.
     """
+    images, labels = np.asarray(images), np.asarray(labels)
     images = _checked_images(name, images)
+    if not isinstance(classes, int | np.integer):
+        raise JaxflError(f"{name}: classes has to be their number, but is {classes!r}.")
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
         train = ~_stratified_fifth(name, labels)
-    elif train.dtype != bool or train.shape != labels.shape:
+    elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(f'{name}: split has to say "train" or "test", or True for training, once per label.')
     order = np.argsort(~train, kind="stable")
     return Source(name, images[order], labels[order], train[order], classes)
@@ -163,6 +166,12 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
         raise JaxflError(
             f"{name}: images have shape {images.shape}, not (N, H, W) or (N, H, W, C) with at "
             "least one of each."
+        )
+    channels, sides = images.shape[1], images.shape[2:]
+    if channels in (1, 3, 4) and min(sides) >= max(5, 2 * channels) and max(sides) <= 2 * min(sides):
+        raise JaxflError(
+            f"{name}: images have shape {images.shape}, which would be {images.shape[3]} channels, but looks "
+            "like (N, C, H, W); store images.transpose(0, 2, 3, 1)."
         )
     if images.dtype == np.uint8:
         return images

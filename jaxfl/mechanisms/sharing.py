@@ -331,6 +331,9 @@ def sharing(
             new_server,
         ), Info(loss, up, down, trained=trained)
 
+    if tune is None:
+        return Algorithm(init, receive, step, personal=receive)
+
     def tuned(key, state, federation, cohort):
         def client(key, participant):
             return tune(key, participant, federation).weights
@@ -338,4 +341,4 @@ def sharing(
         weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)
 
-    return Algorithm(init, receive, step, personal=tuned if tune else receive)
+    return Algorithm(init, receive, step, personal=tuned)

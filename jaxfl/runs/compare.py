@@ -26,13 +26,14 @@ class Comparison(NamedTuple):
     Args:
       folder: of all its runs, and of table.csv, table.md, table.tex and curves.png.
       table: of the runs that have finished, None if none has.
-      results: of these, by label and seed, see `jaxfl.runs.result.result`.
+      results: of these, by label and seed (and partition seed, where there are several), see
+        `jaxfl.runs.result.result`.
       failures: for every other run the sentence that says why not.
     """
 
     folder: Path
     table: Table | None
-    results: dict[tuple[str, int], dict]
+    results: dict[tuple, dict]
     failures: list[str]
 
 
@@ -42,6 +43,7 @@ def compare(
     seeds: int = 1,
     folder: Path | None = None,
     *,
+    partition_seeds: int = 1,
     show: Sequence[str] = (),
     log: Sequence[str] = (),
     changed_code: bool = False,
@@ -56,6 +58,7 @@ def compare(
       seeds: how often each is repeated, with seed, seed + 1, ...
       folder: new, or of an earlier comparison with the same options, which is continued; by default
         runs/compare-DATASET.
+      partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
@@ -68,15 +71,21 @@ def compare(
         cannot be written.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
-    if seeds < 1:
-        raise JaxflError(f"--seeds must be at least 1, not {seeds}.")
+    for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
+        if number < 1:
+            raise JaxflError(f"--{name} must be at least 1, not {number}.")
+    if partition_seeds > 1 and setup.partition.partition.endswith(".npz"):
+        raise JaxflError(
+            f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
+        )
     check_columns(show)
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
-    planned = plan(folder, variants, setup, range(setup.run.seed, setup.run.seed + seeds))
+    first, first_partition = setup.run.seed, setup.partition.partition_seed
+    partitions = range(first_partition, first_partition + partition_seeds)
+    planned = plan(folder, variants, setup, range(first, first + seeds), partitions)
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
-    begun = store.runs_in(folder)
-    _check_code(folder, begun, changed_code, observer.warned)
+    _check_code(folder, changed_code, observer.warned)
 
     def watch(run, new):
         variant, setup, _ = planned[run]
@@ -84,14 +93,24 @@ def compare(
         follow(run, new)
 
     store.forget_end(folder)
+    errors, data = {}, None
     with follow, limited(max_seconds):
-        data = prepare(setup, begun[0] / store.PARTITION if begun else None)
-        observer.prepared(setup, data, len(planned))
-        errors = _run_all(folder, planned, data, watch, observer.said)
+        for number in partitions:
+            these = {run: its for run, its in planned.items() if its.setup.partition.partition_seed == number}
+            begun = [run for run in these if store.holds(run, store.CONFIG)]
+            source = data and data.source
+            data = None  # the next one needs the memory
+            setup = setup.replace(partition_seed=number)
+            data = prepare(setup, begun[0] / store.PARTITION if begun else None, source)
+            if number == first_partition:
+                observer.prepared(setup, data, len(planned))
+            else:
+                observer.said(f"partition_seed {number}")
+            errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = {run: its for run, its in planned.items() if store.holds(run, store.RESULT)}
     results = {
-        (variant.label, setup.run.seed): store.read_finished(run)[0]
-        for run, (variant, setup, _) in finished.items()
+        (its.variant.label, *_draws(its.setup, partition_seeds)): store.read_finished(run)[0]
+        for run, its in finished.items()
     }
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = [str(error) for error in errors.values()]
@@ -102,8 +121,9 @@ def compare(
     return Comparison(folder, table, results, failures)
 
 
-def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
+def _check_code(folder: Path, changed_code: bool, warn: Callable[[str], None]) -> None:
     """Refuse runs of other files of the user's, and warn of those of another jaxfl."""
+    begun = store.runs_in(folder)
     finished, others = [store.holds(run, store.RESULT) for run in begun], []
     for run in begun:
         then = code.latest(store.read_config(run), store.read_metrics(run))
@@ -123,8 +143,19 @@ def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Calla
         )
 
 
-def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Sequence[int]) -> Runs:
-    """The runs of a comparison: every variant with every seed, in a folder each.
+def _draws(setup: Setup, partition_seeds: int) -> tuple[int, ...]:
+    """The seed of a run, and that of its partition where there are several."""
+    return setup.run.seed, *([setup.partition.partition_seed] if partition_seeds > 1 else [])
+
+
+def plan(
+    folder: Path,
+    variants: Sequence[Variant],
+    setup: Setup,
+    seeds: Sequence[int],
+    partitions: Sequence[int],
+) -> Runs:
+    """The runs of a comparison: every variant with every seed on every partition, in a folder each.
 
     Raises:
       JaxflError: if a method is named twice, or the folder holds anything else than some of these runs.
@@ -135,7 +166,10 @@ def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Sequenc
             if same or variant.label == other.label:
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
     planned = {
-        folder / _file_name(variant.label) / f"seed-{seed}": Planned(variant, setup.replace(seed=seed))
+        folder / _file_name(variant.label) / _cell(seed, number, partitions): Planned(
+            variant, setup.replace(seed=seed, partition_seed=number)
+        )
+        for number in partitions
         for seed in seeds
         for variant in variants
     }
@@ -152,8 +186,13 @@ def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Sequenc
     return planned
 
 
-def _run_all(folder: Path, planned: Runs, data: Data, watch, say) -> dict[Path, JaxflError]:
-    """Start or continue all runs that have not finished.
+def _cell(seed: int, number: int, partitions: Sequence[int]) -> str:
+    """Of a run's folder the name, beside those with other seeds."""
+    return f"seed-{seed}" + (f"-partition-{number}" if len(partitions) > 1 else "")
+
+
+def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) -> dict[Path, JaxflError]:
+    """Start or continue all runs that have not finished, of a comparison of `total`.
 
     Returns:
       For every run that does not finish the error that says why not.
@@ -180,9 +219,9 @@ def _run_all(folder: Path, planned: Runs, data: Data, watch, say) -> dict[Path, 
                     raise Interrupted("", code)
                 failures |= run_batch(runs, parts[:i], data, watch, say)
         except Interrupted as stopped:
-            finished = sum(store.holds(run, store.RESULT) for run in planned)
+            finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
             raise Interrupted(
-                f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs finished"
+                f"The comparison in {folder} has stopped with {finished} of {total} runs finished"
                 f"{reason(stopped.code)}; repeat the command, with --run-dir {folder}, to continue.",
                 stopped.code,
             ) from None

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
+from jaxfl.core.check import check
 from jaxfl.core.cohorts import align, balance, draw_cohorts
-from jaxfl.core.engine import Job, compiled
+from jaxfl.core.engine import Job, compiled, traced
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.prepare import Data
@@ -48,8 +49,13 @@ def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
     """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
 
     Where the device's memory asks for it, fewer clients train side by side.
+
+    Raises:
+      JaxflError: if the method is the user's own and does not keep the protocol, see `jaxfl.core.check`.
     """
     federation = data.federation
+    if not variant.built_in:
+        check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
     limit = on_first_process(memory.available)(federation)
     if limit is not None and setup.machine.clients_at_once is None:
         federation = memory.as_many_as_fit(federation, lambda fewer: _needed(variant, setup, fewer), limit)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 
 from jaxfl.config import choices
+from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup
 from jaxfl.core import memory
 from jaxfl.data import partition as partitions
@@ -27,6 +28,11 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
+
+CLIENTS = 20  # where nobody says how many
+# Options of a partition that a data set has by default: digits are few, and a client that knows little learns
+# from others.
+USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 
 
 class Data(NamedTuple):
@@ -154,7 +160,9 @@ def load_source(setup: Setup) -> Source:
     if not name.endswith(".py"):
         return load(setup.data.dataset, setup.machine.data_dir)
     found = choices.lookup("data set", {}, setup.data.dataset)
-    made = found(setup.machine.data_dir)
+    require_call(name, found, "data_dir")
+    with own_code():
+        made = found(setup.machine.data_dir)
     if not isinstance(made, Source):
         raise JaxflError(
             f"{setup.data.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
@@ -168,7 +176,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         saved = Path(setup.partition.partition)
     if saved is not None:
         partition = on_first_process(partitions.load)(saved, source)
-        if len(partition.train) != setup.partition.clients:
+        if setup.partition.clients not in (None, len(partition.train)):
             raise JaxflError(
                 f"The partition {saved} has {len(partition.train)} clients, not {setup.partition.clients}; "
                 f"add --clients {len(partition.train)}."
@@ -180,11 +188,13 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
     name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
+    options = USUAL.get((setup.data.dataset, name), {}) | options
+    require_call(name, partitioner, "labels", "clients", "rng", **options)
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
-        functools.partial(partitioner, **options),
-        setup.partition.clients,
+        own_code()(functools.partial(partitioner, **options)),
+        setup.partition.clients or CLIENTS,
         setup.partition.partition_seed,
         test=test,
         labels=setup.partition.labels,
@@ -197,24 +207,24 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 def build_models(setup: Setup, source: Source, partition: Partition):
     """Pairs (model, number of clients), in the order of client ids."""
-    named = setup.run.models or default_models(setup.data.dataset)
+    shape = source.images.shape[1:]
+    named = setup.run.models or default_models(shape)
     built, counts = [], []
     for choice in named:
         name, texts = choices.split(choice)
         counts.append(texts.pop("clients", None))
-        shape = source.images.shape[1:]
         model = zoo.build(choices.join(name, texts), shape=shape, classes=partition.outputs)
         if sum(choices.split(other)[0] == name for other in named) > 1:
             model = dataclasses.replace(model, name=choices.join(model.name, texts))
         built.append(dataclasses.replace(model, precision=setup.run.precision))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
-    return tuple(zip(built, _divide_clients(counts, setup.partition.clients), strict=True))
+    return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
 
 
-def default_models(dataset: str) -> tuple[str, ...]:
-    """Two architectures that suit the images."""
-    return ("mlp", "mcmahan,padding=same") if dataset == "digits" else ("lenet5", "mcmahan")
+def default_models(shape: tuple[int, int, int]) -> tuple[str, ...]:
+    """Two architectures that suit images (H, W, C)."""
+    return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")
 
 
 def _divide_clients(counts: list[str | None], clients: int) -> list[int]:

@@ -1,10 +1,16 @@
 """What finished runs have come to: one table and one plot; and what the folder of a single run holds."""
 
+import itertools
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxfl.config import choices
+from jaxfl.config.options import hints
+from jaxfl.config.setup import Setup
+from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.config import experiment
@@ -52,33 +58,93 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
         or the table cannot be written.
     """
     runs = store.finished_in(list(folders))
+    configs = [store.read_config(run) for run in runs]
+    draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
+    repeated = _crossed([experiment(config) for config in configs], draws)
+    labels = _labels(configs, ("partition_seed",) if repeated else ())
     results, metrics, folder_of = [], {}, {}
-    for folder, label in zip(runs, _labels([store.read_config(run) for run in runs]), strict=True):
+    for folder, label, draw in zip(runs, labels, draws, strict=True):
         result, of_run = store.read_finished(folder)
         results.append((label, result))
         metrics.setdefault(label, []).append(of_run)
-        same = folder_of.setdefault((label, result["seed"]), folder)
+        same = folder_of.setdefault((label, draw), folder)
         if same != folder:
             raise JaxflError(f"{folder} and {same} are both {label} with one seed; report one of them.")
-    table = tabulate(results, show)
+    notes = _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
+    if repeated:
+        seeds, partition_seeds = (len(set(of_all)) for of_all in zip(*draws, strict=True))
+        number = f"{seeds} seed{'s' if seeds > 1 else ''}"
+        notes.append(f"Mean and standard deviation over {partition_seeds} partitions with {number} each.")
+    table = tabulate(results, show)._replace(notes=tuple(notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
     store.write_pictures(out, {"curves.png": partial(draw_curves, metrics)})
     return table
 
 
-def _labels(configs: list[dict]) -> list[str]:
-    """The runs' labels, with the options that tell runs of one label apart: only seeds are averaged."""
-    experiments = [experiment(config) for config in configs]
+def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:
+    """Whether there are several partition seeds, and every experiment has each of them with each seed.
+
+    Args:
+      experiments: of each run, see `jaxfl.runs.config.experiment`.
+      draws: of each run the seed and the partition seed.
+    """
+    of_experiments = {}
+    for of_run, draw in zip(experiments, draws, strict=True):
+        tried = json.dumps(of_run | {"partition_seed": None}, sort_keys=True)
+        of_experiments.setdefault(tried, set()).add(draw)
+    seeds, partition_seeds = map(set, zip(*draws, strict=True))
+    every = set(itertools.product(seeds, partition_seeds))
+    return len(partition_seeds) > 1 and all(its == every for its in of_experiments.values())
+
+
+def _of_partitions(runs: list[Path], draws: list[int]) -> list[str]:
+    """A note where runs have other data or other rows, though they should not.
+
+    Args:
+      runs: their folders.
+      draws: of each, equal where it has to have the same partition.
+    """
+    partitions, data = {}, set()
+    for run, draw in zip(runs, draws, strict=True):
+        of_data, of_rows = store.checksums(run)
+        partitions.setdefault(draw, set()).add(of_rows)
+        data.add(of_data)
+    if len(data) > 1:
+        return ["These runs have different data: their accuracies are not comparable."]
+    if any(len(found) > 1 for found in partitions.values()):
+        return ["These runs have different partitions: their accuracies are comparable on average only."]
+    return []
+
+
+def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
+    """The runs' labels, with the options that tell runs apart: seeds and what is `repeated` are averaged.
+
+    Options that all methods have are told wherever two runs differ in them, a method's own where two runs of
+    one label do.
+    """
+    experiments = [
+        {name: value for name, value in experiment(config).items() if name not in repeated}
+        for config in configs
+    ]
     # Seeds of one another share the label of the first.
     first = [configs[experiments.index(of_run)]["label"] for of_run in experiments]
-    labels = []
+    shared, labels = {*hints(Setup), *hints(Training)}, []
     for label, of_run in zip(first, experiments, strict=True):
-        alike = [other for other, its in zip(experiments, first, strict=True) if its == label]
+        said = choices.split(label)[1]
+
+        def differs(name, value, label=label):
+            """Among the runs whose labels do not tell it."""
+            return any(
+                its.get(name) != value
+                for other, its in zip(first, experiments, strict=True)
+                if other == label or (name in shared and name not in choices.split(other)[1])
+            )
+
         told = [
-            f"{name}={value}"
+            f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
             for name, value in of_run.items()
-            if any(other.get(name) != value for other in alike)
+            if name not in said and differs(name, value)
         ]
         labels.append(",".join([label, *told]))
     return labels

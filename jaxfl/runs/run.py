@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from jaxfl.config.setup import Setup
-from jaxfl.core.engine import Job, traced
+from jaxfl.core.engine import Job, depends_on_length, traced
 from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
@@ -82,6 +82,7 @@ def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict
 def resume(
     folder: Path,
     *,
+    rounds: int | None = None,
     log: Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
@@ -89,10 +90,11 @@ def resume(
 ) -> dict:
     """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
 
-    A finished run returns its result at once.
+    A finished run returns its result at once, unless more rounds are asked for.
 
     Args:
       folder: of the run.
+      rounds: of the whole run; by default as many as it was begun for.
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
@@ -100,7 +102,8 @@ def resume(
 
     Raises:
       JaxflError: if the folder holds no run, or one that another process owns, whose code has changed, whose
-        method cannot be found again, or checkpoints of which none can be read, or one is foreign.
+        method cannot be found again, or checkpoints of which none can be read, or one is foreign, or it
+        cannot become as long as asked for.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     follow, config = Log(log), store.read_config(folder)
@@ -110,16 +113,19 @@ def resume(
         follow(folder, new)
 
     def finished():
+        if not store.holds(folder, store.RESULT) or rounds not in (None, config["options"]["rounds"]):
+            return None
         found, metrics = store.read_finished(folder)
         watch(metrics)
         return found
 
     with follow, limited(max_seconds):
-        if store.holds(folder, store.RESULT):  # which whoever may not write here can read
-            return finished()
+        if found := finished():  # which whoever may not write here can read
+            return found
         with owned(folder):
-            if store.holds(folder, store.RESULT):  # its owner has ended just now
-                return finished()
+            config = store.read_config(folder)  # another owner may have ended, or lengthened it, just now
+            if found := finished():
+                return found
             then = code.latest(config, store.read_metrics(folder))
             if not changed_code:
                 code.refuse_changed(folder, then)
@@ -130,10 +136,44 @@ def resume(
                     "on this one computes it."
                 )
             data = prepare(setup, folder / store.PARTITION)
+            if rounds not in (None, setup.run.rounds):
+                setup = lengthen(folder, config, variant, setup, data, rounds)
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
             begun = reopen(folder, variant, setup, data, watch)
             return _only(proceed(job, [begun], data.devices, spent))
+
+
+def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:
+    """Let a run go on to more rounds, with the bits of one that was begun for as many.
+
+    Args:
+      folder: of the run.
+      config: that it holds.
+      variant: the method.
+      setup: the options of the run so far.
+      data: from `prepare` with its partition.
+      rounds: of the whole run.
+
+    Returns:
+      The options with as many rounds, as the configuration has them from now on.
+
+    Raises:
+      JaxflError: if these are fewer than before, or a round of the method is another one in a longer run.
+    """
+    before = setup.run.rounds
+    if rounds < before:
+        raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
+    if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
+        raise JaxflError(
+            f"{variant.label} does in a round what depends on the length of the run: one of {rounds} rounds "
+            f"does not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}."
+        )
+    done = len(store.read_metrics(folder))
+    # The last rounds of a run may be fewer than --eval-every: the longer run is not scored behind these.
+    kept = done - done % setup.run.eval_every
+    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}}, kept)
+    return setup.replace(rounds=rounds)
 
 
 def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> tuple[Job, Run]:

@@ -11,7 +11,8 @@ CODE = {"package": str, "files": {"*": str}}
 CONFIG = {
     "method": str | None,
     "label": str,
-    "options": {"rounds": int, "seed": int},
+    "options": {"rounds": int, "seed": int, "partition_seed": int},
+    "begun_for?": int,
     "environment": dict,
     "code?": CODE,
 }

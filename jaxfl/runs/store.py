@@ -124,6 +124,22 @@ def keep_code(folder: Path, round_: int, code: dict) -> None:
 
 
 @writes
+def lengthen(folder: Path, config: dict, rounds: int) -> None:
+    """Let a run go on behind its end.
+
+    Args:
+      folder: of the run.
+      config: with more rounds; checkpoints stay marked with those that it was begun for.
+      rounds: of those done, the ones that are kept.
+    """
+    old = _read_json(folder / CONFIG, schema.CONFIG)
+    (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result is one that was stopped
+    trim(folder, rounds)
+    with replacing(folder / CONFIG) as file:
+        file.write(as_json({"begun_for": old["options"]["rounds"]} | old | config))
+
+
+@writes
 def discard(folder: Path) -> None:
     """Undo `begin`."""
     shutil.rmtree(folder, ignore_errors=True)  # the run has ended with an error of its own to tell
@@ -277,6 +293,16 @@ def inside(path: Path, folder: Path) -> bool:
 
 
 @reads
+def checksums(folder: Path) -> tuple[int, str]:
+    """Of a run's labels, and of whose rows are whose."""
+    arrays = npz.read(folder / PARTITION, required=("checksum",))
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    return int(arrays["checksum"]), digest.hexdigest()
+
+
+@reads
 def read_finished(folder: Path) -> tuple[dict, list[dict]]:
     """Read a finished run's result, and the metrics of all its rounds.
 
@@ -357,6 +383,7 @@ def trim(folder: Path, rounds: int) -> list[dict]:
 
 
 def fingerprint(config: dict) -> str:
-    """Tells configurations apart: a hash of the method and all its options."""
-    chosen = {name: config[name] for name in ("method", "options")}
+    """Tells configurations apart: a hash of the method and all its options, as the run was begun."""
+    rounds = config.get("begun_for", config["options"]["rounds"])
+    chosen = {"method": config["method"], "options": config["options"] | {"rounds": rounds}}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

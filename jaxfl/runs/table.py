@@ -28,10 +28,14 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of a label and cells, with a title per column; as text it is Markdown."""
+    """Rows of a label and cells, with a title per column; as text it is Markdown.
+
+    Notes say what is to be known of all rows: what the spread is over, what is not comparable.
+    """
 
     titles: list[str]
     rows: list[tuple[str, list[Cell]]]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return as_markdown(self)
@@ -99,7 +103,8 @@ def _cell(values: list[float]) -> Cell:
 def as_text(table: Table) -> RichTable:
     """For the terminal; the best mean accuracy is bold."""
     best = max(cells[0].mean for _, cells in table.rows)
-    drawn = RichTable(*(Column(title, overflow="fold") for title in ("method", *table.titles)))
+    columns = (Column(title, overflow="fold") for title in ("method", *table.titles))
+    drawn = RichTable(*columns, caption="\n".join(table.notes) or None, caption_justify="left")
     for label, cells in table.rows:
         style = "bold" if cells[0].mean == best else None
         drawn.add_row(label, *(cell.text() for cell in cells), style=style)
@@ -110,7 +115,7 @@ def as_markdown(table: Table) -> str:
     """A Markdown table."""
     lines = [["method", *table.titles], ["---"] * (1 + len(table.titles))]
     lines += [[label, *(cell.text() for cell in cells)] for label, cells in table.rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join(["| " + " | ".join(line) + " |\n" for line in lines] + [f"\n{it}\n" for it in table.notes])
 
 
 def as_latex(table: Table) -> str:
@@ -128,9 +133,9 @@ def as_latex(table: Table) -> str:
     ]
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     columns = "l" + "r" * len(table.titles)
-    return (
-        f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{head}\\hline\n{''.join(body)}\\hline\n\\end{{tabular}}\n"
-    )
+    notes = "".join(f"% {note}\n" for note in table.notes)
+    lines = [f"\\begin{{tabular}}{{{columns}}}\n", "\\hline\n", head, "\\hline\n", *body, "\\hline\n"]
+    return notes + "".join(lines) + "\\end{tabular}\n"
 
 
 def as_csv(table: Table) -> str:

@@ -10,9 +10,11 @@ import jax
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import Unread, check, hints, text
+from jaxfl.config.own_code import own_code
 from jaxfl.config.setup import Setup
+from jaxfl.core.check import checked
 from jaxfl.core.engine import Programs, programs
-from jaxfl.core.protocol import Method
+from jaxfl.core.protocol import Algorithm, Method
 from jaxfl.core.training import Training
 
 
@@ -33,6 +35,16 @@ class Variant(NamedTuple):
     config: Any
     programs: Programs
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the method builds; rates are read from the state."""
+        return _algorithm(self.method.build, jax.tree.structure(self.config))
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the method is jaxfl's, rather than the user's own."""
+        return registry.METHODS.get(self.method.name) is self.method
+
 
 def choose(choice: str | Method, common: dict[str, Any] | None = None, **options) -> Variant:
     """Find a method, check its options, label it and prepare its programs.
@@ -46,10 +58,9 @@ def choose(choice: str | Method, common: dict[str, Any] | None = None, **options
     Raises:
       JaxflError: if there is no such method, or an option is of another type or out of range.
     """
-    if isinstance(choice, Method):
-        return variant_of(None, choice, choice.config(**(common or {}) | options))
     method, given = registry.method(choice)
-    return variant_of(choice, method, method.config(**(common or {}) | given | options))
+    named = choice if isinstance(choice, str) else None
+    return variant_of(named, method, method.config(**(common or {}) | given | options))
 
 
 def variant_of(choice: str | None, method: Method, config: Any) -> Variant:
@@ -72,7 +83,13 @@ def _programs(build: Callable, config: Any) -> Programs:
 
 @functools.lru_cache(maxsize=64)
 def _programs_without_rates(build: Callable, options: Any) -> Programs:
-    return programs(build(jax.tree.unflatten(options, [Unread()] * options.num_leaves)))
+    return programs(_algorithm(build, options))
+
+
+@functools.lru_cache(maxsize=64)
+def _algorithm(build: Callable, options: Any) -> Algorithm:
+    with own_code():
+        return checked(build(jax.tree.unflatten(options, [Unread()] * options.num_leaves)), build)
 
 
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:

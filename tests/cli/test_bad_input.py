@@ -21,8 +21,6 @@ from conftest import tiny_source
 import jaxfl
 from jaxfl.cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 class Trap:
     """Whoever unpickles it makes a file."""
@@ -33,7 +31,7 @@ class Trap:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(quick_compilation, tmp_path_factory):
+def folder(tmp_path_factory):
     """The current folder of all tests: own code, a partition, a finished run, and files that are no good."""
     folder, source = tmp_path_factory.mktemp("work"), tiny_source()
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
@@ -331,7 +329,7 @@ DAMAGED = {
     "rounds missing": (option(without="rounds"), ["config.json is damaged", "lacks entries"]),
     "option missing": (option(without="momentum", momentun=0.5), ["config.json does not fit", "momentun"]),
     "option out of range": (option(lr=-1.0), ["--lr must lie in (0, inf), but is -1.0"]),
-    "option of another type": (option(clients="4"), ["--clients must be a whole number, but is '4'"]),
+    "option of another type": (option(clients="4"), ["--clients must be a whole number or none, but is '4'"]),
     "unknown method": (edited(method="fedpr"), ["no method 'fedpr'; did you mean 'fedper'?"]),
     "another rate": (option(lr=0.3), ["checkpoints/4 belongs to another configuration", "config.json"]),
     "no partition": (lambda run: (run / "partition.npz").unlink(), ["no file", "partition.npz"]),

@@ -26,11 +26,9 @@ from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS
 from jaxfl.runs.variant import choose, provided
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(quick_compilation, tmp_path_factory):
+def folder(tmp_path_factory):
     """The current folder of all tests: own code, arguments, a partition and a finished run."""
     folder = tmp_path_factory.mktemp("work")
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
@@ -295,6 +293,25 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert not (tmp_path / "none").exists()
     with pytest.raises(jaxfl.JaxflError, match="Name the methods to compare"):
         jaxfl.compare()
+
+
+def test_the_command_says_what_is_used_and_what_is_trained(folder, tmp_path, capsys):
+    sharing = printed(capsys, "partition --clients 200 --run-dir sharing")
+    assert "4,000 rows: 1,437 of 1,437 images, 1,437 of them on several clients" in sharing
+    call(f"run local --rounds 1 --epochs 1 --run-dir {tmp_path}/two")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "400 rows: 400 of 1,437 images" in said and "on several clients" not in said
+    assert "a method with a global model has 2, one for each; --models mlp gives all clients the same" in said
+    used = printed(capsys, "partition --partition classes,samples_per_client=none --run-dir used")
+    assert "900 rows: 900 of 1,437 images" in used
+
+
+def test_a_saved_partition_says_how_many_clients_there_are(folder, tmp_path):
+    call(
+        "run fedavg --dataset own.py:stripes --partition divided/partition.npz --models mlp,hidden=2 "
+        f"--rounds 1 --run-dir {tmp_path}/run"
+    )
+    assert len(json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]["per_client"]) == 4
 
 
 def test_what_a_method_needs_is_provided(folder):

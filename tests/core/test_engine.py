@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SHORT, comparable, tiny_models, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, comparable, tiny_models, tiny_partition, tiny_source
 from hypothesis import given
 from hypothesis import strategies as st
+from methods.cases import CASES
 
 from jaxfl.core import engine, evaluate, tree
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
@@ -152,7 +153,7 @@ def test_chunks_of_any_length_are_one_run(cohorts, name):
     """To the bit. Five rounds in pairs leave one over, which is compiled as no loop."""
     method, source = METHODS[name], tiny_source()
     federation = federate(source, tiny_partition(source), tiny_models())
-    config = method.config(epochs=1, batch_size=4, **SHORT.get(name, {}))
+    config = method.config(epochs=1, batch_size=4, **CASES[name].short)
     programs = engine.programs(method.build(config))
 
     def run(eval_every):

@@ -20,8 +20,6 @@ from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.runs.result import records
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLIENTS, HIDDEN, INPUTS = (3, 2), (5, 4), 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client
 EPOCHS, BATCH = 2, 3  # batches of unequal size

@@ -1,5 +1,6 @@
 """Partitions: properties of every partitioner, division into parts, files, the picture."""
 
+import contextlib
 from functools import partial
 
 import numpy as np
@@ -74,6 +75,22 @@ def test_classes_gives_exact_counts_and_overlaps_as_little_as_possible(seed, cli
         assert is_disjoint([part])
     used = np.bincount(np.concatenate(parts), minlength=len(labels))
     assert all(np.ptp(used[labels == c]) <= 1 for c in range(6))
+
+
+@given(seed=seeds, clients=st.integers(1, 9), per_client=st.integers(1, 6))
+@quick
+def test_classes_gives_as_much_as_there_is_for_everybody(seed, clients, per_client):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(6), range(9, 15)))
+
+    def drawn(samples):
+        rng = np.random.default_rng(seed)
+        return classes(labels, clients, rng, classes_per_client=per_client, samples_per_client=samples)
+
+    parts = drawn(None)
+    (size,) = set(sizes(parts))
+    assert is_disjoint(parts) and all(map(np.array_equal, parts, drawn(int(size))))
+    with contextlib.suppress(JaxflError):  # that a class has too few for a single client
+        assert not is_disjoint(drawn(int(size) + per_client))
 
 
 @given(seed=seeds, clients=st.integers(1, 20), per_client=st.integers(1, 5))
@@ -263,6 +280,16 @@ def test_independent_labels_number_the_classes_of_each_client():
 
 REFUSALS = {
     "more clients than rows": (iid, {"clients": 481}, "need 481 rows, but there are 480"),
+    "more clients than rows to share": (
+        partial(classes, samples_per_client=20),
+        {"clients": 361, "test": "source"},
+        "361 clients need 361 rows, but there are 360",
+    ),
+    "more clients than rows of a class": (
+        classes,
+        {"clients": 300, "test": "source"},
+        "A class has fewer rows than clients, of which there are 300",
+    ),
     "too many classes": (
         partial(classes, classes_per_client=7),
         {"test": "source"},

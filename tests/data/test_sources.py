@@ -91,6 +91,26 @@ def test_npz_refusals(tmp_path, arrays, sentence):
         load(write(tmp_path / "mine.npz", **arrays))
 
 
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        ((10, 3, 16, 16), False),
+        ((10, 1, 8, 8), False),
+        ((10, 4, 20, 12), False),
+        ((10, 16, 16, 3), True),
+        ((10, 1, 128, 9), True),  # a signal of nine channels
+        ((10, 3, 4, 8), True),
+    ],
+)
+def test_channels_that_come_first_are_noticed(tmp_path, shape, fits):
+    np.savez(tmp_path / "x.npz", images=np.zeros(shape, np.uint8), labels=np.arange(10) % 2)
+    if fits:
+        assert load(str(tmp_path / "x.npz")).images.shape == shape
+        return
+    with pytest.raises(JaxflError, match=rf"{shape[3]} channels, but looks like .* images.transpose"):
+        load(str(tmp_path / "x.npz"))
+
+
 def test_unreadable_npz_files_are_refused(tmp_path):
     path = tmp_path / "mine.npz"
     with pytest.raises(JaxflError, match="There is no file"):

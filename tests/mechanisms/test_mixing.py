@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.mnfl import nearest
+from methods.cases.mnfl import nearest
 from scipy import integrate, stats
 
 from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
@@ -14,8 +14,6 @@ from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.mechanisms import learned_matrix, mixing
 from jaxfl.mechanisms.learned_matrix import LearnedMatrix
 from jaxfl.registry import METHODS
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 NOBODY = 5  # of five clients; the id in an empty place
 

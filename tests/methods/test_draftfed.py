@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CLASSES, SHAPE
-from reference import draftfed as reference
 
 from jaxfl.algorithms.public_images.draftfed import (
     DraftFed,
@@ -29,6 +28,7 @@ from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
 from jaxfl.models.maps import match, resize
+from methods.cases import draftfed as reference
 
 IMAGES = 4
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, PUBLIC, SHAPE, tiny_partition, tiny_source
+from conftest import CLASSES, PUBLIC, SHAPE, assert_same, tiny_cnn, tiny_models, tiny_partition, tiny_source
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
 from jaxfl.algorithms.reassembly.cmsr import Candidate
@@ -30,11 +30,16 @@ from jaxfl.mechanisms.reassembly.views import view
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 COLOUR = (32, 32, 3)
 SOME = ((2, 0), (1,))  # clients of the two groups that are present, by position
 ABSENT = ((1,), (0,))
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Five unequal clients; three have an MLP, two a CNN of four blocks."""
+    source, (mlp, _) = tiny_source(), tiny_models()
+    return federate(source, tiny_partition(source), (mlp, (tiny_cnn("cnn", (2, 2), (4, 2)), 2)))
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +98,6 @@ def public_images(federation):
     x = federation.inputs(federation.public)
     top = federation.images.max().astype(x.dtype)
     return Images(x, federation.labels[federation.public], federation.mean, federation.std, top)
-
-
-def assert_same(one, other):
-    """To the bit, dtypes and structure included."""
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), one, other)
 
 
 # ---- blocks

@@ -29,8 +29,6 @@ from jaxfl.models.conv import (
 )
 from jaxfl.models.zoo.densenet import DenseLayer, Transition
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
 LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
 SHUFFLENET_PARTS = "stem", "stage1_1", "stage1_2", "conv", "classifier"  # both kinds of units

@@ -1,32 +1,23 @@
-"""The multilayer perceptron and the CNN of McMahan et al. 2017, forward and backward.
+"""A multilayer perceptron and CNNs in the manner of McMahan et al. 2017, forward and backward.
 
 Networks and layers return their output and a function `back`, which takes the gradient of a loss
-with respect to that output to those with respect to the input and, by name, to the weights.
+with respect to that output to those with respect to the input and, by name, to the weights. In training
+BatchNorm adds the new values of its running statistics to the latter.
 """
 
 import numpy as np
 
-HEAD = "classifier"
+HEAD, STATISTICS = "classifier", "stats/"
 
 
-def mlp(weights, x):
-    """Features of a multilayer perceptron: images (B, H, W, C) -> (B, d)."""
-    return chain(weights, x, *FC)
+def network(**blocks):
+    """The features of a network of these blocks, {name: layers}: images (B, H, W, C) -> (B, d)."""
 
+    def net(weights, x, train=False):
+        return chain(weights, x, *sum(blocks.values(), ()), train=train)
 
-def cnn(weights, x):
-    """Features of the CNN with two padded 5x5 convolutions: images (B, H, W, C) -> (B, d)."""
-    return chain(weights, x, *CONV1, *CONV2, *FC)
-
-
-def late(weights, x):
-    """Features of such a CNN whose first convolution is not pooled: images (B, H, W, C) -> (B, d)."""
-    return chain(weights, x, *CONV1[:2], *CONV2, *FC)
-
-
-def deep(weights, x):
-    """Features of such a CNN with a third convolution: images (B, H, W, C) -> (B, d)."""
-    return chain(weights, x, *CONV1, *CONV2, *CONV3, *FC)
+    BLOCKS[net] = blocks | {HEAD: (dense(HEAD),)}
+    return net
 
 
 def classify(weights, z):
@@ -39,11 +30,11 @@ def logits(net, weights, x):
     return classify(weights, net(weights, x)[0])[0]
 
 
-def outputs(net, weights, x):
+def outputs(net, weights, x, train):
     """What every block puts out, in order: images (B, H, W, C) -> {block: (B, ...)}."""
     found = {}
     for name, layers in BLOCKS[net].items():
-        found[name] = x = chain(weights, x, *layers)[0]
+        found[name] = x = chain(weights, x, *layers, train=train)[0]
     return found
 
 
@@ -53,23 +44,38 @@ def head(weights):
 
 
 def body(weights):
-    """The extractor's part of some weights."""
+    """The extractor's part of some weights, with its statistics."""
     return {name: value for name, value in weights.items() if not in_head(name)}
 
 
 def in_head(name):
     """Whether a leaf belongs to the classifier."""
-    return name.startswith(HEAD)
+    return block_of(name) == HEAD
+
+
+def in_body(name):
+    """Whether a leaf belongs to the extractor."""
+    return not in_head(name)
+
+
+def block_of(name):
+    """The block of a leaf."""
+    return name.removeprefix(STATISTICS).split("/")[0]
+
+
+def is_statistic(name):
+    """Whether a leaf is a running statistic of BatchNorm."""
+    return name.startswith(STATISTICS)
 
 
 # ---- layers
 
 
-def chain(weights, x, *layers):
+def chain(weights, x, *layers, train=False):
     """Layers one after the other."""
     backs = []
     for layer in layers:
-        x, back = layer(weights, x)
+        x, back = layer(weights, x, train)
         backs.append(back)
 
     def back(dx):
@@ -85,7 +91,7 @@ def chain(weights, x, *layers):
 def dense(name):
     """Affine map, (B, d) -> (B, features)."""
 
-    def layer(weights, x):
+    def layer(weights, x, train=False):
         kernel, bias = weights[f"{name}/kernel"], weights[f"{name}/bias"]
 
         def back(dy):
@@ -99,8 +105,8 @@ def dense(name):
 def conv(name):
     """Convolution with an odd kernel (k, k, C, D), zeros around: (B, H, W, C) -> (B, H, W, D)."""
 
-    def layer(weights, x):
-        kernel, bias = weights[f"{name}/kernel"], weights[f"{name}/bias"]
+    def layer(weights, x, train=False):
+        kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias", 0)
 
         def back(dy):
             dkernel = np.einsum("bhwcij,bhwd->ijcd", windows(x, len(kernel)), dy)
@@ -124,7 +130,7 @@ def windows(x, side):
     return np.lib.stride_tricks.sliding_window_view(padded, (side, side), (1, 2))
 
 
-def max_pool(weights, x):
+def max_pool(weights, x, train=False):
     """Maximum of 2x2 tiles: (B, H, W, C) -> (B, H/2, W/2, C), even H and W."""
     batch, height, width, channels = x.shape
     tiles = x.reshape(batch, height // 2, 2, width // 2, 2, channels)
@@ -140,14 +146,42 @@ def max_pool(weights, x):
     return tiles.max(-1), back
 
 
-def relu(weights, x):
+def relu(weights, x, train=False):
     """Positive part."""
     return np.maximum(x, 0), lambda dy: (dy * (x > 0), {})
 
 
-def flatten(weights, x):
+def flatten(weights, x, train=False):
     """(B, ...) -> (B, d)."""
     return x.reshape(len(x), -1), lambda dy: (dy.reshape(x.shape), {})
+
+
+def batch_norm(name):
+    """BatchNorm of channels (Ioffe and Szegedy 2015, Algorithms 1 and 2), (B, ..., C) -> (B, ..., C).
+
+    In training by the batch, whose statistics move the running ones by a tenth; else by the latter.
+    """
+
+    def layer(weights, x, train=False):
+        scale, shift = weights[f"{name}/scale"], weights[f"{name}/bias"]
+        running = {leaf: weights[f"{STATISTICS}{name}/{leaf}"] for leaf in ("mean", "var")}
+        axes = tuple(range(x.ndim - 1))
+        now = {"mean": x.mean(axes), "var": x.var(axes)} if train else running
+        deviation = np.sqrt(now["var"] + 1e-5)
+        normal = (x - now["mean"]) / deviation
+
+        def back(dy):
+            new = {f"{name}/scale": (dy * normal).sum(axes), f"{name}/bias": dy.sum(axes)}
+            dnormal = dy * scale
+            if train:  # the batch moves its own mean and deviation
+                dnormal = dnormal - dnormal.mean(axes) - normal * (dnormal * normal).mean(axes)
+                for leaf, before in running.items():
+                    new[f"{STATISTICS}{name}/{leaf}"] = 0.9 * before + 0.1 * now[leaf]
+            return dnormal / deviation, new
+
+        return normal * scale + shift, back
+
+    return layer
 
 
 # ---- blocks, in order
@@ -156,9 +190,16 @@ CONV1 = conv("conv1/conv"), relu, max_pool
 CONV2 = conv("conv2/conv"), relu, max_pool
 CONV3 = conv("conv3/conv"), relu, max_pool
 FC = flatten, dense("fc1/linear"), relu
-BLOCKS = {
-    mlp: {"fc1": FC, HEAD: (dense(HEAD),)},
-    cnn: {"conv1": CONV1, "conv2": CONV2, "fc1": FC, HEAD: (dense(HEAD),)},
-    late: {"conv1": CONV1[:2], "conv2": CONV2, "fc1": FC, HEAD: (dense(HEAD),)},
-    deep: {"conv1": CONV1, "conv2": CONV2, "conv3": CONV3, "fc1": FC, HEAD: (dense(HEAD),)},
+NORMAL_FC = flatten, dense("fc1/linear"), batch_norm("fc1/norm"), relu
+NORMAL_CONV1 = conv("conv1/conv"), batch_norm("conv1/conv/norm"), relu, max_pool
+
+BLOCKS = {}  # network: {block: layers}, the head included
+NETS = {  # by the names of the tests' models
+    "mlp": network(fc1=FC),
+    "mlp of BatchNorm": network(fc1=NORMAL_FC),
+    "cnn": network(conv1=CONV1, fc1=FC),
+    "cnn of BatchNorm": network(conv1=NORMAL_CONV1, fc1=FC),
+    "mcmahan": network(conv1=CONV1, conv2=CONV2, fc1=FC),
+    "late": network(conv1=CONV1[:2], conv2=CONV2, fc1=FC),
+    "deep": network(conv1=CONV1, conv2=CONV2, conv3=CONV3, fc1=FC),
 }

@@ -1,4 +1,4 @@
-"""Clients, local SGD and the server's average: what the references share."""
+"""Clients, local training and the server's average: what the references share."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -47,44 +47,99 @@ class Cohort(NamedTuple):
     public: np.ndarray | None = None
 
 
-def sgd(weights, loss, orders, options, lr=None, batch_size=None, trains=lambda name: True):
-    """Mini-batch SGD with momentum and weight decay, the velocity starting at 0.
+def descend(
+    weights,
+    loss,
+    orders,
+    options,
+    lr=None,
+    batch_size=None,
+    optimizer=None,
+    trains=lambda name: True,
+):
+    """Mini-batch training, the optimiser's memory starting at 0.
 
-        v <- momentum v + (gradient + weight_decay w);  w <- w - lr v
+    Running statistics are not descended: a loss returns their new values among the gradients. Where blocks
+    with BatchNorm train, batches of one row are left out.
 
     Args:
       weights: where to start.
       loss: ``(weights, rows) -> (value, gradients)``, the mean over some rows.
       orders: per epoch, a permutation of the rows, cut into batches; the last may be smaller.
-      options: lr, momentum, weight_decay and batch_size.
+      options: optimizer, lr, momentum, weight_decay and batch_size.
       lr: in place of ``options.lr``.
       batch_size: in place of ``options.batch_size``.
+      optimizer: in place of ``options.optimizer``.
       trains: which leaves move, by name.
 
     Returns:
-      The trained weights, and the mean loss over all batches.
+      The trained weights, and the mean loss over all batches; 0 if there was none.
     """
     lr = options.lr if lr is None else lr
     batch_size = options.batch_size if batch_size is None else batch_size
-    weights = dict(weights)
-    velocity = {name: np.zeros_like(w) for name, w in weights.items() if trains(name)}
-    values = []
+    least = 2 if any(nets.is_statistic(name) and trains(name) for name in weights) else 1
+    moved = [name for name in weights if trains(name) and not nets.is_statistic(name)]
+    update = OPTIMIZERS[optimizer or options.optimizer](options)
+    weights, memory, values = dict(weights), {name: (0.0, 0.0) for name in moved}, []
     for order in orders:
         for first in range(0, len(order), batch_size):
-            value, gradients = loss(weights, order[first : first + batch_size])
+            rows = order[first : first + batch_size]
+            if len(rows) < least:
+                continue
+            value, gradients = loss(weights, rows)
             values.append(value)
-            for name, v in velocity.items():
-                decayed = gradients[name] + options.weight_decay * weights[name]
-                velocity[name] = options.momentum * v + decayed
-                weights[name] = weights[name] - lr * velocity[name]
-    return weights, np.mean(values)
+            weights |= {name: new for name, new in gradients.items() if nets.is_statistic(name)}
+            for name in moved:
+                step, memory[name] = update(weights[name], gradients[name], memory[name], len(values))
+                weights[name] = weights[name] - lr * step
+    return weights, np.mean(values) if values else 0.0
 
 
-def plain_loss(client):
-    """The client's cross-entropy, as `sgd` takes it."""
+def sgd(options):
+    """The step is v <- momentum v + (gradient + weight_decay w)."""
+
+    def update(w, gradient, memory, count):
+        velocity = options.momentum * memory[0] + gradient + options.weight_decay * w
+        return velocity, (velocity, 0.0)
+
+    return update
+
+
+def adam(options):
+    """Kingma and Ba 2015, Algorithm 1, of the gradient + weight_decay w."""
+
+    def update(w, gradient, memory, count):
+        return moments(gradient + options.weight_decay * w, memory, count)
+
+    return update
+
+
+def adamw(options):
+    """Loshchilov and Hutter 2019, Algorithm 2: Adam's step + weight_decay w."""
+
+    def update(w, gradient, memory, count):
+        step, memory = moments(gradient, memory, count)
+        return step + options.weight_decay * w, memory
+
+    return update
+
+
+def moments(gradient, memory, count):
+    """Adam's step number `count`, and its new moments."""
+    first = 0.9 * memory[0] + 0.1 * gradient
+    second = 0.999 * memory[1] + 0.001 * gradient**2
+    step = first / (1 - 0.9**count) / (np.sqrt(second / (1 - 0.999**count)) + 1e-8)
+    return step, (first, second)
+
+
+OPTIMIZERS = {"sgd": sgd, "adam": adam, "adamw": adamw}
+
+
+def plain_loss(client, train=True):
+    """The client's cross-entropy, as `descend` takes it; the extractor perhaps in evaluation mode."""
 
     def loss(weights, rows):
-        z, through_body = client.net(weights, client.x[rows])
+        z, through_body = client.net(weights, client.x[rows], train)
         scores, through_head = nets.classify(weights, z)
         value, dscores = cross_entropy(scores, client.y[rows])
         dz, of_head = through_head(dscores)

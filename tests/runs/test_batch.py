@@ -15,8 +15,6 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, store
 from jaxfl.runs.watch import progress
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
 ROUNDS = 6
 FEDERATION = (

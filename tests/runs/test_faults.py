@@ -9,6 +9,7 @@ which also writes docs/faults.md.
 
 import concurrent.futures
 import contextlib
+import ctypes
 import errno
 import gc
 import itertools
@@ -30,6 +31,7 @@ import numpy as np
 import pytest
 from conftest import arrays_of, comparable, tiny_source
 from killing import MOMENTS, Commands, Moment
+from methods.cases import short
 
 import jaxfl
 from jaxfl import cli
@@ -42,8 +44,6 @@ from jaxfl.runs import config as config_of_runs
 from jaxfl.runs import run as run_of_runs
 from jaxfl.runs.interrupt import deferred
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 ROUNDS, EVERY, CHECKPOINTS = 16, 2, 4
 FEDERATION = (
@@ -53,13 +53,6 @@ FEDERATION = (
 SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
-# The methods as this test runs them: so that all that they do happens within a few rounds.
-CHOICES = {name: name for name in METHODS} | {
-    "fedcmd": "fedcmd,selection_rounds=3",
-    "mnfl": "mnfl,public_batch=2",
-    "pfedclub": "pfedclub,server_epochs=1,candidates=2",
-    "pfedclub-plus": "pfedclub-plus,server_epochs=1,candidates=2",
-}
 HOST, MATRICES = ("pfedclub", "pfedclub-plus"), ("mnfl", "mnfl-homogeneous")
 KILLS = 7  # of each method, in the long test
 
@@ -221,7 +214,7 @@ def moments(method, rng):
 def killed_and_resumed(commands, dataset, folder, method, planned, kills):
     """Kill runs of a method until it has been done so often; every run ends like one that nobody killed."""
     models = UNLIKE if method in (*HOST, "draftfed") else SMALL
-    start = ["run", CHOICES[method], *dataset, *FEDERATION, *models, "--run-dir"]
+    start = ["run", short(method), *dataset, *FEDERATION, *models, "--run-dir"]
     undisturbed = commands([*start, str(folder / "undisturbed")])
     assert undisturbed.code == 0, undisturbed.error
     expected = contents(folder / "undisturbed")
@@ -663,7 +656,7 @@ def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, whe
 
 
 def test_a_full_disk_while_matrices_are_written(dataset, tmp_path, capsys, monkeypatch):
-    words = ["run", CHOICES["mnfl"], *dataset, *PLAIN, "--run-dir"]
+    words = ["run", "mnfl,public_batch=2", *dataset, *PLAIN, "--run-dir"]
     assert main(capsys, *words, tmp_path / "undisturbed")[0] == 0
     run = tmp_path / "run"
     full_disk(monkeypatch, store, "write_matrices", 2)
@@ -781,19 +774,29 @@ def test_options_that_are_younger_than_a_run_have_their_defaults(
     assert len((folder / "table.md").read_text().splitlines()) == 3  # both seeds are of one method
 
 
+CAP_DAC_OVERRIDE = 1 << 1  # of Linux: to write whatever the modes of files say
+
+
 @contextlib.contextmanager
 def read_only(folder):
-    """A folder of somebody who may not write it, whoever runs the tests."""
+    """A folder that may not be written, whoever runs the tests: from root the capability to do so is taken.
+
+    Root stays who it is, for nobody else may be allowed to read the package.
+    """
     root = os.geteuid() == 0
+    libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     if root:
-        os.seteuid(65534)
+        assert libc.capget(header, sets) == 0
+        effective, sets[0] = sets[0], sets[0] & ~CAP_DAC_OVERRIDE
+        assert libc.capset(header, sets) == 0
     try:
         yield
     finally:
         if root:
-            os.seteuid(0)
+            sets[0] = effective
+            assert libc.capset(header, sets) == 0
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -845,7 +848,7 @@ def at_the_edge(folder, method, edge, **options):
     """Run a method for a few rounds: its result and its metrics."""
     (folder / "edge.py").write_text(AT_THE_EDGE)
     result = jaxfl.run(
-        CHOICES[method],
+        short(method),
         run_dir=folder / "run",
         dataset=f"{folder}/edge.py:source",
         partition=f"{folder}/edge.py:{edge}",

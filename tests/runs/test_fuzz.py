@@ -23,8 +23,6 @@ from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
 from jaxfl.runs import proceed, store
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def fuzz(examples):
     """The same examples every time: a test that fails, fails for everybody."""

@@ -148,7 +148,6 @@ def compared(dataset, tmp_path_factory):
     return folder / "compared"
 
 
-@pytest.mark.usefixtures("quick_compilation")  # as the processes have it
 def test_two_processes_are_two_devices(compared, dataset, tmp_path):
     """Up to the order of sums; here there is but one order of two summands."""
     arguments = ["compare", *METHODS, *dataset, *FEDERATION, "--seeds", "2", "--devices", "2"]

@@ -16,12 +16,11 @@ from conftest import arrays_of, comparable
 
 import jaxfl
 from jaxfl import cli, registry
+from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, plot, run, store
 from jaxfl.runs.variant import choose
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
@@ -310,6 +309,60 @@ def test_report_averages_seeds_that_differ_in_nothing_that_matters(compared, tmp
     assert row["method"] == "fedavg" and row["accuracy % std"] != ""
 
 
+def test_report_tells_what_all_methods_share_where_it_differs(compared, tmp_path):
+    """Also between methods; and that accuracies on other rows are not comparable."""
+    fedavg, _, compfl, _ = runs(compared)
+    altered(fedavg, tmp_path / "a")
+    altered(compfl, tmp_path / "b", participation=0.25, lr=0.1)
+    cli.main(["report", str(tmp_path), "--out", str(tmp_path / "out")])
+    by_csv, *_ = tables(tmp_path / "out")
+    assert {row["method"] for row in by_csv} == {
+        "fedavg,participation=0.5,lr=0.05",
+        "compfl,kd=false,participation=0.25,lr=0.1",
+    }
+    assert "comparable" not in (tmp_path / "out" / "table.md").read_text()
+    assert not (tmp_path / "table.csv").exists()
+
+    with np.load(tmp_path / "b" / "partition.npz") as file:
+        arrays = dict(file)
+    for change, words in (
+        ({"test": arrays["test"][::-1]}, "partitions"),
+        ({"checksum": 0 * arrays["checksum"]}, "data"),
+    ):
+        np.savez(tmp_path / "b" / "partition.npz", **arrays | change)
+        noted = jaxfl.report(tmp_path).notes
+        assert (
+            len(noted) == 1
+            and f"have different {words}" in noted[0]
+            and noted[0] in (tmp_path / "table.md").read_text()
+        )
+
+
+def test_a_comparison_over_partitions(dataset, tmp_path):
+    """Each partition with each seed; one row of the table, which says what its spread is over."""
+    words = ["local", *dataset, *FEDERATION, "--rounds", "2", "--seeds", "2", "--partition-seeds", "2"]
+    cli.main(["compare", *words, "--run-dir", str(tmp_path / "four")])
+    cells = sorted(path.parent for path in tmp_path.glob("four/local/*/result.json"))
+    assert [cell.name for cell in cells] == [f"seed-{s}-partition-{p}" for s in (0, 1) for p in (0, 1)]
+    rows = [(cell / "partition.npz").read_bytes() for cell in cells]
+    assert rows[0] == rows[2] != rows[1] == rows[3]
+    accuracies = [100 * read(cell / "result.json")["accuracy"]["mean"] for cell in cells]
+    (row,) = csv.DictReader((tmp_path / "four" / "table.csv").read_text().splitlines())
+    assert float(row["accuracy %"]) == pytest.approx(statistics.mean(accuracies), abs=1e-4)
+    assert float(row["accuracy % std"]) == pytest.approx(statistics.stdev(accuracies), abs=1e-4)
+    assert "over 2 partitions with 2 seeds each." in (tmp_path / "four" / "table.md").read_text()
+
+    shutil.rmtree(cells[3])  # then the partitions are no longer alike, and told apart
+    assert [label for label, _ in jaxfl.report(tmp_path / "four", out=tmp_path / "out").rows] == [
+        "local,partition_seed=0",
+        "local,partition_seed=1",
+    ]
+    cli.main(["compare", *words, "--run-dir", str(tmp_path / "four")])
+    assert metrics(cells[3])
+    with pytest.raises(JaxflError, match="--partition-seeds does not change the saved"):
+        jaxfl.compare("local", partition=f"{cells[0]}/partition.npz", partition_seeds=2)
+
+
 def test_report_refuses_one_run_twice(compared, tmp_path, capsys):
     for copy in ("a", "b"):
         altered(runs(compared)[0], tmp_path / copy)
@@ -378,6 +431,37 @@ def test_stopped_before_a_checkpoint(compared, tmp_path, method, rounds):
     assert len(metrics(folder)) == rounds and checkpoint.saved(folder) == [*range(2, rounds, 2)]
     cli.main(["resume", str(folder)])
     assert_same_run(folder, compared / "compared" / name(method) / "seed-4")
+
+
+def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path):
+    """Though it ended between two evaluations, and in later rounds more clients of an architecture meet."""
+    run, whole, seed = tmp_path / "run", tmp_path / "whole", 5
+    short, long = (
+        [slots.mask.shape[1] for slots in draw_cohorts((2, 2), 0.5, rounds, seed)] for rounds in (3, ROUNDS)
+    )
+    assert short != long
+    words = ["run", "fedavg", *dataset, *FEDERATION, "--seed", str(seed)]
+    cli.main([*words, "--rounds", "3", "--run-dir", str(run)])
+    cli.main([*words, "--run-dir", str(whole)])
+    assert len(metrics(run)) == read(run / "result.json")["rounds"] == 3
+    cli.main(["resume", str(run), "--rounds", str(ROUNDS - 1)])
+    (run / "result.json").unlink()  # stopped, and made still longer
+    assert jaxfl.resume(run, rounds=ROUNDS)["rounds"] == ROUNDS
+    assert_same_run(run, whole)
+    assert read(run / "config.json")["options"] == read(whole / "config.json")["options"]
+    assert read(run / "config.json")["begun_for"] == 3
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(JaxflError, match="is a run of 6 rounds; --rounds 4 cannot make it shorter"):
+        jaxfl.resume(run, rounds=4)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_of_a_method_that_reads_its_length_is_not_made_longer(compared, tmp_path):
+    run = shutil.copytree(runs(compared)[2], tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(JaxflError, match="compfl,kd=false does in a round what depends on the length"):
+        jaxfl.resume(run, rounds=ROUNDS + 2)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_resume_of_a_finished_run_changes_nothing(compared, capsys):

@@ -58,7 +58,7 @@ def cosine(model: Model, one: Weights, other: Weights, personal):
             model,
             one,
             personal,
-            lambda name: sum(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
+            lambda name: tree.total(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
         )
 
     dots = _over_personal(model, one, personal, lambda name: products(one.params[name], other.params[name]))
@@ -71,7 +71,7 @@ def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
     def of_block(name):
         kernels = zip(jax.tree.leaves(one.params[name]), jax.tree.leaves(other.params[name]), strict=True)
         cosines = [_mean_over_units(a, b) for a, b in kernels if a.ndim > 2]
-        return sum(cosines) / len(cosines)
+        return tree.total(cosines) / len(cosines)
 
     layers = jnp.maximum(personal.sum(), 1)
     total = _over_personal(model, one, personal, of_block)
@@ -97,7 +97,7 @@ def _over_personal(model: Model, weights: Weights, personal, of_block: Callable)
         nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(result))
         return jax.lax.cond(personal[b], result, lambda: nothing)
 
-    return sum(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
+    return tree.total(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
 
 
 def _flat(leaf):

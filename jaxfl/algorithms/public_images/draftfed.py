@@ -180,8 +180,8 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
     ]
 
     def mean_over(groups, of_group):
-        total = sum(of_group(sums[g]) for g in groups)
-        return total / jnp.maximum(sum(counts[g] for g in groups), 1).astype(total.dtype)
+        total = tree.total(of_group(sums[g]) for g in groups)
+        return total / jnp.maximum(tree.total(counts[g] for g in groups), 1).astype(total.dtype)
 
     def target(model, own):
         taps = {}

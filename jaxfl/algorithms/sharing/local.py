@@ -22,8 +22,8 @@ def build(config: Local) -> Algorithm:
 
     def step_all(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, everyone(federation, cohort))
-        reported = (gather(part, cohort) for part in (info.loss, info.up, info.down))  # of the cohort alone
-        return state, Info(*reported, trained=gather(info.trained, cohort))
+        loss, up, down = (gather(part, cohort) for part in (info.loss, info.up, info.down))
+        return state, Info(loss, up, down, trained=info.trained and gather(info.trained, cohort))
 
     return algorithm._replace(step=step_all) if config.local_schedule == "all" else algorithm
 

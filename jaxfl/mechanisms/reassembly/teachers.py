@@ -134,7 +134,7 @@ def learning_from_teachers(
         with timed(server.seconds, parts, "teacher logits"):
             state = with_teachers(server, state, federation, teachers)
         nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
-        return state, Info(None, up=nobody, down=nobody, findings=findings(server, teachers))
+        return state, Info((), up=nobody, down=nobody, findings=findings(server, teachers))
 
     return Algorithm(init, personal, step, personal, host)
 

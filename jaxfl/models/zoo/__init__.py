@@ -1,7 +1,8 @@
 """The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one."""
 
 from jaxfl.config import choices
-from jaxfl.errors import JaxflError
+from jaxfl.config.own_code import own_code, require_call
+from jaxfl.models.check import check
 from jaxfl.models.model import Model
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 MODELS = {name: globals()[name] for name in __all__}
+GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
 
 
 def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
@@ -55,10 +57,13 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
       classes: outputs.
 
     Raises:
-      JaxflError: if there is no such factory, it has no such option, or what it returns is no model.
+      JaxflError: if there is no such factory, it has no such option, or what it returns is no model for
+        these images and classes.
     """
-    name, factory, options = choices.function("model", MODELS, choice)
-    model = factory(shape=shape, classes=classes, **options)
-    if not isinstance(model, Model):
-        raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
+    name, factory, options = choices.function("model", MODELS, choice, GIVEN)
+    require_call(name, factory, shape=shape, classes=classes, **options)
+    with own_code():
+        model = factory(shape=shape, classes=classes, **options)
+        if name not in MODELS:
+            check(name, model, shape, classes)
     return model

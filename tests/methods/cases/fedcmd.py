@@ -5,20 +5,41 @@ In the first `selection_rounds` rounds clients vote for the dense layer l* with 
 as well.
 """
 
+import jax
 import numpy as np
-
+from conftest import CLASSES, SHAPE, SIZES, assert_same, cohort, tiny_cnn, tiny_models
 from reference import nets
-from reference.training import average, plain_loss, sgd, softmax
+from reference.nets import block_of
+from reference.training import average, descend, plain_loss, softmax
+
+from jaxfl.algorithms.mixing.fedcmd_score import candidates
+from jaxfl.core import tree
+from jaxfl.models import zoo
+from jaxfl.registry import METHODS
+from methods.cases import Case, Comparison, local_statistics
+from methods.recording import by_client, by_group
+from methods.rounds import (
+    ALWAYS,
+    EVERYONE,
+    TRAINING,
+    alike,
+    equal,
+    federated,
+    initial,
+    mixed,
+    normalised,
+    run,
+)
 
 EPS = 1e-8
 
 
-def start(clients, initial):
+def start(clients, initial, options):
     """Everybody has the initial model; nobody has voted."""
     blocks = {client.group: list(nets.BLOCKS[client.net]) for client in clients}
     dense = {g: [block for block in of_net if not is_conv(block)] for g, of_net in blocks.items()}
     return {
-        "shared": dict(enumerate(initial)),
+        "shared": {g: sent_of(weights, options) for g, weights in enumerate(initial)},
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
         "won": {g: dict.fromkeys(names, 0) for g, names in dense.items()},
         "scores": {g: dict.fromkeys(names, 0.0) for g, names in dense.items()},
@@ -33,7 +54,8 @@ def step(state, clients, cohort, options):
     trained, sent, losses, seen = {}, [], {}, {}
     for i, draw in cohort.draws.items():
         client, seen[i] = clients[i], []
-        trained[i], losses[i] = sgd(begun[i], voting(client, seen[i], options), draw["train"], options)
+        loss = voting(client, seen[i], options)
+        trained[i], losses[i] = descend(begun[i], loss, draw["train"], options)
         sent.append((client.group, client.size, trained[i]))
     own |= trained
 
@@ -46,7 +68,7 @@ def step(state, clients, cohort, options):
 
     won, scores, personal = {}, {}, {}
     for g in state["shared"]:
-        present = [i for i in cohort.draws if clients[i].group == g]
+        present = [i for i in cohort.draws if clients[i].group == g and seen[i]]
         won[g] = dict(state["won"][g])
         scores[g] = state["scores"][g]
         if present:
@@ -58,7 +80,7 @@ def step(state, clients, cohort, options):
         layers = elected(won[g], options) if ends or not fedavg else []
         personal[g] = {block: block in layers for block in state["personal"][g]}
     if fedavg and cohort.t + 1 == options.selection_rounds:
-        own = {i: shared[client.group] for i, client in enumerate(clients)}
+        own = {i: own[i] | shared[client.group] for i, client in enumerate(clients)}
     new = {"shared": shared, "own": own, "won": won, "scores": scores, "personal": personal}
     if remembers(options):
         new["phi"] = met(state, clients, begun, trained, options)
@@ -81,7 +103,7 @@ def voting(client, seen, options):
 
 def transfers(net, weights, x, y, options):
     """Eq. 6 for every dense layer, in their order."""
-    outputs = nets.outputs(net, weights, x)
+    outputs = nets.outputs(net, weights, x, train=True)
     names, tensors = list(outputs), [x, *outputs.values()]  # o_0 is the input
 
     def distance(a, b):
@@ -140,7 +162,7 @@ def assembled(state, clients, present, options):
         pool = range(len(clients)) if options.tail == "softmax" else present
         peers = [j for j in pool if clients[j].group == g]
         weights = tail_weights(state, i, peers, layers, options)
-        begun[i] = {}
+        begun[i] = dict(state["own"][i])
         for name, newest in state["shared"][g].items():
             if block_of(name) in layers:
                 begun[i][name] = state["own"][i][name]
@@ -185,7 +207,7 @@ def met(state, clients, begun, trained, options):
 
 def similarity(one, other, layers, options):
     """Eq. 8, not below 0: cosine of the personal layers, or mean cosine of their output units."""
-    names = [name for name in one if block_of(name) in layers]
+    names = [name for name in one if block_of(name) in layers and not nets.is_statistic(name)]
     if not names:
         return 0.0
     if options.similarity == "updates":
@@ -222,11 +244,152 @@ def personal_layers(state, g):
     return [block for block, is_personal in state["personal"][g].items() if is_personal]
 
 
-def block_of(name):
-    """The block of a leaf."""
-    return name.split("/")[0]
+def sent_of(weights, options):
+    """What clients send of their weights: under bn_stats="local" no running statistics."""
+    local = options.bn_stats == "local"
+    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def is_conv(block):
     """Whether a block is no dense layer."""
     return block.startswith("conv")
+
+
+# ---- what connects it with jaxfl
+
+
+def view(state, federation, t):
+    """Models, votes and scores by dense layer, the personal blocks, Phi of who has met."""
+    dense = [candidates(model) for model in federation.models]
+    won, found = (by_name(dense, of_groups) for of_groups in (state.won, state.scores))
+    shared = state.shared
+    if state.hyper.bn_stats == "local":  # the average of what stays on clients is never read
+        shared = tuple(w._replace(stats={}) for w in shared)
+    view = {
+        "shared": by_group(shared),
+        "own": by_client(state.own, federation),
+        "won": won,
+        "scores": found,
+        "personal": by_name([model.names for model in federation.models], state.personal),
+    }
+    return view if state.phi is None else view | {"phi": state.phi}
+
+
+def by_name(names, arrays):
+    """Names and an array of as many entries, per group -> {group: {name: entry}}."""
+    pairs = zip(names, arrays, strict=True)
+    return {group: dict(zip(of_group, array, strict=True)) for group, (of_group, array) in enumerate(pairs)}
+
+
+def two_cnns():
+    """Two architectures with layers before and between two that are personal."""
+    return tuple(
+        (tiny_cnn("mcmahan", (2, 2), (channels, 2)), clients) for channels, clients in ((3, 3), (4, 2))
+    )
+
+
+# ---- what another method computes
+
+
+def with_a_personal_classifier_it_is_fedper():
+    fixed = {"personal": "classifier", "selection_rounds": 0}
+    for (fedcmd, report), (fedper, expected) in zip(
+        run("fedcmd", mixed(), **fixed, **TRAINING), run("fedper", mixed(), **TRAINING), strict=True
+    ):
+        assert_same([w.params["fc1"] for w in fedcmd.shared], fedper.shared, tolerance=1e-6)
+        assert_same([w.params["classifier"] for w in fedcmd.own], fedper.kept, tolerance=1e-6)
+        assert_same((report.loss, report.down), (expected.loss, expected.down), tolerance=1e-6)
+
+
+def it_votes_in_rounds_of_fedavg():
+    *voting, _ = run("fedcmd", alike(), selection_rounds=2, **TRAINING)
+    for (fedcmd, report), (fedavg, expected) in zip(voting, run("fedavg", alike(), **TRAINING), strict=False):
+        assert_same(fedcmd.shared, fedavg.shared, tolerance=1e-6)
+        assert_same(report.loss, expected.loss, tolerance=1e-6)
+    (of_clients,), (globally,) = fedcmd.own, fedcmd.shared
+    assert_same(of_clients, tree.stack(globally, len(SIZES)))
+
+
+def clients_without_a_mini_batch_do_not_vote():
+    """BatchNorm leaves a batch of one row out, and client 3 has no more."""
+    alone, with_another, without = (
+        run("fedcmd", normalised(), cohorts=[present], selection_rounds=2, **TRAINING)[0][0]
+        for present in ([3], [3, 4], [4])
+    )
+    assert alone.won[0].tolist() == [0, 0] and with_another.won[0].sum() == 1
+    assert_same((with_another.won, with_another.scores), (without.won, without.scores))
+
+
+def networks_that_resize_images_are_compared():
+    """Resizing is a block without parameters."""
+    resizing = federated((zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.1), len(SIZES)))
+    assert resizing.models[0].names[0] == "input"
+    options = {"personal": "fc2", "selection_rounds": 0}
+    for similarity in ("parameters", "updates"):
+        state = initial("fedcmd", resizing, similarity=similarity, **options)
+        build = METHODS["fedcmd"].build(METHODS["fedcmd"].config(similarity=similarity, **options))
+        jax.eval_shape(build.step, jax.random.key(1), state, resizing, cohort(resizing, EVERYONE))
+
+
+def with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg():
+    """It mixes what is sent in the next round, LG-FedAvg at once: the same where all take part."""
+    fixed = {"personal": "fc1", "selection_rounds": 0, "tail": "uniform"}
+    for (fedcmd, report), (lg_fedavg, expected) in zip(
+        run("fedcmd", equal(), cohorts=ALWAYS, **fixed, **TRAINING),
+        run("lg-fedavg", equal(), cohorts=ALWAYS, **TRAINING),
+        strict=True,
+    ):
+        assert_same([w.params["fc1"] for w in fedcmd.own], lg_fedavg.kept, tolerance=1e-5)
+        assert_same(report.loss, expected.loss, tolerance=1e-5)
+
+
+SHORT = {"selection_rounds": 2}
+
+fedcmd = Case(
+    "fedcmd",
+    start,
+    step,
+    scores,
+    view=view,
+    traffic=lambda model, models, t: (model.size + (t < SHORT["selection_rounds"]), model.size),
+    short=SHORT,
+    comparisons={
+        "": Comparison(
+            SHORT,
+            [
+                ("distance", "mean"),
+                ("selection_rounds", 1),
+                ("selection", "personal"),
+                ("tail", "uniform"),
+                ("similarity", "updates"),
+            ],
+            tiny_models(),
+        ),
+        "of two layers": Comparison(
+            {"selection_rounds": 1, "personal": "conv2+classifier", "base": "stored", "score": "absolute"},
+            [("base", "participants"), ("score", "signed"), ("personal", "conv2")],
+            two_cnns(),
+        ),
+        "of stored models": Comparison(
+            {
+                "selection_rounds": 2,
+                "distance": "mean",
+                "count": "batches",
+                "selection": "personal",
+                "base": "stored",
+                "tail": "softmax",
+                "similarity": "updates",
+            },
+            [("count", "clients"), ("tail", "cosine")],
+            tiny_models(),
+        ),
+        "local statistics": local_statistics(**SHORT),
+    },
+    reductions=(
+        with_a_personal_classifier_it_is_fedper,
+        it_votes_in_rounds_of_fedavg,
+        clients_without_a_mini_batch_do_not_vote,
+        networks_that_resize_images_are_compared,
+        with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg,
+    ),
+)

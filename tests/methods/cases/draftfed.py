@@ -6,10 +6,17 @@ The round's `cohort.public` is the global set G, the same in every round.
 import math
 from typing import NamedTuple
 
+import jax
 import numpy as np
-
+from conftest import CLASSES, PUBLIC, SHAPE, assert_same, tiny_cnn
 from reference import nets
-from reference.training import log_softmax, plain_loss, sgd, softmax
+from reference.training import descend, log_softmax, plain_loss, softmax
+
+from jaxfl.algorithms.public_images.draftfed import global_set
+from jaxfl.models import zoo
+from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
+from methods.recording import orders, own_models
+from methods.rounds import TRAINING, convolving, run
 
 
 class Draft(NamedTuple):
@@ -26,7 +33,7 @@ class Draft(NamedTuple):
     logits: np.ndarray
 
 
-def start(clients, initial):
+def start(clients, initial, options):
     """Everybody has a model of its own."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
@@ -38,19 +45,19 @@ def step(state, clients, cohort, options):
     for i, draw in cohort.draws.items():
         client = clients[i]
         loss = distance(client.net, cohort.public, target(i, drafts), options)
-        w, _ = sgd(own[i], loss, draw["draft"], options, batch_size=options.draft_batch)
-        own[i], losses[i] = sgd(w, plain_loss(client), draw["train"], options)
+        w, _ = descend(own[i], loss, draw["draft"], options, batch_size=options.draft_batch)
+        own[i], losses[i] = descend(w, plain_loss(client), draw["train"], options)
     return {"own": own}, losses
 
 
-def draft(net, weights, x):
+def draft(net, weights, x, train=False):
     """All taps and the logits; and `back`, from gradients (taps, logits) to those with respect to weights."""
     taps, backs = {}, []
     for name, layers in nets.BLOCKS[net].items():
         for place, layer in enumerate(layers):
-            x, back = layer(weights, x)
+            x, back = layer(weights, x, train)
             backs.append((None, back))
-            if name.startswith("conv") and place == 0:
+            if name.startswith("conv") and layers[place + 1 :][:1] == (nets.relu,):  # normalised, if it is
                 taps[len(taps) + 1] = x
                 backs[-1] = len(taps), back
 
@@ -100,7 +107,7 @@ def distance(net, x, target, options):
     """Eq. 4: lam1 MSE(D1, T1) + lam2 MSE(D2, T2) + lam3 CE(softmax T3, D3), as `sgd` takes it."""
 
     def loss(weights, rows):
-        found, back = draft(net, weights, x[rows])
+        found, back = draft(net, weights, x[rows], train=True)
         truth = softmax(target.logits[rows])
         value = -options.lam3 * (truth * log_softmax(found.logits)).sum(1).mean()
         dlogits = options.lam3 * (softmax(found.logits) - truth) / len(rows)
@@ -119,3 +126,72 @@ def scores(state, clients, draws, options, x):
     """A client deploys its own model and receives no other."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}
+
+
+# ---- what connects it with jaxfl
+
+
+def draws(key, client, models, options):
+    """Orders for the local epochs, and of the global set's images for those of draft learning."""
+    alone, drafting = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+    images = min(options.global_size, PUBLIC)
+    return {
+        "train": orders(alone, client.size, options.epochs),
+        "draft": orders(drafting, images, options.draft_epochs),
+    }
+
+
+def drawn_once(init_key, round_key, federation, options):
+    """The global set."""
+    return global_set(init_key, federation, options.global_size)
+
+
+def traffic(model, models, t):
+    """Logits, and where the tests' network has a convolution, its maps of 8 x 8 pixels."""
+    channels = sum(block.module.features for block in model.blocks[: model.convolutions])
+    return PUBLIC * (CLASSES + 64 * channels)
+
+
+def three_depths():
+    """No, two and three convolutions; maps of one depth have several sizes, two clients' the same."""
+    mlp = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5)
+    of_two = tiny_cnn("mcmahan", (2, 2), (4, 2))
+    late = tiny_cnn("late", (3, 1), (3, 2), kernel=5)
+    deep = tiny_cnn("deep", (4, 2), (5, 2), (3, 2))
+    return (mlp, 1), (of_two, 2), (late, 1), (deep, 1)
+
+
+def without_draft_learning_it_is_local():
+    nothing = {"lam1": 0.0, "lam2": 0.0, "lam3": 0.0, "weight_decay": 0.0}  # decay would go on
+    for options in TRAINING | {"draft_epochs": 0}, TRAINING | nothing:
+        alone = TRAINING | {"weight_decay": options["weight_decay"]}
+        for (draftfed, report), (local, expected) in zip(
+            run("draftfed", convolving(), **options), run("local", convolving(), **alone), strict=True
+        ):
+            assert_same(draftfed.weights, local.kept, tolerance=1e-6)
+            assert_same(report.loss, expected.loss, tolerance=1e-6)
+
+
+OPTIONS = {"global_size": 7, "draft_epochs": 2, "draft_batch": 3, "lam1": 0.6, "lam2": 0.9, "lam3": 0.4}
+
+draftfed = Case(
+    "draftfed",
+    start,
+    step,
+    scores,
+    draws=draws,
+    view=own_models,
+    images=drawn_once,
+    traffic=traffic,
+    short={"draft_batch": 4},
+    comparisons={
+        "": Comparison(
+            OPTIONS,
+            [("lam1", 0.61), ("lam2", 0.91), ("lam3", 0.41), ("draft_batch", 4)],
+            three_depths(),
+        ),
+        "BatchNorm": Comparison(OPTIONS, [("momentum", 0.51)], ((SMALL, 2), (CONVOLVING, 3))),
+        "local statistics": local_statistics(**OPTIONS),
+    },
+    reductions=(without_draft_learning_it_is_local,),
+)

@@ -3,13 +3,20 @@
 C[n, m] is the weight of client m in the teacher of client n; the round's cohort brings the public images.
 """
 
+import jax
 import numpy as np
-
+from conftest import CLASSES, PUBLIC, assert_same
 from reference import nets
-from reference.training import log_softmax, plain_loss, sgd, softmax
+from reference.training import descend, log_softmax, plain_loss, softmax
+
+from jaxfl.mechanisms.public_images import subset
+from methods import recording
+from methods.cases import Case, Comparison, local_statistics
+from methods.recording import orders
+from methods.rounds import TRAINING, mixed, run
 
 
-def start(clients, initial):
+def start(clients, initial, options):
     """Own models; all teach each other alike."""
     return {
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
@@ -26,12 +33,12 @@ def step(state, clients, cohort, options):
         return {i: softmax(said(clients[i], models[i], cohort.public) / options.temperature) for i in present}
 
     for i, draw in cohort.draws.items():
-        models[i], losses[i] = sgd(models[i], plain_loss(clients[i]), draw["train"], options)
+        models[i], losses[i] = descend(models[i], plain_loss(clients[i]), draw["train"], options)
     s = spoken()
     teachers = {n: mixture(matrix, n, s) for n in present}
     for i, draw in cohort.draws.items():
         loss = distillation(clients[i], cohort.public, teachers[i], options)
-        models[i], _ = sgd(
+        models[i], _ = descend(
             models[i], loss, draw["distill"], options, lr=options.distill_lr, batch_size=options.public_batch
         )
     if options.matrix_predictions == "after":
@@ -61,7 +68,7 @@ def distillation(client, x, teacher, options):
     """Eq. 6: mean over images of KL(teacher || softmax(logits / T))."""
 
     def loss(weights, rows):
-        z, through_body = client.net(weights, x[rows])
+        z, through_body = client.net(weights, x[rows], True)
         scores, through_head = nets.classify(weights, z)
         t, log_p = teacher[rows], log_softmax(scores / options.temperature)
         value = (t * (np.log(t) - log_p)).sum(1).mean()
@@ -115,3 +122,69 @@ def scores(state, clients, draws, options, x):
     """A client deploys its own model and receives no other."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}
+
+
+# ---- what connects it with jaxfl
+
+
+def draws(key, client, models, options):
+    """Orders for the local epochs, and of the round's public images for those of distillation."""
+    alone, taught = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+    images = min(options.public_size, PUBLIC)
+    return {
+        "train": orders(alone, client.size, options.epochs),
+        "distill": orders(taught, images, options.distill_epochs),
+    }
+
+
+def view(state, federation, t):
+    """The models and the matrix."""
+    return recording.own_models(state, federation, t) | {"matrix": state.matrix}
+
+
+def drawn_anew(init_key, round_key, federation, options):
+    """The public images of a round."""
+    return subset(round_key, federation, options.public_size)
+
+
+def without_distillation_it_is_local():
+    for (mnfl, report), (local, expected) in zip(
+        run("mnfl", mixed(), distill_lr=0.0, **TRAINING), run("local", mixed(), **TRAINING), strict=True
+    ):
+        assert_same(mnfl.weights, local.kept)
+        assert_same(report.loss, expected.loss)
+
+
+OPTIONS = {
+    "public_size": 7,
+    "public_batch": 3,
+    "distill_epochs": 2,
+    "distill_lr": 0.03,
+    "temperature": 2.0,
+    "kl_weight": 0.9,
+    "matrix_lr": 0.4,
+    "lam": 60.0,
+    "rho": 0.2,
+}
+
+mnfl = Case(
+    "mnfl",
+    start,
+    step,
+    scores,
+    draws=draws,
+    view=view,
+    images=drawn_anew,
+    # Predictions before and after; the teacher's, and the images' numbers.
+    traffic=lambda model, models, t: (2 * PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
+    short={"public_batch": 4},
+    comparisons={
+        "": Comparison(OPTIONS, mistakes=[("matrix_predictions", "before"), ("row_norm", "clip")]),
+        "as its code": Comparison(
+            OPTIONS | {"matrix_loss": "mse", "matrix_predictions": "before", "row_norm": "softmax"},
+            mistakes=[("matrix_loss", "kl")],
+        ),
+        "local statistics": local_statistics(**OPTIONS),
+    },
+    reductions=(without_distillation_it_is_local,),
+)

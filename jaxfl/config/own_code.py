@@ -1,0 +1,154 @@
+"""Code of the user's own: how it is loaded, how it is called, and how its errors are told from ours."""
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxfl.errors import JaxflError, nearest
+
+PACKAGE = Path(__file__).parents[1]
+LIBRARIES = {Path(path) for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+
+_folders = set()  # of the files that were loaded: their helpers are found beside them
+
+
+class OwnCodeError(JaxflError):
+    """An error inside the user's own code; `__cause__` is that error, with the frames of their files."""
+
+
+@contextlib.contextmanager
+def own_code() -> Iterator[None]:
+    """Within, and as a decorator: an error in the user's own code becomes an `OwnCodeError`.
+
+    Errors in which none of their files has a part stay what they are, and so do those of the device.
+    """
+    try:
+        yield
+    except (JaxflError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
+        frames = _own_frames(error)
+        if not frames:
+            raise
+        *_, raised_in = traceback.walk_tb(error.__traceback__)
+        by_hand = None if raised_in[0] is frames[-1].tb_frame else Path(raised_in[0].f_code.co_filename)
+        where = f"{_line(frames[-1])}, in {frames[-1].tb_frame.f_code.co_name}"
+        if by_hand and by_hand.is_relative_to(PACKAGE):
+            where += f", which jaxfl refuses in {by_hand.relative_to(PACKAGE)}"
+        trace = None
+        for frame in reversed(frames):
+            trace = types.TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        cause = error.with_traceback(trace)
+        notes = getattr(cause, "__notes__", [])
+        cause.__notes__ = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]  # none is left
+        raise OwnCodeError(f"{where}: {in_a_line(error)}.") from cause
+
+
+def load(path: Path, attribute: str) -> Any:
+    """Load an object from a Python file; modules beside the file are found by their names.
+
+    Raises:
+      JaxflError: if there is no such file, it does not load, or lacks the object.
+    """
+    if not path.is_file():
+        raise JaxflError(f"There is no file {path} to take {attribute!r} from; check the path.")
+    module_name = f"jaxfl_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        with _helpers_of(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except SyntaxError as error:
+        where = f"{error.filename}, line {error.lineno}"
+        raise JaxflError(f"{path} does not load: {where}: {error.msg}.") from error
+    except (Exception, SystemExit) as error:
+        frames = _own_frames(error)
+        where = f" ({_line(frames[-1])})" if frames else ""
+        raise JaxflError(f"{path} does not load: {in_a_line(error)}{where}.") from error
+    if not hasattr(module, attribute):
+        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}")
+    return getattr(module, attribute)
+
+
+@contextlib.contextmanager
+def _helpers_of(folder: Path) -> Iterator[None]:
+    """Within, modules in a folder are found first, and none that stood beside another file."""
+    for name, module in list(sys.modules.items()):
+        home = Path(getattr(module, "__file__", None) or "").parent
+        if home in _folders - {folder} and (folder / f"{name}.py").is_file():
+            del sys.modules[name]
+    _folders.add(folder)
+    importlib.invalidate_caches()
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def require_call(what: str, function: Callable, *arguments: str, **options: Any) -> None:
+    """Refuse a function that cannot be called in the way that jaxfl calls it.
+
+    Args:
+      what: it is, for the message.
+      function: perhaps the user's own.
+      *arguments: names of what is passed by position.
+      **options: what is passed by name.
+
+    Raises:
+      JaxflError: naming its file and line, its parameters and those it has to have.
+    """
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*arguments, **options)
+    except ValueError:  # of some functions written in C nobody knows the parameters
+        return
+    except TypeError as error:
+        wanted = ", ".join([*arguments, *(f"{name}=" for name in options)])
+        has = "" if not callable(function) else f" has the parameters {signature}, but"
+        raise JaxflError(f"{place(function)}: {what}{has} is called with ({wanted}): {error}.") from None
+
+
+def place(thing: Any) -> str:
+    """``my.py, line 12`` where a function or a class is defined."""
+    thing = inspect.unwrap(thing)
+    thing = getattr(thing, "func", thing)  # of a partial
+    code = getattr(thing, "__code__", None)
+    if code:
+        return f"{code.co_filename}, line {code.co_firstlineno}"
+    try:
+        return f"{inspect.getsourcefile(thing)}, line {inspect.getsourcelines(thing)[1]}"
+    except (OSError, TypeError):
+        return getattr(thing, "__name__", repr(thing))
+
+
+def _own_frames(error: BaseException) -> list[types.TracebackType]:
+    """The parts of an error's traceback in files of the user, the outermost first."""
+    found, trace = [], error.__traceback__
+    while trace:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        ours = any(file.is_relative_to(folder) for folder in (PACKAGE, *LIBRARIES))
+        if not ours and not file.name.startswith("<frozen"):
+            found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _line(frame: types.TracebackType) -> str:
+    return f"{frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}"
+
+
+def in_a_line(error: BaseException) -> str:
+    """``NameError: name 'x' is not defined``, the first line of it."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(".: ")

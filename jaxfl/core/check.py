@@ -1,0 +1,138 @@
+"""Whether a method keeps the protocol: its functions are traced by shapes alone, before a compilation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxfl.config.own_code import in_a_line, own_code, place, require_call
+from jaxfl.core.cohorts import all_clients
+from jaxfl.core.protocol import Algorithm, Info, Predictor
+from jaxfl.data.federation import Federation
+from jaxfl.errors import JaxflError
+
+IMAGES = 3  # that predictors are tried on
+ROUND = ("key", "state", "federation", "cohort")
+
+
+def checked(built: Any, build: Callable) -> Algorithm:
+    """What a method's build returned, if it is an algorithm; errors in the user's code are told from ours.
+
+    Raises:
+      JaxflError: if it is none, or one of its functions takes other arguments.
+    """
+    if not isinstance(built, Algorithm):
+        raise JaxflError(f"{place(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
+    arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",)}
+    functions = {name: f for name, f in built._asdict().items() if f is not None}
+    for name, f in functions.items():
+        require_call(name, f, *arguments.get(name, ROUND))
+    guarded = {f: own_code()(f) for f in functions.values()}  # personal may be receive, which saves a program
+    return Algorithm(**{name: guarded[f] for name, f in functions.items()})
+
+
+def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int) -> None:
+    """Refuse an algorithm whose functions do not return what the protocol says.
+
+    Args:
+      algorithm: from `checked`.
+      federation: whose clients are all present.
+      hyper: the method's configuration, traced.
+      rounds: of the run.
+
+    Raises:
+      JaxflError: if a step changes the form of the state or reports something else than a number for every
+        client, or clients do not predict scores (B, outputs); naming the file and line of the function.
+    """
+    key, cohort = jax.random.key(0), all_clients(federation, rounds)
+    state = _shapes("init", algorithm.init, key, federation, hyper)
+    for name in ("prepare", "step"):
+        step = getattr(algorithm, name)
+        if step:
+            _check_step(name, step, state, _shapes(name, step, key, state, federation, cohort), cohort)
+    for name in ("receive", "personal"):
+        predict = getattr(algorithm, name)
+        predictors = _shapes(name, predict, key, state, federation, cohort)
+        _check_predictors(name, predict, predictors, federation, cohort)
+
+
+def _shapes(name: str, f: Callable, *arguments) -> Any:
+    """What a function returns, with shapes in place of arrays."""
+    try:
+        return jax.eval_shape(f, *arguments)
+    except TypeError as error:  # so says JAX, as errors of the function itself are something else by now
+        raise JaxflError(
+            f"{place(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
+        ) from None
+
+
+def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> None:
+    def refuse(what):
+        raise JaxflError(f"{place(step)}: {name} {what}.")
+
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Info)):
+        refuse(f"returns {_form(made)}, not (state, Info)")
+    after, info = made
+    old, new = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (before, after)
+    )
+    for leaf in [leaf for leaf in old if leaf not in new] + [leaf for leaf in new if leaf not in old]:
+        verb = "drops" if leaf in old else "adds"
+        refuse(f"{verb} state{leaf}; the state has to keep the form that init gives it")
+    for leaf in old:
+        was, is_now = (f"{its[leaf].dtype}{list(its[leaf].shape)}" for its in (old, new))
+        if was != is_now:
+            refuse(f"makes state{leaf} {is_now}, which was {was}; the state has to keep its form")
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        refuse("returns a state of other containers than init; the state has to keep its form")
+    for field, kind in (("loss", "f"), ("up", "i"), ("down", "i")):
+        places = [slots.mask.shape for slots in cohort.groups]
+        found = getattr(info, field)
+        leaves = found if isinstance(found, tuple) else ()
+        fits = [getattr(leaf, "shape", None) for leaf in leaves] == places
+        if not fits or any(leaf.dtype.kind != kind for leaf in leaves):
+            wanted = "a float" if kind == "f" else "an int32"
+            refuse(
+                f"reports Info.{field} as {_form(found)}, not as a tuple with {wanted} array (k,) for each "
+                f"architecture: a number per client of the cohort"
+            )
+    if not isinstance(info.findings, dict):
+        refuse(f"reports Info.findings as {_form(info.findings)}, not as {{panel: {{line: ()}}}}")
+
+
+def _check_predictors(name: str, f: Callable, predictors: Any, federation: Federation, cohort) -> None:
+    of_groups = predictors if isinstance(predictors, tuple) else ()
+    if len(of_groups) != len(federation.groups) or not all(isinstance(one, Predictor) for one in of_groups):
+        raise JaxflError(
+            f"{place(f)}: {name} returns {_form(predictors)}, not a tuple with a Predictor for each "
+            "architecture."
+        )
+    for one, model, slots in zip(of_groups, federation.models, cohort.groups, strict=True):
+        if any(leaf.shape[:1] != slots.mask.shape for leaf in jax.tree.leaves(one.stacked)):
+            raise JaxflError(
+                f"{place(f)}: a Predictor of {name} has stacked leaves without an entry for each client of "
+                "the cohort; what clients share belongs into shared."
+            )
+        require_call("predict", one.predict, "model", "shared", "own", "x")
+        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one.stacked)
+        x = jax.ShapeDtypeStruct((IMAGES, *federation.images.shape[1:]), federation.mean.dtype)
+        with own_code():
+            scores = _shapes(
+                "predict", lambda *rest, one=one, model=model: one.predict(model, *rest), one.shared, own, x
+            )
+        if getattr(scores, "shape", None) != (IMAGES, model.classes):
+            raise JaxflError(
+                f"{place(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "
+                f"({IMAGES}, {model.classes}): an array (B, outputs)."
+            )
+
+
+def _form(value: Any) -> str:
+    """What something is, in a few words."""
+    match value:
+        case jax.ShapeDtypeStruct():
+            return f"an array {value.shape}"
+        case tuple() if type(value) is tuple:
+            return f"a tuple of {', '.join(map(_form, value)) or 'nothing'}"
+    return f"a {type(value).__name__}"

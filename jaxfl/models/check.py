@@ -1,0 +1,64 @@
+"""Whether a network of the user's own is one that jaxfl can run, by shapes alone."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxfl.config.own_code import in_a_line, place, require_call
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model
+
+EXAMPLES = 3
+
+
+def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse what a factory returned if it is no model for these images and classes.
+
+    Args:
+      name: of the factory, for messages.
+      model: what it returned.
+      shape: (H, W, C) of an image.
+      classes: outputs.
+
+    Raises:
+      JaxflError: if it is no `Model`, a block is no Flax module or cannot be called as one is, it takes other
+        images, or does not put out (B, classes).
+    """
+    if not isinstance(model, Model):
+        raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
+    for block, module in model.blocks:
+        if not isinstance(module, nn.Module):
+            raise JaxflError(
+                f"{name}: the block {block!r} is a {type(module).__name__}, not a flax.linen.Module."
+            )
+        require_call(
+            f"{type(module).__name__}.__call__", type(module).__call__, "self", "x", train=..., mask=...
+        )
+        try:
+            hash(module)
+        except TypeError as error:
+            raise JaxflError(
+                f"{place(type(module))}: the block {block!r} of {name} has a field that can change "
+                f"({in_a_line(error)}); write tuples for lists."
+            ) from None
+    if tuple(model.shape) != tuple(shape) or model.classes != classes:
+        raise JaxflError(
+            f"{name} returns a model of {model.classes} classes for examples of shape {tuple(model.shape)}; "
+            f"build it for the classes={classes} and the shape={tuple(shape)} that it is given."
+        )
+
+    def forward(key, x, mask):
+        weights = model.init(key)
+        return model.apply(weights.params, weights.stats, x, train=True, key=key, mask=mask)[0]
+
+    dtype = jnp.result_type(float)
+    x = jax.ShapeDtypeStruct((EXAMPLES, *shape), dtype)
+    mask = jax.ShapeDtypeStruct((EXAMPLES,), bool)
+    logits = jax.eval_shape(forward, jax.random.key(0), x, mask)
+    if logits.shape != (EXAMPLES, classes):
+        raise JaxflError(
+            f"{name} puts out {logits.shape[1:]} for an image, not ({classes},): a score for each class; "
+            f"give its last block {classes} features."
+        )

@@ -1,0 +1,232 @@
+"""Mistakes in a user's own code: one sentence with its file and line; of errors inside, their traceback.
+
+Every mistake of `tests/own/wrong.py`, which imports a helper that lies beside it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxfl
+from jaxfl.cli import main
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+OWN = Path(__file__).parents[1] / "own"
+WRONG = (OWN / "wrong.py").read_text().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(shutil.copytree(OWN, tmp_path / "work"))
+    return Path.cwd()
+
+
+def line(text):
+    """The number of the one line of wrong.py that has a text."""
+    (number,) = (number for number, line in enumerate(WRONG, 1) if text in line)
+    return number
+
+
+RUN = "run fedavg @own.args"
+REFUSED = [
+    (
+        "run wrong.py:adds_to_the_state",
+        "def step(key, state, federation, cohort):  # altered",
+        "adds state[2]; the state has to keep the form",
+    ),
+    (
+        "run wrong.py:changes_a_shape",
+        "def step(key, state, federation, cohort):  # altered",
+        "float32[1], which was float32[]; the state has",
+    ),
+    (
+        "run wrong.py:changes_a_container",
+        "def step(key, state, federation, cohort):  # altered",
+        "a state of other containers than init",
+    ),
+    (
+        "run wrong.py:reports_nothing",
+        "def step(key, state, federation, cohort):  # altered",
+        "step returns a tuple of a FedProx,",
+        "not (state, Info)",
+    ),
+    (
+        "run wrong.py:reports_a_mean",
+        "def step(key, state, federation, cohort):  # altered",
+        "Info.loss as an array ()",
+        "a float array (k,) for each",
+    ),
+    (
+        "run wrong.py:reports_floats",
+        "def step(key, state, federation, cohort):  # altered",
+        "Info.up as a tuple of an array",
+        "an int32 array (k,)",
+    ),
+    (
+        "run wrong.py:reports_text",
+        "def step(key, state, federation, cohort):  # altered",
+        "what step returns is not made of arrays",
+    ),
+    (
+        "run wrong.py:predicts_a_tuple",
+        "predicts_a_tuple =",
+        "predict returns a tuple of an array (3, 2), a dict",
+    ),
+    (
+        "run wrong.py:predicts_labels",
+        "lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].argmax(1)",
+        "an array (3,) for 3 images, not scores (3, 2)",
+    ),
+    ("run wrong.py:predicts_otherwise", "predicts_otherwise =", "is called with (model, shared, own, x)"),
+    (
+        "run wrong.py:few_arguments",
+        "few_arguments =",
+        "personal has the parameters (key, state), but is called",
+    ),
+    ("run wrong.py:builds_nothing", "builds_nothing =", "build returns a NoneType, not a jaxfl.Algorithm"),
+    (
+        "run wrong.py:takes_a_name",
+        "@jaxfl.options",
+        "has an option 'rounds' of its own",
+        "of every run (--rounds)",
+    ),
+    ("run wrong.py:no_options", "", "config has to be a subclass of jaxfl.Training"),
+    (
+        f"{RUN} --partition wrong.py:two_arguments",
+        "def two_arguments",
+        "(labels, clients), but is called with",
+    ),
+    (f"{RUN} --partition wrong.py:three_entries,classes=2", "", "an array of positions from 0 to"),
+    (f"{RUN} --dataset wrong.py:source_of_nothing", "def source_of_nothing", "is called with (data_dir)"),
+    (
+        f"{RUN} --models wrong.py:maskless",
+        "@nn.compact  # maskless",
+        "Maskless.__call__ has the parameters (self, x, train)",
+    ),
+    (f"{RUN} --models wrong.py:outputs", "", "puts out (3,) for an image, not (2,): a score for each class"),
+    (
+        f"{RUN} --models wrong.py:listed",
+        "",
+        "the block 'body' of wrong.py:listed has a field that can change",
+    ),
+    (f"{RUN} --models wrong.py:blocks", "", "the block 'body' is a int, not a flax.linen.Module"),
+    (
+        f"{RUN} --models wrong.py:positional",
+        "def positional",
+        "(shape), but is called with (shape=, classes=)",
+    ),
+]
+
+
+def refused(capsys, command):
+    """What a command prints to standard error before it ends with code 2; it leaves nothing behind."""
+    before = sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)
+    with pytest.raises(SystemExit) as end:
+        main(command.split())
+    assert end.value.code == 2
+    assert sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts) == before
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "at", "words"), [(command, at, words) for command, at, *words in REFUSED]
+)
+def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
+    sentence = refused(capsys, command if RUN in command else f"{command} @own.args")
+    assert sentence.startswith("jaxfl: ") and sentence.count("\n") == 1
+    assert all(word in sentence for word in words), sentence
+    if at:
+        assert f"wrong.py, line {line(at)}: " in sentence, sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "at", "error"),
+    [
+        ("run wrong.py:breaks @own.args", 'state["weights"]', "TypeError: tuple indices must be"),
+        ("run wrong.py:lacks_up @own.args", "lacks_up =", "TypeError: Info.__new__() missing 1 required"),
+        (f"{RUN} --partition wrong.py:divides_by_zero", "1 // 0", "ZeroDivisionError: "),
+        (f"{RUN} --dataset wrong.py:source_breaks", "open(data_dir)", "TypeError: expected str"),
+        (f"{RUN} --models wrong.py:breaking", "reshape(7, -1)", "TypeError: "),
+        (
+            "compare fedavg wrong.py:breaks @own.args --run-dir compared",
+            'state["weights"]',
+            "TypeError: tuple",
+        ),
+    ],
+)
+def test_an_error_inside_keeps_its_traceback_without_ours(capsys, command, at, error):
+    if command.startswith("compare"):  # the other runs go on
+        with pytest.raises(SystemExit):
+            main(command.split())
+        assert Path("compared/fedavg/seed-0/result.json").exists()
+        printed = capsys.readouterr().err
+    else:
+        printed = refused(capsys, command)
+        files = set(re.findall(r'^  File "(.*)", line', printed, re.MULTILINE))
+        assert {Path(file).name for file in files} <= {"wrong.py", "own.py"} and printed.count(
+            "Traceback"
+        ) == 1
+        assert printed.splitlines()[-2].startswith(error.partition(":")[0])
+    last = printed.splitlines()[-1]
+    assert last.startswith("jaxfl: ") and f"wrong.py, line {line(at)}, in " in last and error in last
+
+
+def test_python_gets_the_users_frames_as_the_cause():
+    with pytest.raises(jaxfl.JaxflError) as caught:
+        jaxfl.run("wrong.py:breaks", models="mlp,hidden=3", rounds=1, epochs=1)
+    trace, names = caught.value.__cause__.__traceback__, []
+    while trace:
+        names.append(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    assert names == ["step", "broken"]
+
+
+def test_helpers_of_two_folders_are_told_apart(tmp_path):
+    """And the path is as it was."""
+    before = list(sys.path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "beside.py").write_text(f"NAME = {name!r}\n")
+        (tmp_path / name / "my.py").write_text(
+            "import jaxfl\nimport beside\n"
+            "METHOD = jaxfl.Method(beside.NAME, lambda config: None, jaxfl.Training, '')\n"
+        )
+        with pytest.raises(jaxfl.JaxflError, match="build returns a NoneType"):
+            jaxfl.run(f"{tmp_path}/{name}/my.py:METHOD")
+        assert name == sys.modules["beside"].NAME
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import jaxfl\nx = (\n", "broken.py, line 2: '(' was never closed"),
+        ("import jaxfl\n\nx = y\n", "broken.py, line 3)"),
+        ("import jaxfl\nimport nowhere_at_all\n", "No module named 'nowhere_at_all' ("),
+        ("import sys\nsys.exit()\n", "broken.py does not load: SystemExit"),
+    ],
+)
+def test_a_file_that_does_not_load(folder, capsys, text, words):
+    (folder / "broken.py").write_text(text)
+    sentence = refused(capsys, "run broken.py:x")
+    assert sentence.count("\n") == 1 and words in sentence
+
+
+@pytest.mark.parametrize("module", ["tyro", "my"])
+def test_ctrl_c_while_something_is_imported(folder, module):
+    """Of jaxfl's own libraries one, and the user's file."""
+    (folder / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    }
+    command = [sys.executable, "-m", "jaxfl", "run", "my.py:method"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "jaxfl: Stopped.\n")

@@ -1,0 +1,1 @@
+"""What every registered method promises, and what each of them computes."""

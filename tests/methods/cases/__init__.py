@@ -1,0 +1,130 @@
+"""What the tests know of each method: one module for each file of a method, found because it is there.
+
+A new method is two files, its own under `jaxfl.algorithms` and its case here, which states
+
+    - the method once more, in plain NumPy, from its paper: `start`, `step` and `scores` (the words that these
+      use are explained in the package `reference`, which also has networks, local training and averages);
+    - what a client draws from its key in a round, so that the reference can be handed the same;
+    - `comparisons`: the options and models with which both are run, round for round, and mistakes that the
+      comparison must notice;
+    - `traffic`: how many scalars a client sends and receives;
+    - `reductions`: under which options it computes what another method computes.
+
+`fedavg` is the example to read. `test_reference`, `test_protocol` and `test_reductions` run over all cases;
+no other file knows a method's name.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from conftest import CLASSES, SHAPE, tiny_cnn
+
+from jaxfl.models import zoo
+from jaxfl.registry import METHODS
+from methods import recording
+
+
+def on_batch_norm(model):
+    """A model with BatchNorm, under the name that `reference.nets` has for it."""
+    return dataclasses.replace(model, name=f"{model.name} of BatchNorm")
+
+
+SMALL = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4)
+NORMALISED = on_batch_norm(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm="batch"))
+CONVOLVING = on_batch_norm(tiny_cnn("cnn", norm=True))
+
+
+class Comparison(NamedTuple):
+    """One way of running a method against its reference.
+
+    Args:
+      options: of the method, beside `test_reference.TRAINING`.
+      mistakes: pairs (option, another value) with which the reference must disagree.
+      models: of the federation, pairs (model, clients), which `reference.nets.NETS` has by their names. By
+        default two architectures; the larger one has BatchNorm.
+    """
+
+    options: dict = {}
+    mistakes: tuple | list = ()
+    models: tuple = ((SMALL, 3), (NORMALISED, 2))
+
+
+def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Comparison:
+    """A comparison in which BatchNorm's running statistics are never sent.
+
+    Args:
+      *mistakes: see `Comparison`.
+      models: of the federation.
+      **options: of the method.
+    """
+    return Comparison(options | {"bn_stats": "local"}, mistakes or [("momentum", 0.51)], models)
+
+
+class Case(NamedTuple):
+    """What the tests know of one method.
+
+    Args:
+      method: its name.
+      start: ``(clients, initial, options) -> state``, the reference's before the first round.
+      step: ``(state, clients, cohort, options) -> state, {client: mean training loss}``.
+      scores: ``(state, clients, draws, options, x) -> {"received": [...], "deployed": [...]}``, logits of
+        every client before and after its personalisation.
+      traffic: ``(model, models, t) -> scalars`` that a client with this model sends and receives in round t,
+        or a pair where these differ. `models` are those of the federation.
+      draws: ``(key, client, models, options) -> what a client draws in a round``.
+      draws_before_use: the same for predicting.
+      view: ``(state, federation, t) -> jaxfl's state`` in the form of the reference's.
+      given: ``(state, federation) -> state``, adds what the server's step between rounds would have left.
+      images: ``(key of the run, key of the round, federation, options) -> rows``, a round's public images.
+      comparisons: by their names. The first is run on four devices, the last with clients side by side.
+      short: options with which it does all that it does within a few rounds of tiny clients.
+      traffic_rates: other rates for the count of traffic, where the default ones leave it to chance.
+      idle_rates: float options that have no effect in `test_protocol`; why, says a comment.
+      reductions: functions without arguments that compare it with another method, see `methods.rounds`.
+    """
+
+    method: str
+    start: Callable
+    step: Callable
+    scores: Callable
+    traffic: Callable
+    draws: Callable = recording.phases(train="epochs")
+    draws_before_use: Callable = recording.phases()
+    view: Callable = recording.sharing
+    given: Callable = lambda state, federation: state
+    images: Callable = lambda init_key, round_key, federation, options: federation.public[:0]
+    comparisons: dict[str, Comparison] = {"": Comparison()}
+    short: dict[str, Any] = {}
+    traffic_rates: dict[str, float] = {}
+    idle_rates: Collection[str] = ()
+    reductions: tuple[Callable, ...] = ()
+
+
+def discover() -> dict[str, Case]:
+    """The cases of all registered methods, by their names."""
+    found = {}
+    for info in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for entry in vars(importlib.import_module(info.name)).values():
+            if isinstance(entry, Case):
+                found[entry.method] = entry
+    for name in METHODS.keys() - found.keys():
+        raise LookupError(
+            f"The method {name!r} has no case: write tests/methods/cases/{name.replace('-', '_')}.py with "
+            f"{name.replace('-', '_')} = Case({name!r}, start, step, scores, traffic), as "
+            "tests/methods/cases/fedavg.py has it."
+        )
+    for name in found.keys() - METHODS.keys():
+        raise LookupError(f"There is a case of {name!r}, but no method of this name.")
+    return {name: found[name] for name in METHODS}
+
+
+CASES = discover()
+
+
+def short(name: str) -> str:
+    """A method as the command names it, with the options with which it does all within a few rounds."""
+    options = (f"{option}={value}" for option, value in CASES[name].short.items())
+    return ",".join([name, *options])

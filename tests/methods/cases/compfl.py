@@ -1,0 +1,298 @@
+"""CompFL in server mode (Xu et al. 2024, FedKDD, section 3 and Algorithm 1).
+
+Experts j are architectures, ordered by size; client i owns expert j_i and can run all smaller ones.
+theta_j is the server's extractor of expert j, phi_ij client i's head on it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from conftest import CLASSES, SHAPE, assert_same
+from reference import nets
+from reference.sharing import divide
+from reference.training import average, cross_entropy, descend, log_softmax, softmax
+
+from jaxfl.algorithms.experts.compfl import runnable, select
+from jaxfl.models import zoo
+from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
+from methods.recording import by_client, by_group, orders
+from methods.rounds import TRAINING, mixed, reported, run
+
+
+class Adapted(NamedTuple):
+    """One expert on one client: theta_j and the new head, and what the client learns of it.
+
+    Args:
+      weights: theta_j and phi_ij.
+      anchors: (classes, d), mean feature of each class on the client; 0 where it has no rows.
+      accuracy: a_j.
+      predictions: (n, classes), probabilities on the client's training rows.
+    """
+
+    weights: dict
+    anchors: np.ndarray
+    accuracy: float
+    predictions: np.ndarray
+
+
+def start(clients, initial, options):
+    """The server has the extractors; every client has initial heads for all that it can run."""
+
+    def parameters(j):
+        return sum(leaf.size for name, leaf in initial[j].items() if not nets.is_statistic(name))
+
+    by_size = sorted(range(len(initial)), key=parameters)
+    parts = [divide(weights, nets.in_head, options) for weights in initial]
+    return {
+        "experts": {j: theta for j, (_, theta) in enumerate(parts)},
+        "heads": {
+            i: {j: parts[j][0] for j in by_size[: by_size.index(client.group) + 1]}
+            for i, client in enumerate(clients)
+        },
+        "trained": {},  # {client: its own expert as trained in the last round}
+    }
+
+
+def step(state, clients, cohort, options):
+    """Adapt, weigh, select, update; then the server averages each expert over who trained it.
+
+    A client's draw has "adapt", an order of rows for each expert that it can run, smallest first;
+    "chosen", the place in that list of the one it trains; "train", the orders of its local epochs.
+    """
+    experts, heads = state["experts"], dict(state["heads"])
+    net = {client.group: client.net for client in clients}
+    warm = cohort.t >= options.warmup * cohort.rounds
+    sent, losses, trained = [], {}, {}
+    for i, draw in cohort.draws.items():
+        client, own = clients[i], clients[i].group
+        chosen = list(heads[i])[draw["chosen"]] if options.greedy else own
+        downloaded = heads[i] if warm and (options.kd or options.greedy) else {chosen, own}
+        adapted = {
+            j: adapt(client, net[j], experts[j] | heads[i][j], order, options)
+            for j, order in zip(heads[i], draw["adapt"], strict=True)
+            if j in downloaded
+        }
+        teachers = [adapted[j] for j in adapted if j != chosen]
+        loss = objective(
+            client,
+            net[chosen],
+            adapted[chosen].anchors,
+            soft_labels(client.y, teachers, options.tau) if options.kd and warm and teachers else None,
+            options,
+        )
+        model, losses[i] = descend(adapted[chosen].weights, loss, draw["train"], options)
+        parts = {j: divide(one.weights, nets.in_head, options) for j, one in adapted.items()}
+        parts[chosen] = divide(model, nets.in_head, options)
+        heads[i] = heads[i] | {j: head for j, (head, _) in parts.items()}
+        sent.append((chosen, client.size, parts[chosen][1]))
+        if chosen == own:
+            trained[i] = model
+    return {"experts": average(experts, sent), "heads": heads, "trained": trained}, losses
+
+
+def adapt(client, net, weights, order, options):
+    """Step 1 and 2: class means, the head from them (eq. 6), and its accuracy."""
+    z, _ = net(weights, client.x)
+    classes = len(weights[f"{nets.HEAD}/bias"])
+    anchors = np.zeros((classes, z.shape[1]))
+    for c in set(client.y):
+        anchors[c] = z[client.y == c].mean(0)
+
+    if "proto" in options.head_init:
+        kernel = np.zeros_like(anchors)
+        for c in range(classes):
+            if anchors[c].any():
+                kernel[c] = anchors[c] / np.linalg.norm(anchors[c])
+        prototypes = {f"{nets.HEAD}/kernel": kernel.T, f"{nets.HEAD}/bias": np.zeros(classes)}
+        weights = weights | prototypes
+    if "ft" in options.head_init:
+
+        def loss(weights, rows):
+            scores, back = nets.classify(weights, z[rows])
+            value, dscores = cross_entropy(scores, client.y[rows])
+            return value, back(dscores)[1]
+
+        weights, _ = descend(
+            weights, loss, [order], options, lr=options.head_lr, optimizer="sgd", trains=nets.in_head
+        )
+
+    x, y = client.x, client.y
+    if options.accuracy_on == "validation":
+        x, y = client.x_validation, client.y_validation
+    accuracy = np.mean(nets.logits(net, weights, x).argmax(1) == y)
+    return Adapted(weights, anchors, accuracy, softmax(nets.classify(weights, z)[0]))
+
+
+def soft_labels(y, teachers, tau):
+    """Targets of eq. 3, (n, classes): half the truth, half the teachers weighted by eq. 7."""
+    accuracies = np.array([teacher.accuracy for teacher in teachers])
+    scaled = np.ones(len(teachers))
+    if np.ptp(accuracies) > 0:
+        scaled = (accuracies - accuracies.min()) / np.ptp(accuracies)
+    ensemble = sum(
+        s * teacher.predictions for s, teacher in zip(softmax(scaled / tau), teachers, strict=True)
+    )
+    truth = np.eye(ensemble.shape[1])[y]
+    return truth / 2 + ensemble / 2
+
+
+def objective(client, net, anchors, targets, options):
+    """Eq. 4: cross-entropy + lam * distance to the anchors (eq. 2) + mu * distillation (eq. 3)."""
+
+    def loss(weights, rows):
+        y = client.y[rows]
+        z, through_body = net(weights, client.x[rows], True)
+        scores, through_head = nets.classify(weights, z)
+        value, dscores = cross_entropy(scores, y)
+        if targets is not None:
+            divergence, gradient = distillation(scores, targets[rows], options.kd_direction)
+            value += options.mu * divergence
+            dscores = dscores + options.mu * gradient
+        dz, of_head = through_head(dscores)
+        if options.align:
+            away = z - anchors[y]
+            scale = len(y) * (z.shape[1] if options.anchor_reduction == "mean" else 1)
+            value += options.lam * (away**2).sum() / scale
+            dz = dz + options.lam * 2 * away / scale
+        return value, through_body(dz)[1] | of_head
+
+    return loss
+
+
+def distillation(scores, targets, direction):
+    """Mean KL(t || p) or, reversed, KL(p || t) with p = softmax(scores); and its gradient."""
+    log_p, log_t = log_softmax(scores), np.log(targets)
+    p = np.exp(log_p)
+    if direction == "forward":
+        divergence, gradient = (targets * (log_t - log_p)).sum(1), p - targets
+    else:
+        divergence = (p * (log_p - log_t)).sum(1)
+        gradient = p * (log_p - log_t - divergence[:, None])
+    return divergence.mean(), gradient / len(scores)
+
+
+def scores(state, clients, draws, options, x):
+    """Received: the newest own expert, adapted. Deployed: the trained one right after training."""
+    received, deployed = [], []
+    for i, client in enumerate(clients):
+        newest = state["experts"][client.group] | state["heads"][i][client.group]
+        newest = adapt(client, client.net, newest, draws[i]["adapt"], options).weights
+        received.append(nets.logits(client.net, newest, x))
+        own = state["trained"].get(i, newest)
+        deployed.append(nets.logits(client.net, own, x))
+    return {"received": received, "deployed": deployed}
+
+
+# ---- what connects it with jaxfl
+
+
+def draws(key, client, models, options):
+    """An order for the head of every expert, the selection, and orders for the local epochs."""
+    experts = len(runnable(models)[client.group])
+    adapt_key, choose_key, train_key = jax.random.split(key, 3)
+    return {
+        "adapt": [orders(jax.random.fold_in(adapt_key, e), client.size, 1)[0] for e in range(experts)],
+        "chosen": select(choose_key, options.eps, experts),
+        "train": orders(train_key, client.size, options.epochs),
+    }
+
+
+def draws_before_use(key, client, models, options):
+    """An order for one head."""
+    return {"adapt": orders(key, client.size, 1)[0]}
+
+
+def view(state, federation, t):
+    """Experts, all heads, and the own experts that were trained in this very round."""
+    heads = [
+        dict(zip(js, of_group, strict=True))
+        for js, of_group in zip(runnable(federation.models), state.heads, strict=True)
+    ]
+    last, trained = by_client(state.last, federation), by_client(state.trained, federation)
+    return {
+        "experts": by_group(state.experts),
+        "heads": by_client(heads, federation),
+        "trained": {i: weights for i, weights in trained.items() if last[i] == t},
+    }
+
+
+def traffic(model, models, t):
+    """Up the expert that was trained, here the own one; down the own, after the warm-up all smaller ones."""
+    downloads = [model] if t == 0 else [other for other in models if other.size <= model.size]
+    return model.body.size, sum(other.body.size for other in downloads)
+
+
+def mlp(hidden):
+    """An expert of its size."""
+    return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
+
+
+def without_cooperation_it_is_fedper():
+    off = {"align": False, "greedy": False, "kd": False, "head_init": "keep"}
+    for (compfl, report), (fedper, expected) in zip(
+        run("compfl", mixed(), **off, **TRAINING), run("fedper", mixed(), **TRAINING), strict=True
+    ):
+        own_heads = tuple(heads[-1] for heads in compfl.heads)
+        assert_same(compfl.experts, fedper.shared, tolerance=1e-5)
+        assert_same(own_heads, fedper.kept, tolerance=1e-5)
+        assert_same(reported(report), reported(expected), tolerance=1e-5)
+
+
+SMALLEST = mlp(3)
+SOON = {"eps": 0.6, "warmup": 0.25}  # so that clients train others' experts, and distil in the second round
+
+compfl = Case(
+    "compfl",
+    start,
+    step,
+    scores,
+    draws=draws,
+    draws_before_use=draws_before_use,
+    view=view,
+    traffic=traffic,
+    traffic_rates={"eps": 0.0},  # every client then trains its own expert
+    idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
+    comparisons={
+        "": Comparison(
+            {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2},
+            [
+                ("lam", 0.71),
+                ("mu", 0.81),
+                ("tau", 0.31),
+                ("head_lr", 0.21),
+                ("warmup", 0.51),
+                ("head_init", "proto"),
+            ],
+            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size; the largest has two teachers
+        ),
+        "as printed": Comparison(
+            SOON
+            | {
+                "head_init": "keep",
+                "kd_direction": "reverse",
+                "anchor_reduction": "sum",
+                "accuracy_on": "validation",
+            },
+            [("kd_direction", "forward"), ("accuracy_on", "train")],
+            ((SMALL, 2), (mlp(5), 2), (SMALLEST, 1)),
+        ),
+        "without anchors, heads from prototypes": Comparison(
+            SOON | {"align": False, "head_init": "proto"},
+            [("align", True), ("head_init", "keep")],
+            ((SMALL, 3), (SMALLEST, 2)),
+        ),
+        "without other experts, heads fitted": Comparison(
+            SOON | {"greedy": False, "head_init": "keep+ft"},
+            [("greedy", True), ("head_init", "keep")],
+            ((SMALL, 3), (SMALLEST, 2)),
+        ),
+        "without distillation, under adam, local statistics": local_statistics(
+            ("kd", True),
+            ("optimizer", "sgd"),
+            models=((NORMALISED, 3), (SMALLEST, 2)),
+            **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
+        ),
+    },
+    reductions=(without_cooperation_it_is_fedper,),
+)

@@ -1,0 +1,93 @@
+"""FedAvg (McMahan et al. 2017, arXiv:1602.05629, Algorithm 1), one model per architecture.
+
+FedAvg-FT (Yu et al. 2020, arXiv:2002.04758): its head, or all of it, fine-tuned before use.
+"""
+
+import jax
+import numpy as np
+from conftest import SIZES, assert_same
+from reference import sharing
+from reference.training import descend, plain_loss
+
+from jaxfl.registry import METHODS
+from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
+from methods.recording import phases
+from methods.rounds import HIDDEN, TRAINING, alike, normalised, run
+
+
+def stays(name):
+    """Nothing stays on a client."""
+    return False
+
+
+def start(clients, initial, options):
+    """The server has the initial models."""
+    return sharing.begun(clients, initial, stays, options)
+
+
+def step(state, clients, cohort, options):
+    """w_i <- SGD(w); w <- sum_i n_i w_i / sum_i n_i."""
+    trained, losses = {}, {}
+    for i, draw in cohort.draws.items():
+        w = sharing.model(state, clients, i)
+        trained[i], losses[i] = descend(w, plain_loss(clients[i]), draw["train"], options)
+    return sharing.averaged(state, clients, trained, stays, options), losses
+
+
+# ---- what another method computes
+
+
+def fine_tuning_never_reaches_the_server():
+    tuned, _ = run("fedavg-ft", alike(), ft_epochs=5, **TRAINING)[-1]
+    fedavg, _ = run("fedavg", alike(), **TRAINING)[-1]
+    assert_same(tuned.shared, fedavg.shared)
+
+
+def fine_tuning_for_no_epochs_is_no_fine_tuning():
+    fedavg_ft = METHODS["fedavg-ft"]
+    algorithm = fedavg_ft.build(fedavg_ft.config(ft_epochs=0))
+    assert algorithm.personal is algorithm.receive
+
+
+def local_statistics_differ_and_are_never_sent():
+    (model,), statistics = normalised().models, 2 * HIDDEN
+    _, sent = run("fedavg", normalised(), **TRAINING)[0]
+    kept, not_sent = run("fedavg", normalised(), bn_stats="local", **TRAINING)[0]
+    assert sent.up[0].tolist() == sent.down[0].tolist() == [model.size + statistics] * len(SIZES)
+    assert not_sent.up[0].tolist() == not_sent.down[0].tolist() == [model.size] * len(SIZES)
+
+    assert not jax.tree.leaves([weights.stats for weights in kept.shared])
+    leaves = jax.tree.leaves([weights.stats for weights in kept.kept])
+    assert sum(leaf[0].size for leaf in leaves) == statistics
+    for leaf in leaves:
+        assert len(np.unique(leaf, axis=0)) == len(SIZES)
+
+
+fedavg = Case(
+    "fedavg",
+    start,
+    step,
+    sharing.scores,
+    traffic=lambda model, models, t: model.size,
+    comparisons={
+        "": Comparison({}, [("momentum", 0.51)], ((SMALL, 3), (CONVOLVING, 2))),
+        "adam": Comparison(
+            {"optimizer": "adam", "lr": 0.01},
+            [("optimizer", "adamw"), ("weight_decay", 0.011)],
+            ((SMALL, 5),),
+        ),
+        "adamw, local statistics": local_statistics(("weight_decay", 0.011), optimizer="adamw", lr=0.01),
+    },
+    reductions=(local_statistics_differ_and_are_never_sent,),
+)
+
+fedavg_ft = fedavg._replace(
+    method="fedavg-ft",
+    scores=sharing.scores_after_tuning,
+    draws_before_use=phases(tune="ft_epochs"),
+    comparisons={
+        "": Comparison(mistakes=[("ft_part", "all")]),
+        "of all": local_statistics(("ft_part", "head"), ft_part="all", ft_epochs=3),
+    },
+    reductions=(fine_tuning_never_reaches_the_server, fine_tuning_for_no_epochs_is_no_fine_tuning),
+)

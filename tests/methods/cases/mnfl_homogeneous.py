@@ -1,0 +1,120 @@
+"""MNFL among clients of one architecture (Beikmohammadi et al., the homogeneous variant).
+
+As `mnfl` beside it, but clients exchange their models: a teacher is a mixture of parameters.
+"""
+
+import jax
+import numpy as np
+from conftest import assert_same
+from reference import nets
+from reference.training import descend, plain_loss
+
+from methods.cases import Case, Comparison, local_statistics, mnfl
+from methods.rounds import ALWAYS, TRAINING, equal, mixed, reported, run
+
+
+def start(clients, initial, options):
+    """Own models; all of an architecture teach each other alike."""
+    group = np.array([client.group for client in clients])
+    same = group[:, None] == group
+    return {
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "matrix": same / same.sum(1, keepdims=True),
+    }
+
+
+def step(state, clients, cohort, options):
+    """Start from the teacher, or from a model pulled towards it; then the server learns the matrix."""
+    models, matrix = dict(state["own"]), state["matrix"]
+    begun = transferred(state, clients, list(cohort.draws), options)
+    losses = {}
+    for i, draw in cohort.draws.items():
+        models[i], losses[i] = descend(begun[i], plain_loss(clients[i]), draw["train"], options)
+
+    for g in {client.group for client in clients}:
+        present = [i for i in cohort.draws if clients[i].group == g]
+        members = sum(client.group == g for client in clients)
+        vectors = {i: np.concatenate([w.ravel() for w in sent(models[i], options).values()]) for i in present}
+        centre = sum(vectors.values()) / max(1, len(present))
+        away = {n: mnfl.mixture(matrix, n, vectors) - vectors[n] for n in present}
+        slopes = {(n, m): 2 / len(centre) * away[n] @ (vectors[m] - centre) for n in present for m in present}
+        matrix = mnfl.learnt(matrix, clients, present, slopes, options, uniform=1 / members)
+    return {"own": models, "matrix": matrix}, losses
+
+
+def transferred(state, clients, present, options):
+    """What the clients that are present start from, {client: weights}."""
+    begun = {}
+    for n in present:
+        known = {m: state["own"][m] for m in present if clients[m].group == clients[n].group}
+        teacher = {
+            name: mnfl.mixture(state["matrix"], n, {m: w[name] for m, w in known.items()})
+            for name in sent(state["own"][n], options)
+        }
+        begun[n] = state["own"][n] | (teacher if options.transfer == "replace" else {})
+        for _ in range(options.transfer_steps if options.transfer == "prox" else 0):
+            begun[n] = begun[n] | {
+                name: begun[n][name] - 2 * options.transfer_lr * (begun[n][name] - wbar)
+                for name, wbar in teacher.items()
+            }
+    return begun
+
+
+def sent(weights, options):
+    """What others hear of a model: under bn_stats="local" no running statistics."""
+    local = options.bn_stats == "local"
+    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
+
+
+def scores(state, clients, draws, options, x):
+    """Received: what a round of all clients would start from. Deployed: the own model."""
+    newest = transferred(state, clients, list(range(len(clients))), options)
+    return {
+        "received": [nets.logits(c.net, newest[i], x) for i, c in enumerate(clients)],
+        "deployed": [nets.logits(c.net, state["own"][i], x) for i, c in enumerate(clients)],
+    }
+
+
+# ---- what another method computes
+
+
+def of_equal_weights_it_is_fedavg_of_equal_clients():
+    for (mixed_models, report), (fedavg, expected) in zip(
+        run("mnfl-homogeneous", equal(), cohorts=ALWAYS, matrix_lr=0.0, **TRAINING),
+        run("fedavg", equal(), cohorts=ALWAYS, **TRAINING),
+        strict=True,
+    ):
+        (weights,) = mixed_models.weights
+        assert_same(jax.tree.map(lambda leaf: leaf.mean(0), weights), fedavg.shared[0], tolerance=1e-5)
+        assert_same(reported(report), reported(expected), tolerance=1e-5)
+
+
+def without_steps_towards_the_teacher_it_is_local():
+    mnfl, _ = run("mnfl-homogeneous", mixed(), transfer="prox", transfer_lr=0.0, **TRAINING)[-1]
+    local, _ = run("local", mixed(), **TRAINING)[-1]
+    assert_same(mnfl.weights, local.kept, tolerance=1e-6)
+
+
+OPTIONS = {"matrix_lr": 0.4, "lam": 6000.0, "rho": 0.2}
+
+mnfl_homogeneous = Case(
+    "mnfl-homogeneous",
+    start,
+    step,
+    scores,
+    view=mnfl.view,
+    traffic=lambda model, models, t: model.size,
+    idle_rates={"transfer_lr"},  # of another transfer than the default
+    comparisons={
+        "": Comparison(OPTIONS, mistakes=[("row_norm", "clip")]),
+        "by steps": Comparison(
+            OPTIONS | {"transfer": "prox", "transfer_steps": 3, "transfer_lr": 0.08, "row_norm": "clip"},
+            mistakes=[("transfer_steps", 2), ("rho", 0.21)],
+        ),
+        "local statistics": local_statistics(**OPTIONS),
+    },
+    reductions=(
+        of_equal_weights_it_is_fedavg_of_equal_clients,
+        without_steps_towards_the_teacher_it_is_local,
+    ),
+)

@@ -1,0 +1,75 @@
+"""Between jaxfl and the references: what a client draws from its key, and states in a common form."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import PUBLIC, SIZES
+
+from jaxfl.core.training import batch_order
+
+# ---- what a client draws from its key in a round
+
+
+def phases(**epochs: str) -> Callable:
+    """Orders for local phases 0, 1, ..., each given as name="the option with its epochs"."""
+
+    def draw(key, client, models, options):
+        return {
+            name: orders(jax.random.fold_in(key, number), client.size, epochs_of(options, option))
+            for number, (name, option) in enumerate(epochs.items())
+        }
+
+    return draw
+
+
+def epochs_of(options, option: str) -> int:
+    """An option that is a number of epochs: None is the number of all."""
+    epochs = getattr(options, option)
+    return options.epochs if epochs is None else epochs
+
+
+def orders(key, size: int, epochs: int):
+    """The order of a list's rows in each epoch of a local phase: (epochs, size)."""
+    return padded_orders(key, jnp.int32(size), epochs)[:, :size]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def padded_orders(key, size, epochs: int):
+    """The same for lists of any size as one program, with what pads the rows behind them."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs, dtype=jnp.int32))
+    return jax.vmap(lambda epoch: batch_order(epoch, size, max(*SIZES, PUBLIC)))(keys)
+
+
+# ---- jaxfl's state after round t, in the form of the references' states
+
+
+def sharing(state, federation, t):
+    """Shared leaves by group, kept leaves by client."""
+    return {"shared": by_group(state.shared), "personal": by_client(state.kept, federation)}
+
+
+def own_models(state, federation, t):
+    """The clients' own models."""
+    return {"own": by_client(state.weights, federation)}
+
+
+def by_group(trees):
+    """A tree per group -> {group: tree}."""
+    return dict(enumerate(trees))
+
+
+def by_client(trees, federation):
+    """A tree per group, with leaves (n_g, ...) -> {client: tree}."""
+    return {
+        int(i): at(tree, row)
+        for group, tree in zip(federation.groups, trees, strict=True)
+        for row, i in enumerate(np.asarray(group.id))
+    }
+
+
+def at(tree, position):
+    """One entry of every leaf's first axis."""
+    return jax.tree.map(lambda leaf: leaf[position], tree)

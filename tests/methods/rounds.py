@@ -1,0 +1,103 @@
+"""Rounds of a method on tiny federations, for reductions: what one method computes, another one computes.
+
+A batch holds all rows of a client: where two methods shuffle by different keys, that is mere rounding.
+Equality is to the bit where they do the same work in the same order.
+"""
+
+import functools
+import math
+
+import jax
+from conftest import CLASSES, SHAPE, SIZES, cohort, tiny_models, tiny_partition, tiny_source
+
+from jaxfl.core.engine import traced
+from jaxfl.core.programs import Program
+from jaxfl.data.federation import federate
+from jaxfl.models import zoo
+from jaxfl.registry import METHODS
+
+TRAINING = {"epochs": 2, "batch_size": max(SIZES), "weight_decay": 0.1}
+HIDDEN = 5
+EVERYONE = range(len(SIZES))
+COHORTS = (EVERYONE, (0, 3, 4), (1, 2))
+ALWAYS = (EVERYONE,) * 3
+
+# ---- federations
+
+
+def federated(*models, sizes=SIZES):
+    """Clients with these pairs (model, clients)."""
+    source = tiny_source()
+    return federate(source, tiny_partition(source, sizes), models)
+
+
+def mlp(**options):
+    """The model of most of these clients."""
+    return zoo.mlp(shape=SHAPE, classes=CLASSES, **{"hidden": HIDDEN} | options)
+
+
+@functools.cache
+def alike():
+    """Five clients with one architecture."""
+    return federated((mlp(), len(SIZES)))
+
+
+@functools.cache
+def normalised():
+    """The same with BatchNorm in the extractor; the client with a single row cannot train."""
+    return federated((mlp(norm="batch"), len(SIZES)))
+
+
+@functools.cache
+def equal():
+    """One architecture, and as many rows for each of the clients."""
+    return federated((mlp(), len(SIZES)), sizes=(max(SIZES),) * len(SIZES))
+
+
+@functools.cache
+def mixed():
+    """Two architectures, the larger one first."""
+    return federated((mlp(), 2), (mlp(hidden=4), 3))
+
+
+@functools.cache
+def convolving():
+    """Two architectures, one of which has convolutions."""
+    return federated(*tiny_models())
+
+
+# ---- rounds
+
+
+@functools.cache
+def program(name, options):
+    """One round of a method. Its rates are not part of it, so they may be NaN while it is built."""
+    config = jax.tree.unflatten(options, [math.nan] * options.num_leaves)
+    return Program(METHODS[name].build(config).step)
+
+
+def initial(name, federation, **options):
+    """A method's state before the first round."""
+    config = METHODS[name].config(**options)
+    return METHODS[name].build(config).init(jax.random.key(0), federation, traced(config))
+
+
+def run(name, federation, cohorts=COHORTS, **options):
+    """Train by a method; [(state, info) after each round]."""
+    state, done = initial(name, federation, **options), []
+    for t, present in enumerate(cohorts):
+        state, info = one_round(name, state, federation, t, present, **options)
+        done.append((state, info))
+    return done
+
+
+def one_round(name, state, federation, t, present, **options):
+    """(state, info) after round t with the clients of these ids."""
+    step = program(name, jax.tree.structure(METHODS[name].config(**options)))
+    key = jax.random.fold_in(jax.random.key(1), t)
+    return step(key, state, federation, cohort(federation, present, t, rounds=len(COHORTS)))
+
+
+def reported(info):
+    """Loss and traffic."""
+    return info.loss, info.up, info.down

@@ -1,0 +1,150 @@
+"""What a user may write by mistake: each name is refused, or its error shown."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import own
+from own import Dense, build
+
+import jaxfl
+from jaxfl.models import Block, Model
+
+
+def method(build=build, config=own.FedProx):
+    return jaxfl.Method("wrong", build, config, "a mistake")
+
+
+def with_step(change):
+    """FedProx with a step that does one thing otherwise."""
+
+    def altered(config):
+        right = build(config)
+
+        def step(key, state, federation, cohort):  # altered
+            return change(*right.step(key, state, federation, cohort))
+
+        return right._replace(step=step)
+
+    return method(altered)
+
+
+def with_predict(predict):
+    def altered(config):
+        right = build(config)
+
+        def receive(key, state, federation, cohort):
+            return tuple(jaxfl.Predictor(w, None, predict) for w in state[1])
+
+        return right._replace(receive=receive, personal=receive)
+
+    return method(altered)
+
+
+adds_to_the_state = with_step(lambda state, info: ((*state, jnp.zeros(3)), info))
+changes_a_shape = with_step(lambda state, info: (jax.tree.map(lambda leaf: leaf[None], state), info))
+changes_a_container = with_step(lambda state, info: ([*state], info))
+reports_nothing = with_step(lambda state, info: state)
+reports_a_mean = with_step(lambda state, info: (state, info._replace(loss=info.loss[0].mean())))
+reports_floats = with_step(lambda state, info: (state, info._replace(up=info.loss)))
+reports_text = with_step(lambda state, info: (state, "fine"))
+lacks_up = with_step(lambda state, info: (state, jaxfl.Info(info.loss, down=info.down)))
+predicts_a_tuple = with_predict(lambda model, shared, own, x: model.apply(*shared, x, train=False))
+predicts_labels = with_predict(
+    lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].argmax(1)
+)
+predicts_otherwise = with_predict(lambda model, x: x)
+
+
+few_arguments = method(lambda config: build(config)._replace(personal=lambda key, state: None))
+builds_nothing = method(lambda config: None)
+
+
+def divides(config):
+    right = build(config)
+
+    def step(key, state, federation, cohort):
+        return broken(state)
+
+    def broken(state):
+        return state["weights"]
+
+    return right._replace(step=step)
+
+
+breaks = method(divides)
+
+
+@jaxfl.options
+class Rounds(jaxfl.Training):
+    """An option that all runs have."""
+
+    rounds: int = 3
+    """Of its own."""
+
+
+takes_a_name = method(config=Rounds)
+no_options = method(config=dict)
+
+
+def two_arguments(labels, clients):
+    return []
+
+
+def three_entries(labels, clients, rng, *, classes: int = 3):
+    return [1, 2, classes]
+
+
+def divides_by_zero(labels, clients, rng):
+    return 1 // 0
+
+
+def source_of_nothing():
+    return None
+
+
+def source_breaks(data_dir):
+    return open(data_dir)
+
+
+class Maskless(nn.Module):
+    """A layer that forgets the mask."""
+
+    @nn.compact  # maskless
+    def __call__(self, x, train):
+        """(B, H, W, C) -> (B, 2)."""
+        return nn.Dense(2)(x.reshape(len(x), -1))
+
+
+class Breaking(nn.Module):
+    """A layer with a mistake in it."""
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """(B, H, W, C) -> (B, 2)."""
+        return nn.Dense(2)(x.reshape(7, -1))
+
+
+def maskless(*, shape, classes):
+    return Model("maskless", (Block("body", Maskless()), Block("classifier", Dense(classes))), shape, classes)
+
+
+def breaking(*, shape, classes):
+    return Model("breaking", (Block("body", Breaking()), Block("classifier", Dense(classes))), shape, classes)
+
+
+def outputs(*, shape, classes):
+    return Model(
+        "outputs", (Block("body", Dense(4)), Block("classifier", Dense(classes + 1))), shape, classes
+    )
+
+
+def listed(*, shape, classes):
+    return Model("listed", (Block("body", Dense([4])), Block("classifier", Dense(classes))), shape, classes)
+
+
+def blocks(*, shape, classes):
+    return Model("blocks", (Block("body", 3),), shape, classes)
+
+
+def positional(shape):
+    return None
