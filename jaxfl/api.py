@@ -125,8 +125,9 @@ def resume(
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
-    options = {"rounds": rounds, "changed_code": changed_code, "max_seconds": max_seconds}
-    return runs.resume(Path(run_dir), log=_several(log), **options)
+    return runs.resume(
+        Path(run_dir), rounds=rounds, log=_several(log), changed_code=changed_code, max_seconds=max_seconds
+    )
 
 
 def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:

@@ -31,10 +31,11 @@ def announce(setup: Setup, data: Data) -> None:
         OUT.print(f"{len(data.federation.public)} public images ({setup.data.public})")
     for model, count in data.models:
         OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
-    if len(data.models) > 1:
+    names = [model.name for model, _ in data.models]
+    if len(names) > 1:
         OUT.print(
             f"Weights are shared within an architecture: a method with a global model has "
-            f"{len(data.models)}, one for each; --models {data.models[0][0].name} gives all clients the same."
+            f"{len(names)}, one for each; --models {names[0]} gives all clients the same."
         )
     device, federation = jax.devices()[0], data.federation
     OUT.print(

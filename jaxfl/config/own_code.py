@@ -63,6 +63,7 @@ def load(path: Path, attribute: str) -> Any:
         raise JaxflError(f"There is no file {path} to take {attribute!r} from; check the path.")
     module_name = f"jaxfl_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec and spec.loader  # as for every file that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:

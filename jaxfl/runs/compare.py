@@ -85,7 +85,8 @@ def compare(
     partitions = range(first_partition, first_partition + partition_seeds)
     planned = plan(folder, variants, setup, range(first, first + seeds), partitions)
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
-    _check_code(folder, changed_code, observer.warned)
+    begun = store.runs_in(folder)
+    _check_code(folder, begun, changed_code, observer.warned)
 
     def watch(run, new):
         variant, setup, _ = planned[run]
@@ -121,9 +122,13 @@ def compare(
     return Comparison(folder, table, results, failures)
 
 
-def _check_code(folder: Path, changed_code: bool, warn: Callable[[str], None]) -> None:
+def _draws(setup: Setup, partition_seeds: int) -> tuple[int, ...]:
+    """The seed of a run, and that of its partition where there are several."""
+    return setup.run.seed, *([setup.partition.partition_seed] if partition_seeds > 1 else [])
+
+
+def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
     """Refuse runs of other files of the user's, and warn of those of another jaxfl."""
-    begun = store.runs_in(folder)
     finished, others = [store.holds(run, store.RESULT) for run in begun], []
     for run in begun:
         then = code.latest(store.read_config(run), store.read_metrics(run))
@@ -141,11 +146,6 @@ def _check_code(folder: Path, changed_code: bool, warn: Callable[[str], None]) -
             f"jaxfl is not what it was when {sum(others) - kept} of {len(begun)} runs in {folder} were "
             "computed; their results say from which round on this one computes them."
         )
-
-
-def _draws(setup: Setup, partition_seeds: int) -> tuple[int, ...]:
-    """The seed of a run, and that of its partition where there are several."""
-    return setup.run.seed, *([setup.partition.partition_seed] if partition_seeds > 1 else [])
 
 
 def plan(

@@ -113,19 +113,17 @@ def resume(
         follow(folder, new)
 
     def finished():
-        if not store.holds(folder, store.RESULT) or rounds not in (None, config["options"]["rounds"]):
-            return None
         found, metrics = store.read_finished(folder)
         watch(metrics)
         return found
 
     with follow, limited(max_seconds):
-        if found := finished():  # which whoever may not write here can read
-            return found
+        ends_there = rounds in (None, config["options"]["rounds"])
+        if ends_there and store.holds(folder, store.RESULT):  # which whoever may not write here can read
+            return finished()
         with owned(folder):
-            config = store.read_config(folder)  # another owner may have ended, or lengthened it, just now
-            if found := finished():
-                return found
+            if ends_there and store.holds(folder, store.RESULT):  # its owner has ended just now
+                return finished()
             then = code.latest(config, store.read_metrics(folder))
             if not changed_code:
                 code.refuse_changed(folder, then)

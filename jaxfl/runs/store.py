@@ -113,17 +113,6 @@ def begin(folder: Path, config: dict, partition: Partition, source: Source) -> N
 
 
 @writes
-def keep_code(folder: Path, round_: int, code: dict) -> None:
-    """Copy the user's files, by which a run is computed from some round on."""
-    paths = [Path(path) for path in code["files"]]
-    root = os.path.commonpath([path.parent for path in paths]) if paths else ""
-    for path in paths:
-        copy = folder / CODE / f"round-{round_}" / path.relative_to(root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-
-
-@writes
 def lengthen(folder: Path, config: dict, rounds: int) -> None:
     """Let a run go on behind its end.
 
@@ -137,6 +126,17 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
     trim(folder, rounds)
     with replacing(folder / CONFIG) as file:
         file.write(as_json({"begun_for": old["options"]["rounds"]} | old | config))
+
+
+@writes
+def keep_code(folder: Path, round_: int, code: dict) -> None:
+    """Copy the user's files, by which a run is computed from some round on."""
+    paths = [Path(path) for path in code["files"]]
+    root = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    for path in paths:
+        copy = folder / CODE / f"round-{round_}" / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 @writes

@@ -15,15 +15,13 @@ import pytest
 import jaxfl
 from jaxfl.cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 OWN = Path(__file__).parents[1] / "own"
 WRONG = (OWN / "wrong.py").read_text().splitlines()
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(shutil.copytree(OWN, tmp_path / "work"))
+    monkeypatch.chdir(shutil.copytree(OWN, tmp_path / "work", ignore=shutil.ignore_patterns("__pycache__")))
     return Path.cwd()
 
 

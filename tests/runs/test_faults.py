@@ -656,7 +656,7 @@ def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, whe
 
 
 def test_a_full_disk_while_matrices_are_written(dataset, tmp_path, capsys, monkeypatch):
-    words = ["run", "mnfl,public_batch=2", *dataset, *PLAIN, "--run-dir"]
+    words = ["run", short("mnfl"), *dataset, *PLAIN, "--run-dir"]
     assert main(capsys, *words, tmp_path / "undisturbed")[0] == 0
     run = tmp_path / "run"
     full_disk(monkeypatch, store, "write_matrices", 2)
