@@ -22,8 +22,9 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
     """
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in defaults.items()]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
+    flat: Any = Annotated[parts, tyro.conf.OmitArgPrefixes]
     parsed, unknown = tyro.cli(
-        Annotated[parts, tyro.conf.OmitArgPrefixes],
+        flat,
         prog=f"jaxfl {program}",
         args=arguments,
         return_unknown_args=True,

@@ -38,10 +38,11 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
       JaxflError: if it cannot be written. Of several processes one that cannot do so ends all.
     """
     path = folder / CHECKPOINTS / str(rounds)
+    where: Any = path.absolute()  # Orbax names a type of its own for paths
     try:
         with quiet():
             leaves = _named(jax.device_get(state))
-            ocp.save(path.absolute(), leaves, custom_metadata={"fingerprint": fingerprint})
+            ocp.save(where, leaves, custom_metadata={"fingerprint": fingerprint})
     except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
         raise ends_all(unwritable(path, error)) from error
     trim(folder, rounds, keep)
@@ -109,11 +110,11 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
       Damaged: if it cannot be read.
       JaxflError: if it belongs to another configuration.
     """
-    path = (folder / CHECKPOINTS / str(rounds)).absolute()
+    path: Any = (folder / CHECKPOINTS / str(rounds)).absolute()
     wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _named(like).items()}
     try:
         with quiet():
-            found = ocp.metadata(path)
+            found: Any = ocp.metadata(path)
             written_by = found.custom_metadata["fingerprint"]
             shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in found.metadata.items()}
             same = shapes == {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}

@@ -21,9 +21,7 @@ OUT_OF_TIME, CTRL_C, TERMINATED = 75, 128 + signal.SIGINT, 128 + signal.SIGTERM
 ONE_MOMENT = 1.0  # seconds
 
 _deadline = ContextVar("deadline", default=math.inf)  # as time.monotonic() tells it
-_request: ContextVar["StopRequest | None"] = ContextVar(
-    "request", default=None
-)  # of the outermost `deferred`
+_request: ContextVar["StopRequest | None"] = ContextVar("request", default=None)  # of all nested `deferred`
 
 
 class Interrupted(KeyboardInterrupt):

@@ -63,9 +63,9 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     partition = divide(setup, source, saved_partition)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
     public = other_images(setup, source)
-    federation = federate(
-        source, partition, models, setup.machine.clients_at_once, setup.machine.devices, public
-    )
+    at_once, devices = setup.machine.clients_at_once, setup.machine.devices
+    assert at_once and devices  # chosen by now
+    federation = federate(source, partition, models, at_once, devices, public)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices)
 
@@ -74,9 +74,9 @@ def _require_device() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:
+        platforms = getattr(jax.config, "jax_platforms", None) or ""
         raise JaxflError(
-            f"JAX finds no device of JAX_PLATFORMS={jax.config.jax_platforms or ''}; unset it, or install "
-            "JAX for that device."
+            f"JAX finds no device of JAX_PLATFORMS={platforms}; unset it, or install JAX for that device."
         ) from error
 
 

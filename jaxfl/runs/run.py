@@ -113,17 +113,19 @@ def resume(
         follow(folder, new)
 
     def finished():
+        if not store.holds(folder, store.RESULT) or rounds not in (None, config["options"]["rounds"]):
+            return None
         found, metrics = store.read_finished(folder)
         watch(metrics)
         return found
 
     with follow, limited(max_seconds):
-        ends_there = rounds in (None, config["options"]["rounds"])
-        if ends_there and store.holds(folder, store.RESULT):  # which whoever may not write here can read
-            return finished()
+        if found := finished():  # which whoever may not write here can read
+            return found
         with owned(folder):
-            if ends_there and store.holds(folder, store.RESULT):  # its owner has ended just now
-                return finished()
+            config = store.read_config(folder)  # its owner has ended or lengthened it just now
+            if found := finished():
+                return found
             then = code.latest(config, store.read_metrics(folder))
             if not changed_code:
                 code.refuse_changed(folder, then)

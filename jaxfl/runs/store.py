@@ -325,7 +325,7 @@ def append_metrics(folder: Path, records: list[dict]) -> None:
 
 
 @writes
-def write_matrices(folder: Path, rounds: int, matrices: dict[str, np.ndarray]) -> None:
+def write_matrices(folder: Path, rounds: int, matrices: dict[str, Any]) -> None:
     """Write arrays (N, N) by name, as they are after some rounds."""
     path = folder / MATRICES / f"{rounds}.npz"
     path.parent.mkdir(exist_ok=True)

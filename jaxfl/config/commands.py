@@ -1,0 +1,83 @@
+"""Options of single commands, by subject: they are no part of what a run tries."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where results go."""
+
+    run_dir: Path | None = None
+    """A new folder for config, metrics, checkpoints and plots, or that of a comparison to continue; by
+    default runs/NAME-DATASET."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Logs:
+    """Where else metrics go as they come."""
+
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Write event files for TensorBoard, into the run's folder, or to Weights & Biases, or both. With
+    WANDB_MODE=offline the latter stays in the run's folder too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the time goes."""
+
+    profile: Path | None = None
+    """A folder for a trace by jax.profiler of the second eval_every rounds, or of the only ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """How long it may take."""
+
+    max_seconds: float | None = None
+    """Begin no rounds that would end later than so many seconds from now, judging by those before; save, say
+    how to go on, and exit with code 75."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Insist:
+    """What to go on with."""
+
+    changed_code: bool = False
+    """Go on where your own Python files are not what they were; results say from which round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+    """How often everything is repeated."""
+
+    seeds: int = 1
+    """Repeat with seed, seed + 1, ..."""
+    partition_seeds: int = 1
+    """Repeat all of it with partition_seed, partition_seed + 1, ...: other divisions of the data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What the table shows."""
+
+    show: tuple[Literal["std", "worst-tenth"], ...] = ()
+    """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How long the run becomes."""
+
+    rounds: int | None = None
+    """Rounds of the whole run; by default as many as it was begun for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where the table goes."""
+
+    out: Path | None = None
+    """A folder for the table and the curves; by default the folder that is reported if it is one, else
+    runs/report."""
