@@ -16,7 +16,7 @@ from jaxfl.algorithms.mixing.fedcmd_score import candidates
 from jaxfl.core import tree
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
-from methods.cases import Case, Comparison, local_statistics
+from methods.cases import NORMALISED, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group
 from methods.rounds import (
     ALWAYS,
@@ -383,6 +383,7 @@ fedcmd = Case(
             [("count", "clients"), ("tail", "cosine")],
             tiny_models(),
         ),
+        "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),)),
         "local statistics": local_statistics(**SHORT),
     },
     reductions=(
