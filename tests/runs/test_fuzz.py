@@ -30,7 +30,7 @@ def fuzz(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
 
 
-class Begins(Exception):
+class Begins(BaseException):
     """The run would begin: all options are accepted and there is a state."""
 
 
