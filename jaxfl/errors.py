@@ -40,15 +40,6 @@ def unwritable(where: str | Path, error: Exception) -> JaxflError:
     return JaxflError(f"{where} cannot be written ({reason}); free some space or choose another place.")
 
 
-@contextlib.contextmanager
-def reading(where: str | Path):
-    """Turn a failed read into one sentence that names `where`."""
-    try:
-        yield
-    except OSError as error:
-        raise unreadable(where, error) from error
-
-
 def unreadable(where: str | Path, error: OSError) -> JaxflError:
     """The sentence about a failed read."""
     return JaxflError(f"{where} cannot be read ({error.strerror or error}); check its permissions.")
