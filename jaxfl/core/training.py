@@ -38,6 +38,8 @@ class Training:
     """Momentum of sgd."""
     weight_decay: float = within("[0, inf)", 5e-4)
     """Added to the gradient as weight_decay * w (sgd, adam) or decoupled (adamw)."""
+    clip_norm: float | None = within("(0, inf)", None)
+    """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it. By default any."""
     bn_stats: Literal["aggregate", "local"] = "aggregate"
     """BatchNorm's running statistics: averaged with their layer, or never sent."""
     augment: tuple[Literal["crop", "flip"], ...] = ()
@@ -104,6 +106,7 @@ def fit(
     batch_size: int,
     pairs: bool = False,
     phase: int | None = 0,
+    steps: int | None = None,
 ) -> Fitted:
     """Fold an update over mini-batches, epoch after epoch.
 
@@ -120,15 +123,18 @@ def fit(
       phase: number of this local phase within the client's round; its batches are drawn from it, so phases
         with other numbers see other batches. None where `key` is of this phase alone. Epoch e of a phase is
         ordered by ``batch_order(fold_in(fold_in(key, phase), e), ...)``.
+      steps: of an epoch, take no more than so many.
     """
     key = key if phase is None else jax.random.fold_in(key, phase)
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
     counts = [batches(part.size, batch_size, pairs) for part in parts]
-    steps = counts[0]
+    count = counts[0]
     if several:
         fewest = jnp.stack(counts).min()
-        steps = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
+        count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
+    if steps is not None:
+        count = jnp.minimum(count, steps)
     places = jnp.arange(batch_size, dtype=jnp.int32)
     update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
 
@@ -142,7 +148,7 @@ def fit(
     whole = [places] * len(parts), [places < part.size for part in parts]
     batch = jax.eval_shape(lambda: taken(*whole, key))
     smallest = jnp.stack([part.size for part in parts]).min() if several else parts[0].size
-    rows = epochs * jnp.minimum(smallest, steps * batch_size)
+    rows = epochs * jnp.minimum(smallest, count * batch_size)
     flops.add(flops.of(update, carry, batch, key) / batch_size * rows.astype(float))
 
     def epoch(e, carried):
@@ -164,11 +170,11 @@ def fit(
             carry, loss = update(carry, taken(positions, masks, batch_key), batch_key)
             return carry, total + loss
 
-        return jax.lax.fori_loop(jnp.zeros_like(steps), steps, step, carried)
+        return jax.lax.fori_loop(jnp.zeros_like(count), count, step, carried)
 
     zero = jnp.zeros((), jnp.result_type(float))
     carry, total = jax.lax.fori_loop(0, epochs, epoch, (carry, zero))
-    taken_steps = steps * epochs
+    taken_steps = count * epochs
     return Fitted(carry, total / jnp.maximum(taken_steps, 1).astype(total.dtype), taken_steps)
 
 
@@ -214,6 +220,7 @@ def descend(
     epochs: int | None = None,
     batch_size: int | None = None,
     phase: int | None = 0,
+    steps: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     correction: optax.GradientTransformation | None = None,
     tally: Any = None,
@@ -233,8 +240,10 @@ def descend(
       epochs: passes over the examples.
       batch_size: rows of a mini-batch.
       phase: number of this local phase within the client's round, see `fit`.
+      steps: of an epoch, take no more than so many.
       optimizer: any of Optax; by default the one that `hyper` names.
-      correction: of gradients before the optimiser sees them (clipping, control variates).
+      correction: of gradients before the optimiser sees them (control variates); they have been clipped, if
+        `hyper` says so.
       tally: where the sum of what the loss observes starts; not differentiated.
 
     Raises:
@@ -243,7 +252,8 @@ def descend(
     blocks = weights.params.keys() if blocks is None else blocks
     batch_size = batch_size or hyper.batch_size
     optimizer = optimizer or OPTIMIZERS[hyper.optimizer](hyper)
-    optimizer = optax.chain(correction, optimizer) if correction else optimizer
+    clip = None if hyper.clip_norm is None else optax.clip_by_global_norm(hyper.clip_norm)
+    optimizer = optax.chain(*filter(None, (clip, correction)), optimizer)
     frozen = {name: leaves for name, leaves in weights.params.items() if name not in blocks}
     free = {name: leaves for name, leaves in weights.params.items() if name in blocks}
 
@@ -269,6 +279,7 @@ def descend(
         batch_size=batch_size,
         pairs=normalises(weights, blocks, batch_size),
         phase=phase,
+        steps=steps,
     )
     return Trained(Weights(frozen | free, stats), value, steps, tally)
 

@@ -66,7 +66,7 @@ def descend(
       weights: where to start.
       loss: ``(weights, rows) -> (value, gradients)``, the mean over some rows.
       orders: per epoch, a permutation of the rows, cut into batches; the last may be smaller.
-      options: optimizer, lr, momentum, weight_decay and batch_size.
+      options: optimizer, lr, momentum, weight_decay, clip_norm and batch_size.
       lr: in place of ``options.lr``.
       batch_size: in place of ``options.batch_size``.
       optimizer: in place of ``options.optimizer``.
@@ -89,10 +89,19 @@ def descend(
             value, gradients = loss(weights, rows)
             values.append(value)
             weights |= {name: new for name, new in gradients.items() if nets.is_statistic(name)}
+            gradients = clipped({name: gradients[name] for name in moved}, options.clip_norm)
             for name in moved:
                 step, memory[name] = update(weights[name], gradients[name], memory[name], len(values))
                 weights[name] = weights[name] - lr * step
     return weights, np.mean(values) if values else 0.0
+
+
+def clipped(gradients, greatest):
+    """Gradients whose norm, over all leaves together, is at most the greatest; None for no bound."""
+    norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
+    if greatest is None or norm < greatest:
+        return gradients
+    return {name: gradient / norm * greatest for name, gradient in gradients.items()}
 
 
 def sgd(options):

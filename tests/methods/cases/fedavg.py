@@ -76,6 +76,7 @@ fedavg = Case(
             [("optimizer", "adamw"), ("weight_decay", 0.011)],
             ((SMALL, 5),),
         ),
+        "clipped": Comparison({"clip_norm": 1.2}, [("clip_norm", 1.21)], ((SMALL, 5),)),
         "adamw, local statistics": local_statistics(("weight_decay", 0.011), optimizer="adamw", lr=0.01),
     },
     reductions=(local_statistics_differ_and_are_never_sent,),
