@@ -35,6 +35,7 @@ from jaxfl.data.federation import Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import learned_matrix, mixing, own_models, public_images
 from jaxfl.mechanisms.losses import distillation, proximal
+from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
     FineTuning,
     Memory,
@@ -70,6 +71,7 @@ __all__ = [
     "PerGroup",
     "Phase",
     "Predictor",
+    "ServerSteps",
     "Slots",
     "Trained",
     "Training",
@@ -111,6 +113,7 @@ __all__ = [
     "scatter",
     "sent_down",
     "sent_up",
+    "server_steps",
     "sgd",
     "sharing",
     "sweep",
