@@ -247,6 +247,8 @@ def reference_clients(source, partition, models):
             y=outputs(i, train),
             x_validation=x[validation],
             y_validation=outputs(i, validation),
+            x_public=x[partition.public],
+            y_public=outputs(i, partition.public),
         )
         for i, (group, train, validation) in enumerate(
             zip(groups, partition.train, partition.validation, strict=True)
