@@ -29,6 +29,20 @@ def require(federation: Federation) -> None:
         )
 
 
+def require_for_server(federation: Federation, bn_stats: str) -> None:
+    """Refuse a federation whose networks the server cannot run on public images.
+
+    Raises:
+      JaxflError: as `require`, or if the server never gets BatchNorm's statistics.
+    """
+    require(federation)
+    if bn_stats == "local" and any(model.normalised for model in federation.models):
+        raise JaxflError(
+            "The server runs the clients' networks and needs their BatchNorm statistics, which "
+            'bn_stats=local never sends; leave that out, or build the networks with norm="none".'
+        )
+
+
 def subset(key, federation: Federation, size: int):
     """Some public images of a round, drawn without replacement.
 

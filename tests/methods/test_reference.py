@@ -123,7 +123,8 @@ def jaxfl_run(method, name):
 
     def of_round(t):
         seen = images[case.images(init_key, round_keys[t], federation, options)]
-        return training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t]), seen)
+        server = jax.device_get(case.draws_of_server(round_keys[t], options))
+        return training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t]), seen, server)
 
     setting = Setting(
         clients=clients,

@@ -42,12 +42,14 @@ class Cohort(NamedTuple):
       rounds: how many the run has.
       draws: {client: what it draws}, for the clients that take part.
       public: public images (R, H, W, C), normalised, of a method that takes some.
+      server: what the server draws.
     """
 
     t: int
     rounds: int
     draws: dict
     public: np.ndarray | None = None
+    server: object = None
 
 
 def descend(
@@ -70,7 +72,7 @@ def descend(
       loss: ``(weights, rows) -> (value, gradients)``, the mean over some rows.
       orders: per epoch, a permutation of the rows, cut into batches; the last may be smaller.
       options: optimizer, lr, momentum, weight_decay, clip_norm and batch_size.
-      lr: in place of ``options.lr``.
+      lr: in place of ``options.lr``; a number, or a function of the steps taken before.
       batch_size: in place of ``options.batch_size``.
       optimizer: in place of ``options.optimizer``.
       trains: which leaves move, by name.
@@ -95,7 +97,8 @@ def descend(
             gradients = clipped({name: gradients[name] for name in moved}, options.clip_norm)
             for name in moved:
                 step, memory[name] = update(weights[name], gradients[name], memory[name], len(values))
-                weights[name] = weights[name] - lr * step
+                rate = lr(len(values) - 1) if callable(lr) else lr
+                weights[name] = weights[name] - rate * step
     return weights, np.mean(values) if values else 0.0
 
 
@@ -144,7 +147,12 @@ def moments(gradient, memory, count):
     return step, (first, second)
 
 
-OPTIMIZERS = {"sgd": sgd, "adam": adam, "adamw": adamw}
+def undecayed_adam(options):
+    """Adam without weight decay, as servers have it."""
+    return lambda w, gradient, memory, count: moments(gradient, memory, count)
+
+
+OPTIMIZERS = {"sgd": sgd, "adam": adam, "adamw": adamw, "undecayed adam": undecayed_adam}
 
 
 def plain_loss(client, train=True):

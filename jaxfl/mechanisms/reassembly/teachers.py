@@ -84,16 +84,11 @@ def learning_from_teachers(
     parts = CompiledParts()
 
     def init(key, federation, hyper):
-        public_images.require(federation)
+        public_images.require_for_server(federation, config.bn_stats)
         if config.labelled and not federation.labelled:
             raise JaxflError(
                 "The server uses the labels of public images, and those of --public do not mean what the "
                 "clients' do; add labelled=false, or labels=true to --public if they do."
-            )
-        if config.bn_stats == "local" and any(model.normalised for model in federation.models):
-            raise JaxflError(
-                "The server runs the clients' networks and needs their BatchNorm statistics, which "
-                'bn_stats=local never sends; leave that out, or build the networks with norm="none".'
             )
         clients = [len(group.id) for group in federation.groups]
         dtype = federation.mean.dtype

@@ -76,6 +76,7 @@ class Case(NamedTuple):
         or a pair where these differ. `models` are those of the federation.
       draws: ``(key, client, models, options) -> what a client draws in a round``.
       draws_before_use: the same for predicting.
+      draws_of_server: ``(key of the round, options) -> what the server draws in it``.
       view: ``(state, federation, t) -> jaxfl's state`` in the form of the reference's.
       prepare: ``(state, clients, draws, options, rounds) -> state`` behind the phase before the first round.
       draws_of_preparation: ``(key, clients, options, rounds) -> draws`` for it.
@@ -97,6 +98,7 @@ class Case(NamedTuple):
     traffic: Callable
     draws: Callable = recording.phases(train="epochs")
     draws_before_use: Callable = recording.phases()
+    draws_of_server: Callable = lambda key, options: None
     view: Callable = recording.sharing
     prepare: Callable = lambda state, clients, draws, options, rounds: state
     draws_of_preparation: Callable = lambda key, clients, options, rounds: None

@@ -1,0 +1,111 @@
+"""FedDF: averages of models, distilled on the server from the ensemble of all clients' models.
+
+Lin et al. 2020, "Ensemble Distillation for Robust Model Fusion in Federated Learning", arXiv:2006.07242,
+Algorithm 3. w_a is the model of architecture a, D_r the round's public images, S_t the cohort:
+
+    w_i <- LocalSGD(w_a)
+    w_a <- sum_i n_i w_i / sum_i n_i                       over the clients of the architecture
+    t    = softmax(mean_i f(w_i, D_r) / T)                 over all of S_t, whatever their architectures
+    w_a <- Adam over KL(t || softmax(f(w_a, D_r) / T))
+
+The server passes over D_r once, as MNFL's tables need it for an equal budget, where the paper takes up to
+10,000 steps and stops early (`server_epochs`, `public_size`). Teachers are in evaluation mode, students in
+training mode. An architecture without a client in the round is not distilled. FedAvg's bytes: the server has
+the images.
+
+pFedDF (MNFL, section 5.1): the same, and each client fine-tunes a copy of all layers before use.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.authoring import (
+    Algorithm,
+    FineTuning,
+    Method,
+    fine_tuning,
+    options,
+    per_group,
+    rows_uploaded,
+    sharing,
+    tree,
+    within,
+)
+from jaxfl.mechanisms import public_images
+from jaxfl.mechanisms.server_distillation import ServerDistillation, distil, said
+
+
+@options
+class FedDF(ServerDistillation):
+    """Options of FedDF."""
+
+
+@options
+class PFedDF(ServerDistillation, FineTuning):
+    """Options of pFedDF."""
+
+    ft_epochs: int | None = within("[0, inf)", None)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
+
+
+def build(config: FedDF) -> Algorithm:
+    """FedAvg, then distillation."""
+    return fused(config, sharing(config))
+
+
+def build_tuned(config: PFedDF) -> Algorithm:
+    """The same with fine-tuning."""
+    return fused(config, sharing(config, tune=fine_tuning(config)))
+
+
+def fused(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
+    """FedAvg whose averages are students."""
+
+    def init(key, federation, hyper):
+        public_images.require_for_server(federation, config.bn_stats)
+        return fedavg.init(key, federation, hyper)
+
+    def step(key, state, federation, cohort):
+        averaged, info = fedavg.step(key, state, federation, cohort)
+        rows = public_images.subset(key, federation, config.public_size)
+        trained = per_group(lambda predictor: predictor.stacked, info.trained)
+        logits = said(trained, federation, cohort, rows, key)
+        n = rows_uploaded(federation, cohort)
+        present = (jnp.concatenate(n) > 0).astype(logits.dtype)
+        ensemble = jnp.tensordot(present / jnp.maximum(present.sum(), 1), logits, 1, precision="highest")
+        teacher = jax.nn.softmax(ensemble / state.hyper.temperature)
+
+        def student(model, w, n):
+            taught = distil(model, w, teacher, rows, key, federation, state.hyper)
+            return tree.where((n > 0).any(), taught, w)
+
+        shared = per_group(student, federation.models, averaged.shared, n)
+        return averaged._replace(shared=shared), info
+
+    return fedavg._replace(init=init, step=step)
+
+
+BIBTEX = """@inproceedings{lin2020ensemble,
+  title={Ensemble Distillation for Robust Model Fusion in Federated Learning},
+  author={Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
+  booktitle={NeurIPS}, year={2020}}"""
+
+feddf = Method(
+    "feddf",
+    build,
+    FedDF,
+    "averages per architecture, distilled on the server from the ensemble of all clients",
+    "Lin et al. 2020, arXiv:2006.07242",
+    BIBTEX,
+    needs=lambda config: {"public"},
+)
+
+pfeddf = Method(
+    "pfeddf",
+    build_tuned,
+    PFedDF,
+    "FedDF, fine-tuned by each client before use",
+    "Lin et al. 2020, arXiv:2006.07242; Beikmohammadi et al.",
+    BIBTEX,
+    needs=lambda config: {"public"},
+)

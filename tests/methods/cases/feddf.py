@@ -1,0 +1,67 @@
+"""FedDF (Lin et al. 2020, arXiv:2006.07242, Algorithm 3): averages that learn from the ensemble."""
+
+import jax
+import numpy as np
+from conftest import PUBLIC, assert_same
+from reference import nets, sharing
+from reference.distillation import distilled
+from reference.training import softmax
+
+from jaxfl.mechanisms.server_distillation import SERVER
+from methods import recording
+from methods.cases import Case, Comparison, fedavg, mnfl
+from methods.rounds import TRAINING, mixed, run
+
+
+def step(state, clients, cohort, options):
+    """FedAvg; then every average learns what the mean of all trained models' logits says."""
+    trained, losses = sharing.trained_jointly(state, clients, cohort, options)
+    averaged = sharing.averaged(state, clients, trained, fedavg.stays, options)
+    if not trained:
+        return averaged, losses
+    logits = [nets.logits(clients[i].net, w, cohort.public) for i, w in trained.items()]
+    teacher = softmax(np.mean(logits, axis=0) / options.temperature)
+    shared = dict(averaged["shared"])
+    for i in trained:  # any client of an architecture brings its network
+        g = clients[i].group
+        start = averaged["shared"][g]
+        shared[g] = distilled(clients[i], start, teacher, cohort.public, cohort.server, options)
+    return averaged | {"shared": shared}, losses
+
+
+def draws_of_server(key, options):
+    """The order of the round's public images in each of the server's epochs."""
+    of_server = jax.random.fold_in(jax.random.fold_in(key, SERVER), 0)
+    return recording.orders(of_server, min(options.public_size, PUBLIC), options.server_epochs)
+
+
+def without_distillation_it_is_fedavg():
+    for (feddf, _), (averaged, _) in zip(
+        run("feddf", mixed(), server_epochs=0, **TRAINING), run("fedavg", mixed(), **TRAINING), strict=True
+    ):
+        assert_same(feddf.shared, averaged.shared)
+
+
+OPTIONS = {"public_size": 7, "public_batch": 3, "server_epochs": 2, "server_lr": 0.02, "temperature": 2.0}
+
+feddf = Case(
+    "feddf",
+    fedavg.start,
+    step,
+    sharing.scores,
+    images=mnfl.drawn_anew,
+    draws_of_server=draws_of_server,
+    traffic=lambda model, models, t: model.size,
+    returns=False,
+    short={"public_batch": 4},
+    comparisons={"": Comparison(OPTIONS, [("server_lr", 0.021), ("temperature", 2.1)])},
+    reductions=(without_distillation_it_is_fedavg,),
+)
+
+pfeddf = feddf._replace(
+    method="pfeddf",
+    scores=sharing.scores_after_tuning,
+    draws_before_use=recording.phases(tune="ft_epochs"),
+    comparisons={"": Comparison(OPTIONS | {"ft_part": "head"}, [("ft_part", "all"), ("server_epochs", 1)])},
+    reductions=(),
+)
