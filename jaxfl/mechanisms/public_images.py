@@ -4,12 +4,14 @@ A round takes some of them; every client says what it sees there, and may learn 
 client learns from public images by the same local training as from its own.
 """
 
+from collections.abc import Iterable
+
 import jax
 
 from jaxfl.core.examples import sweep, visiting
 from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
-from jaxfl.models.model import Weights
+from jaxfl.models.model import Model, Weights
 
 
 def require(federation: Federation) -> None:
@@ -29,16 +31,16 @@ def require(federation: Federation) -> None:
         )
 
 
-def require_for_server(federation: Federation, bn_stats: str) -> None:
-    """Refuse a federation whose networks the server cannot run on public images.
+def require_for_server(federation: Federation, models: Iterable[Model], bn_stats: str) -> None:
+    """Refuse what a server cannot do that runs these networks on public images.
 
     Raises:
       JaxflError: as `require`, or if the server never gets BatchNorm's statistics.
     """
     require(federation)
-    if bn_stats == "local" and any(model.normalised for model in federation.models):
+    if bn_stats == "local" and any(model.normalised for model in models):
         raise JaxflError(
-            "The server runs the clients' networks and needs their BatchNorm statistics, which "
+            "The server runs networks of clients and needs their BatchNorm statistics, which "
             'bn_stats=local never sends; leave that out, or build the networks with norm="none".'
         )
 

@@ -62,7 +62,7 @@ def fused(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
     """FedAvg whose averages are students."""
 
     def init(key, federation, hyper):
-        public_images.require_for_server(federation, config.bn_stats)
+        public_images.require_for_server(federation, federation.models, config.bn_stats)
         return fedavg.init(key, federation, hyper)
 
     def step(key, state, federation, cohort):

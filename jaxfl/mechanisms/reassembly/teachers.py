@@ -84,7 +84,7 @@ def learning_from_teachers(
     parts = CompiledParts()
 
     def init(key, federation, hyper):
-        public_images.require_for_server(federation, config.bn_stats)
+        public_images.require_for_server(federation, federation.models, config.bn_stats)
         if config.labelled and not federation.labelled:
             raise JaxflError(
                 "The server uses the labels of public images, and those of --public do not mean what the "

@@ -1,0 +1,136 @@
+"""FedKEMF (Yu et al. 2022, arXiv:2208.07978): a knowledge network learns and teaches on every client."""
+
+import jax
+import numpy as np
+from reference import exchange, nets
+from reference.distillation import distilled
+from reference.training import average, cross_entropy, descend, log_softmax, softmax
+
+from methods import recording
+from methods.cases import NORMALISED, SMALL, Case, Comparison, feddf, local_statistics, mnfl
+from methods.rounds import convolving, initial
+
+
+def start(clients, initial, options):
+    """Own models. The knowledge network has the first architecture; see `given` for its weights."""
+    return {"own": {i: initial[client.group] for i, client in enumerate(clients)}, "knowledge": initial[0]}
+
+
+def given(state, federation):
+    """The knowledge network starts as the first architecture does."""
+    return state._replace(knowledge=jax.tree.map(lambda leaf: leaf[0], state.weights[0]))
+
+
+def step(state, clients, cohort, options):
+    """Both networks learn from each other; the server's learns what the ensemble of the sent ones says."""
+    own, losses, sent, said = dict(state["own"]), {}, [], []
+    speaker = clients[0]
+    for i, draw in cohort.draws.items():
+        both = joined(own[i], state["knowledge"])
+        loss = mutual(clients[i], speaker.net)
+        trained, losses[i] = descend(both, loss, draw["train"], options)
+        own[i], g = part(trained, "own"), part(trained, "knowledge")
+        sent.append((0, clients[i].size, g))
+        said.append(nets.logits(speaker.net, g, cohort.public))
+    if not sent:
+        return state, losses
+    knowledge = state["knowledge"]
+    if options.server_start == "mean":
+        knowledge = average({0: knowledge}, sent)[0]
+    teacher = softmax(fused(np.array(said), options.ensemble) / options.temperature)
+    knowledge = distilled(speaker, knowledge, teacher, cohort.public, cohort.server, options)
+    return {"own": own, "knowledge": knowledge}, losses
+
+
+def joined(own, knowledge):
+    """Both networks' weights, statistics still by their prefix."""
+
+    def named(name, whose):
+        return (
+            f"{nets.STATISTICS}{whose} {name.removeprefix(nets.STATISTICS)}"
+            if nets.is_statistic(name)
+            else f"{whose} {name}"
+        )
+
+    return {named(name, "own"): w for name, w in own.items()} | {
+        named(name, "knowledge"): w for name, w in knowledge.items()
+    }
+
+
+def part(both, whose):
+    """One network's weights."""
+    found = {}
+    for name, w in both.items():
+        prefix = nets.STATISTICS if nets.is_statistic(name) else ""
+        owner, _, rest = name.removeprefix(prefix).partition(" ")
+        if owner == whose:
+            found[prefix + rest] = w
+    return found
+
+
+def mutual(client, knowledge):
+    """CE + KL(the other's predictions || own ones), of both."""
+
+    def loss(both, rows):
+        y, value, gradients = client.y[rows], 0.0, []
+        ways = []
+        for net, whose in ((client.net, "own"), (knowledge, "knowledge")):
+            z, through_body = net(part(both, whose), client.x[rows], True)
+            logits, through_head = nets.classify(part(both, whose), z)
+            ways.append((logits, through_body, through_head))
+        for (logits, through_body, through_head), (teacher, _, _) in (ways, ways[::-1]):
+            plain, dlogits = cross_entropy(logits, y)
+            t = softmax(teacher)
+            value += plain + (t * (log_softmax(teacher) - log_softmax(logits))).sum(1).mean()
+            dz, of_head = through_head(dlogits + (softmax(logits) - t) / len(y))
+            gradients.append(through_body(dz)[1] | of_head)
+        return value, joined(*gradients)
+
+    return loss
+
+
+def fused(logits, ensemble):
+    """The ensemble's logits (R, classes)."""
+    if ensemble == "max":
+        return logits.max(0)
+    if ensemble == "vote":
+        return np.eye(logits.shape[-1])[logits.argmax(-1)].mean(0)
+    return logits.mean(0)
+
+
+def view(state, federation, t):
+    """Own models and the knowledge network."""
+    return recording.own_models(state, federation, t) | {"knowledge": state.knowledge}
+
+
+def the_smallest_network_travels_unless_another_is_named():
+    for name, size in (("smallest", min(model.size for model in convolving().models)), ("mlp,hidden=3", 207)):
+        state = initial("fedkemf", convolving(), knowledge=name)
+        assert sum(leaf.size for leaf in jax.tree.leaves(state.knowledge.params)) == size
+
+
+fedkemf = Case(
+    "fedkemf",
+    start,
+    step,
+    exchange.scores,
+    given=given,
+    view=view,
+    images=mnfl.drawn_anew,
+    draws_of_server=feddf.draws_of_server,
+    traffic=lambda model, models, t: min(model.size for model in models),
+    short={"public_batch": 4},
+    comparisons={
+        "": Comparison(feddf.OPTIONS, [("server_start", "previous"), ("ensemble", "max")]),
+        "by a vote, from the server's own": Comparison(
+            feddf.OPTIONS | {"ensemble": "vote", "server_start": "previous"}, [("ensemble", "mean")]
+        ),
+        "local statistics": local_statistics(
+            ("temperature", 2.1),
+            models=((SMALL, 3), (NORMALISED, 2)),
+            ensemble="max",
+            **feddf.OPTIONS,
+        ),
+    },
+    reductions=(the_smallest_network_travels_unless_another_is_named,),
+)
