@@ -38,6 +38,7 @@ from jaxfl.data.federation import Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import learned_matrix, mixing, own_models, public_images
 from jaxfl.mechanisms.losses import distillation, proximal
+from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
     FineTuning,
     Memory,
@@ -74,6 +75,7 @@ __all__ = [
     "PerGroup",
     "Phase",
     "Predictor",
+    "ServerSteps",
     "Slots",
     "Trained",
     "Training",
@@ -119,6 +121,7 @@ __all__ = [
     "scatter",
     "sent_down",
     "sent_up",
+    "server_steps",
     "sgd",
     "sharing",
     "sweep",

@@ -300,7 +300,7 @@ def descend(
         tally = jax.tree.map(jnp.add, tally, *observed)
         return (free, stats, moments, tally), value
 
-    (free, stats, _, tally), value, steps = fit(
+    (free, stats, _, tally), value, taken = fit(
         update,
         (free, weights.stats, optimizer.init(free), tally),
         key,
@@ -311,7 +311,7 @@ def descend(
         phase=phase,
         steps=steps,
     )
-    return Trained(Weights(frozen | free, stats), value, steps, tally)
+    return Trained(Weights(frozen | free, stats), value, taken, tally)
 
 
 def mean(values, batch: Batch):

@@ -87,6 +87,15 @@ def experiment(config: dict) -> dict:
     return {"method": config["method"] or config["label"]} | options
 
 
+def at_own_default(config: dict) -> set[str]:
+    """The options of local training where a built-in method has a default of its own, and the run has it."""
+    method = registry.METHODS.get(config["method"])
+    if method is None:
+        return set()
+    usual, own, options = _plain(vars(Training())), _plain(vars(method.config())), config["options"]
+    return {name for name in usual if usual[name] != own[name] == options.get(name, own[name])}
+
+
 def own_files(config: dict) -> list[Path]:
     """The user's Python files that a configuration names: of methods, models, data sets and partitions."""
     values = [config["method"], *config["options"].values()]

@@ -13,7 +13,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
-from jaxfl.runs.config import experiment
+from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
 
@@ -120,8 +120,8 @@ def _of_partitions(runs: list[Path], draws: list[int]) -> list[str]:
 def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     """The runs' labels, with the options that tell runs apart: seeds and what is `repeated` are averaged.
 
-    Options that all methods have are told wherever two runs differ in them, a method's own where two runs of
-    one label do.
+    Options that all methods have are told wherever two runs differ in them, unless a method has a default of
+    its own for them, and the run has it; a method's own options where two runs of one label do.
     """
     experiments = [
         {name: value for name, value in experiment(config).items() if name not in repeated}
@@ -129,22 +129,23 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     ]
     # Seeds of one another share the label of the first.
     first = [configs[experiments.index(of_run)]["label"] for of_run in experiments]
-    shared, labels = {*hints(Setup), *hints(Training)}, []
-    for label, of_run in zip(first, experiments, strict=True):
-        said = choices.split(label)[1]
+    given = [choices.split(label)[1].keys() for label in first]
+    known = [told | at_own_default(config) for told, config in zip(given, configs, strict=True)]
+    shared = {*hints(Setup), *hints(Training)}
 
-        def differs(name, value, label=label):
-            """Among the runs whose labels do not tell it."""
-            return any(
-                its.get(name) != value
-                for other, its in zip(first, experiments, strict=True)
-                if other == label or (name in shared and name not in choices.split(other)[1])
-            )
+    def differs(run: int, name: str) -> bool:
+        """Whether a run has another value than one whose label does not tell that already."""
+        return any(
+            other_experiment.get(name) != experiments[run][name]
+            for label, other_experiment, of_other in zip(first, experiments, known, strict=True)
+            if label == first[run] or (name in shared and name not in known[run] | of_other)
+        )
 
-        told = [
+    def told(run: int) -> list[str]:
+        return [
             f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
-            for name, value in of_run.items()
-            if name not in said and differs(name, value)
+            for name, value in experiments[run].items()
+            if name not in given[run] and differs(run, name)
         ]
-        labels.append(",".join([label, *told]))
-    return labels
+
+    return [",".join([label, *told(run)]) for run, label in enumerate(first)]

@@ -111,6 +111,10 @@ REFUSED = [
     ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
     ("run fedavg @own.args --lr -1", "--lr must lie in (0, inf), but is -1.0"),
     ("run fedavg @own.args --lr nan", "--lr must lie in (0, inf), but is nan"),
+    (
+        "run fedavg @own.args --server-lr 3",
+        "--server-lr is a rate of the server's optimiser, and there is none",
+    ),
     ("run fedavg @own.args --momentum 1", "--momentum must lie in [0, 1), but is 1.0"),
     ("run fedavg @own.args --epochs 0", "--epochs must lie in [1, inf), but is 0"),
     ("run fedavg @own.args --rounds 0", "--rounds must lie in [1, inf), but is 0"),

@@ -169,7 +169,8 @@ def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploy
     """Of one client there is nothing to average; it is of the architecture that trains no other."""
     done = played.play(jax.random.key(2), played.state, federation, cohort(federation, [1]))
     trained, *others = (of_groups[0][0] for of_groups in (done.trained, done.received, done.personal))
-    assert any(np.allclose(trained, other, rtol=1e-5, atol=1e-5) for other in others)
+    returned = any(np.allclose(trained, other, rtol=1e-5, atol=1e-5) for other in others)
+    assert returned == played.case.returns
     of_all = played.play(jax.random.key(2), played.state, federation, cohort(federation, EVERYONE)).trained
     assert differ(of_all[0][0], of_all[0][1])
 

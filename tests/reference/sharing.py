@@ -3,6 +3,8 @@
 The state is {"shared": {architecture: leaves}, "personal": {client: leaves}}.
 """
 
+import numpy as np
+
 from reference import nets
 from reference.training import average, descend, plain_loss
 
@@ -36,6 +38,62 @@ def averaged(state, clients, trained, stays, options):
         "shared": average(state["shared"], sent),
         "personal": state["personal"] | {i: kept for i, (kept, _) in parts.items()},
     }
+
+
+def served(state, clients, trained, stays, options):
+    """The same with a server that steps towards the mean (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2).
+
+    The mean's difference from the model is the gradient of its parameters; running statistics are averaged.
+    The server remembers {architecture: {"count", "mu", "nu"}}, of sgd {"trace"}, from its first step on.
+    """
+    after = averaged(state, clients, trained, stays, options)
+    if options.server_optimizer == "none":
+        return after
+    shared, server = dict(after["shared"]), dict(state.get("server", {}))
+    for g in {clients[i].group for i in trained}:
+        parameters = {name: x for name, x in state["shared"][g].items() if not nets.is_statistic(name)}
+        gradients = {name: x - shared[g][name] for name, x in parameters.items()}
+        steps, server[g] = SERVERS[options.server_optimizer](gradients, server.get(g), options)
+        shared[g] = shared[g] | {name: x - steps[name] for name, x in parameters.items()}
+    return after | {"shared": shared, "server": server}
+
+
+def server_sgd(gradients, memory, options):
+    """Momentum: the step, and the velocity."""
+    velocity = memory["trace"] if memory else {name: 0 * g for name, g in gradients.items()}
+    velocity = {name: options.server_momentum * velocity[name] + g for name, g in gradients.items()}
+    return {name: options.server_lr * v for name, v in velocity.items()}, {"trace": velocity}
+
+
+def adaptive(gradients, memory, options, second, start):
+    """Adam's step with another rule for the second moments; both are corrected for their start."""
+    beta, beta_2 = options.server_momentum, 0.99
+    at_first = {name: 0 * g + start for name, g in gradients.items()}
+    memory = memory or {"count": 0, "mu": at_first, "nu": at_first}
+    count = memory["count"] + 1
+    mu = {name: beta * memory["mu"][name] + (1 - beta) * g for name, g in gradients.items()}
+    nu = {name: second(memory["nu"][name], g**2, 1 - beta_2) for name, g in gradients.items()}
+
+    def step(name):
+        return mu[name] / (1 - beta**count) / (np.sqrt(nu[name] / (1 - beta_2**count)) + 1e-3)
+
+    steps = {name: options.server_lr * step(name) for name in gradients}
+    return steps, {"count": count, "mu": mu, "nu": nu}
+
+
+def server_adam(gradients, memory, options):
+    """Kingma and Ba 2015."""
+    return adaptive(gradients, memory, options, lambda v, square, rate: v + rate * (square - v), 0.0)
+
+
+def server_yogi(gradients, memory, options):
+    """Zaheer et al. 2018: the second moment moves by the square itself. Optax starts both at 1e-6."""
+    return adaptive(
+        gradients, memory, options, lambda v, square, rate: v - rate * np.sign(v - square) * square, 1e-6
+    )
+
+
+SERVERS = {"sgd": server_sgd, "adam": server_adam, "yogi": server_yogi}
 
 
 def trained_jointly(state, clients, cohort, options):

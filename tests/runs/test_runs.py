@@ -20,6 +20,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, plot, run, store
+from jaxfl.runs.config import at_own_default
 from jaxfl.runs.variant import choose
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -383,6 +384,19 @@ def test_report_refuses_one_run_twice(compared, tmp_path, capsys):
 )
 def test_labels_tell_methods_apart(choice, options, label):
     assert choose(choice, **options).label == label
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "known"),
+    [
+        ("feddyn", {"clip_norm": 10.0}, {"clip_norm"}),
+        ("feddyn", {"clip_norm": None}, set()),
+        ("fedavg", {"clip_norm": None}, set()),
+        ("/home/me/my.py:method", {"clip_norm": 10.0}, set()),
+    ],
+)
+def test_a_default_of_the_methods_own_needs_no_telling(method, options, known):
+    assert at_own_default({"method": method, "options": options}) == known
 
 
 def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):

@@ -8,20 +8,33 @@ McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i rows on client i of
 FedAvg-FT: the same training; before use each client fine-tunes a copy (Yu et al. 2020,
 arXiv:2002.04758). Where papers differ, we fine-tune the head for E epochs with the training optimizer
 (CompFL's appendix A); ``ft_part="all"`` fine-tunes the whole model.
+
+FedOpt (FedAvgM, FedAdam, FedYogi): either of them with a `server_optimizer`, see
+`jaxfl.mechanisms.server_steps`.
 """
 
 from typing import Literal
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, Training, fine_tuning, options, sharing, within
+from jaxfl.authoring import (
+    Algorithm,
+    FineTuning,
+    Method,
+    ServerSteps,
+    fine_tuning,
+    options,
+    server_steps,
+    sharing,
+    within,
+)
 
 
 @options
-class FedAvg(Training):
+class FedAvg(ServerSteps):
     """Options of FedAvg."""
 
 
 @options
-class FedAvgFT(FineTuning):
+class FedAvgFT(FineTuning, ServerSteps):
     """Options of FedAvg-FT."""
 
     ft_epochs: int | None = within("[0, inf)", None)
@@ -32,12 +45,12 @@ class FedAvgFT(FineTuning):
 
 def build(config: FedAvg) -> Algorithm:
     """Keep nothing."""
-    return sharing(config)
+    return sharing(config, memory=server_steps(config))
 
 
 def build_ft(config: FedAvgFT) -> Algorithm:
     """Keep nothing; fine-tune."""
-    return sharing(config, tune=fine_tuning(config))
+    return sharing(config, tune=fine_tuning(config), memory=server_steps(config))
 
 
 fedavg = Method(

@@ -10,11 +10,21 @@ Every client trains for E epochs: stragglers and inexact solutions (the paper's 
 paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
 """
 
-from jaxfl.authoring import Algorithm, Method, Training, local_training, options, proximal, sharing, within
+from jaxfl.authoring import (
+    Algorithm,
+    Method,
+    ServerSteps,
+    local_training,
+    options,
+    proximal,
+    server_steps,
+    sharing,
+    within,
+)
 
 
 @options
-class FedProx(Training):
+class FedProx(ServerSteps):
     """Options of FedProx."""
 
     mu: float = within("[0, inf)", 0.01)
@@ -28,7 +38,8 @@ def build(config: FedProx) -> Algorithm:
         """CE(w) + mu/2 ||w - w^t||^2."""
         return proximal(participant.model, participant.received, participant.hyper.mu, blocks)
 
-    return sharing(config, train=local_training(config, objective=objective))
+    train = local_training(config, objective=objective)
+    return sharing(config, train=train, memory=server_steps(config))
 
 
 fedprox = Method(

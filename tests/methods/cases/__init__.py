@@ -83,6 +83,8 @@ class Case(NamedTuple):
       short: options with which it does all that it does within a few rounds of tiny clients.
       traffic_rates: other rates for the count of traffic, where the default ones leave it to chance.
       idle_rates: float options that have no effect in `test_protocol`; why, says a comment.
+      returns: whether a client that is alone in a round gets back, or deploys, the model that it has trained;
+        not where the server goes beyond what it gets.
       reductions: functions without arguments that compare it with another method, see `methods.rounds`.
     """
 
@@ -100,6 +102,7 @@ class Case(NamedTuple):
     short: dict[str, Any] = {}
     traffic_rates: dict[str, float] = {}
     idle_rates: Collection[str] = ()
+    returns: bool = True
     reductions: tuple[Callable, ...] = ()
 
 

@@ -5,13 +5,14 @@ FedAvg-FT (Yu et al. 2020, arXiv:2002.04758): its head, or all of it, fine-tuned
 
 import jax
 import numpy as np
+import optax
 from conftest import SIZES, assert_same
 from reference import sharing
 from reference.training import descend, plain_loss
 
 from jaxfl.registry import METHODS
+from methods import recording
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
-from methods.recording import phases
 from methods.rounds import HIDDEN, TRAINING, alike, normalised, run
 
 
@@ -31,7 +32,20 @@ def step(state, clients, cohort, options):
     for i, draw in cohort.draws.items():
         w = sharing.model(state, clients, i)
         trained[i], losses[i] = descend(w, plain_loss(clients[i]), draw["train"], options)
-    return sharing.averaged(state, clients, trained, stays, options), losses
+    return sharing.served(state, clients, trained, stays, options), losses
+
+
+def view(state, federation, t):
+    """The model, and what a server with an optimiser remembers of each group that has taken part."""
+    of_groups = [
+        {
+            name: found
+            for name in ("count", "mu", "nu", "trace")
+            if (found := optax.tree.get(server, name)) is not None
+        }
+        for server in state.server
+    ]
+    return recording.sharing(state, federation, t) | {"server": recording.by_group(of_groups)}
 
 
 # ---- what another method computes
@@ -63,11 +77,14 @@ def local_statistics_differ_and_are_never_sent():
         assert len(np.unique(leaf, axis=0)) == len(SIZES)
 
 
+STEPS = {"server_lr": 0.7, "server_momentum": 0.8}
+
 fedavg = Case(
     "fedavg",
     start,
     step,
     sharing.scores,
+    view=view,
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison({}, [("momentum", 0.51)], ((SMALL, 3), (CONVOLVING, 2))),
@@ -75,6 +92,15 @@ fedavg = Case(
             {"optimizer": "adam", "lr": 0.01},
             [("optimizer", "adamw"), ("weight_decay", 0.011)],
             ((SMALL, 5),),
+        ),
+        "with momentum on the server": Comparison(
+            STEPS | {"server_optimizer": "sgd"}, [("server_momentum", 0.81)], ((SMALL, 5),)
+        ),
+        "with adam on the server": Comparison(
+            STEPS | {"server_optimizer": "adam"}, [("server_lr", 0.71), ("server_optimizer", "yogi")]
+        ),
+        "with yogi on the server": Comparison(
+            STEPS | {"server_optimizer": "yogi"}, [("server_optimizer", "adam")], ((SMALL, 5),)
         ),
         "clipped": Comparison({"clip_norm": 1.2}, [("clip_norm", 1.21)], ((SMALL, 5),)),
         "adamw, local statistics": local_statistics(("weight_decay", 0.011), optimizer="adamw", lr=0.01),
@@ -85,7 +111,7 @@ fedavg = Case(
 fedavg_ft = fedavg._replace(
     method="fedavg-ft",
     scores=sharing.scores_after_tuning,
-    draws_before_use=phases(tune="ft_epochs"),
+    draws_before_use=recording.phases(tune="ft_epochs"),
     comparisons={
         "": Comparison(mistakes=[("ft_part", "all")]),
         "of all": local_statistics(("ft_part", "head"), ft_part="all", ft_epochs=3),

@@ -17,7 +17,7 @@ def step(state, clients, cohort, options):
         w = sharing.model(state, clients, i)
         pulled = proximal(plain_loss(clients[i]), w, options.mu)
         trained[i], losses[i] = descend(w, pulled, draw["train"], options)
-    return sharing.averaged(state, clients, trained, stays, options), losses
+    return sharing.served(state, clients, trained, stays, options), losses
 
 
 def without_pull_it_is_fedavg():

@@ -1,0 +1,97 @@
+"""FedDyn: clients are regularised so that where they stand still is where the federation does.
+
+Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv:2111.04263, Algorithm 1. w is
+the global model as received, S the cohort, N all clients of the architecture, g_i client i's gradient at the
+end of its last round and h the server's state (0 at the start):
+
+    w_i <- LocalSGD over CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2
+    g_i <- g_i - alpha (w_i - w)
+    h   <- h - alpha/N sum_S (w_i - w)
+    w   <- mean_S w_i - h / alpha
+
+Means are uniform. The server keeps h / alpha, which is defined for alpha = 0 as well. BatchNorm's statistics
+are averaged, and have no dual variable. As in the authors' code, gradients are clipped at norm 10
+(`clip_norm`). g_i stays on its client: FedAvg's bytes.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Memory,
+    Method,
+    Participant,
+    Trained,
+    Training,
+    Uploads,
+    Weights,
+    local_training,
+    options,
+    proximal,
+    sharing,
+    tree,
+    within,
+)
+
+
+@options
+class FedDyn(Training):
+    """Options of FedDyn."""
+
+    alpha: float = within("[0, inf)", 0.01)
+    """Strength of the regulariser; as it goes to 0, clients train as FedAvg's."""
+    clip_norm: float | None = within("(0, inf)", 10.0)
+    """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it."""
+
+
+def zeros(w: Weights):
+    """g_i, and h / alpha, before the first round."""
+    return jax.tree.map(jnp.zeros_like, w.params)
+
+
+def objective(participant: Participant, blocks):
+    """CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2."""
+    g_i = participant.memory
+    near = proximal(participant.model, participant.received, participant.hyper.alpha, blocks)
+
+    def loss(w_i, batch, key):
+        value, stats = near(w_i, batch, key)
+        return value - optax.tree.vdot(g_i, w_i.params), stats
+
+    return loss
+
+
+def dual(participant: Participant, trained: Trained):
+    """g_i after the round; the server needs no message."""
+    alpha, w, w_i = participant.hyper.alpha, participant.received.params, trained.weights.params
+    return jax.tree.map(lambda g, w, w_i: g - alpha * (w_i - w), participant.memory, w, w_i), None
+
+
+def aggregate(w: Weights, h, uploads: Uploads, hyper: FedDyn):
+    """The server's two lines, h divided by alpha."""
+    mean = tree.weighted_mean(uploads.models, uploads.present, w)
+    share = uploads.present.sum() / uploads.clients
+    h = jax.tree.map(lambda h, mean, w: h - share * (mean - w), h, mean.params, w.params)
+    return mean._replace(params=optax.tree.sub(mean.params, h)), h
+
+
+def build(config: FedDyn) -> Algorithm:
+    """FedAvg with another loss, and a memory of clients and server."""
+    memory = Memory(zeros, zeros, update=dual, aggregate=aggregate)
+    return sharing(config, train=local_training(config, objective=objective), memory=memory)
+
+
+feddyn = Method(
+    "feddyn",
+    build,
+    FedDyn,
+    "FedAvg with a dynamic regulariser, by which clients and federation agree where to stand still",
+    "Acar et al. 2021, arXiv:2111.04263",
+    """@inproceedings{acar2021federated,
+  title={Federated Learning Based on Dynamic Regularization},
+  author={Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and
+          Saligrama, Venkatesh},
+  booktitle={ICLR}, year={2021}}""",
+)
