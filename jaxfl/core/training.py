@@ -78,7 +78,9 @@ def local_optimizer(
     return optax.chain(*filter(None, (clip, correction)), optimizer or OPTIMIZERS[hyper.optimizer](hyper))
 
 
-def improve(loss: Callable, params, moments, optimizer: optax.GradientTransformation):
+def improve(
+    loss: Callable, params: Any, moments: Any, optimizer: optax.GradientTransformation
+) -> tuple[Any, Any, jax.Array, Any]:
     """One step of an optimiser.
 
     Args:

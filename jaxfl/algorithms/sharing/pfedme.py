@@ -24,7 +24,6 @@ and averaged to those of w, are theta_i's; under ``bn_stats="local"`` w has none
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxfl.authoring import (
@@ -37,7 +36,6 @@ from jaxfl.authoring import (
     Weights,
     fit,
     gather,
-    improve,
     initial_weights,
     local_optimizer,
     map_clients,
@@ -49,13 +47,13 @@ from jaxfl.authoring import (
     predict,
     proximal,
     rows_uploaded,
-    scan,
     scatter,
     sent_down,
     sent_up,
     tree,
     within,
 )
+from jaxfl.mechanisms.inner_steps import inner_steps
 from jaxfl.mechanisms.sharing import no_leaf, separate
 
 
@@ -81,28 +79,6 @@ class State(NamedTuple):
     personal: PerGroup
 
 
-def approach(model, hyper: PFedMe, K: int, optimizer):
-    """What a mini-batch does: ``((theta, v, moments), batch, key) -> ((theta, v, moments), loss)``."""
-
-    def update(carry, batch, key):
-        theta, v, moments = carry
-        envelope = proximal(model, Weights(v, {}), hyper.lam)
-
-        def closer(carry, k):
-            (params, stats), moments = carry
-            step_key = jax.random.fold_in(key, k)
-            params, moments, value, stats = improve(
-                lambda params: envelope(Weights(params, stats), batch, step_key), params, moments, optimizer
-            )
-            return (Weights(params, stats), moments), value
-
-        (theta, moments), values = scan(closer, (theta, moments), jnp.arange(K, dtype=jnp.int32))
-        v = optax.tree.add_scale(v, -hyper.eta * hyper.lam, optax.tree.sub(v, theta.params))
-        return (theta, v, moments), values.sum() / max(K, 1)
-
-    return update
-
-
 def build(config: PFedMe) -> Algorithm:
     """Personal models that stay, copies of the global one that are averaged."""
 
@@ -126,8 +102,18 @@ def build(config: PFedMe) -> Algorithm:
 
         def client(key, client, w, theta):
             optimizer = local_optimizer(hyper)
+
+            def update(carry, batch, key):
+                theta, v, moments = carry
+                envelope = proximal(client.model, Weights(v, {}), hyper.lam)
+                theta, moments, loss = inner_steps(
+                    envelope, theta, moments, batch, key, steps=config.inner_steps, optimizer=optimizer
+                )
+                v = jax.tree.map(lambda v, th: v - hyper.eta * hyper.lam * (v - th), v, theta.params)
+                return (theta, v, moments), loss
+
             (theta, v, _), loss, _ = fit(
-                approach(client.model, hyper, config.inner_steps, optimizer),
+                update,
                 (theta, w.params, optimizer.init(theta.params)),
                 key,
                 own_rows(client, federation, hyper),
@@ -140,8 +126,9 @@ def build(config: PFedMe) -> Algorithm:
         def serve(w, v, n):
             """Of all differences from w the mean, so that nothing moves where nobody has moved."""
             away = jax.tree.map(lambda v, w: v - w[None], v, w)
-            params, stats = tree.weighted_mean(away, n, optax.tree.zeros_like(w))
-            return Weights(optax.tree.add_scale(w.params, hyper.beta, params), optax.tree.add(w.stats, stats))
+            mean = tree.weighted_mean(away, n, optax.tree.zeros_like(w))
+            params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, mean.params)
+            return Weights(params, optax.tree.add(w.stats, mean.stats))
 
         own = gather(state.personal, cohort)
         trained = map_clients(client, key, federation, cohort, state.shared, own)
