@@ -133,8 +133,9 @@ def divergence(q: Gaussian, p: Gaussian):
 
     def of_leaf(mu, rho, mu_p, rho_p):
         sigma, sigma_p = jax.nn.softplus(rho), jax.nn.softplus(rho_p)
-        away = ((sigma / sigma_p) ** 2 + ((mu - mu_p) / sigma_p) ** 2 - 1) / 2
-        return (jnp.log(sigma_p / sigma) + away).sum()
+        wider = 2 * (jnp.log(sigma) - jnp.log(sigma_p))
+        # In this form gradients are exactly 0 at q = p: Adam would make whole steps of their rounding.
+        return (jnp.expm1(wider) - wider + ((mu - mu_p) / sigma_p) ** 2).sum() / 2
 
     return tree.total(jax.tree.leaves(jax.tree.map(of_leaf, *q, *p)))
 
@@ -204,7 +205,8 @@ def build(config: PFedBayes) -> Algorithm:
         own = gather(state.personal, cohort)
         trained = map_clients(client, key, federation, cohort, state.shared, own)
         q_i, sent, loss = zip(*trained, strict=True)
-        shared = per_group(tree.weighted_mean, sent, rows_uploaded(federation, cohort), state.shared)
+        change = per_group(tree.mean_change, sent, rows_uploaded(federation, cohort), state.shared)
+        shared = per_group(optax.tree.add, state.shared, change)
         up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
         nothing = (None,) * len(q_i)
         trained = predictors(key, hyper, federation, cohort, nothing, q_i)

@@ -124,9 +124,8 @@ def build(config: PFedMe) -> Algorithm:
             return theta, divide(client.model, Weights(v, theta.stats))[1], loss
 
         def serve(w, v, n):
-            """Of all differences from w the mean, so that nothing moves where nobody has moved."""
-            away = jax.tree.map(lambda v, w: v - w[None], v, w)
-            mean = tree.weighted_mean(away, n, optax.tree.zeros_like(w))
+            """By the mean change, so that nothing moves where nobody has moved."""
+            mean = tree.mean_change(v, n, w)
             params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, mean.params)
             return Weights(params, optax.tree.add(w.stats, mean.stats))
 
