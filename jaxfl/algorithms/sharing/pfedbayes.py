@@ -74,7 +74,8 @@ class PFedBayes(Training):
     weight_decay: float = within("[0, inf)", 0.0)
     """As of all methods, of mu, rho and BatchNorm's leaves; the divergence takes its place."""
     zeta: float = within("[0, inf)", 10.0)
-    """Weight of the divergence; without it every client learns for itself."""
+    """Weight of the divergence, divided by E_n: clients with few mini-batches, or large networks, want less.
+    Without it every client learns for itself."""
     repeats: int = within("[1, inf)", 5)
     """R, steps of the personal distribution on every mini-batch."""
     rho_0: float = -3.0

@@ -66,7 +66,8 @@ class PFedMe(Training):
     inner_steps: int = within("[0, inf)", 5)
     """K, steps of the personal model on every mini-batch."""
     eta: float = within("[0, inf)", 0.005)
-    """Rate of the client's copy of the global model, which diverges from eta * lam = 2 on."""
+    """Rate of the client's copy of the global model: it moves by about eta times a gradient on every
+    mini-batch, so it wants to be larger in short runs. It diverges from eta * lam = 2 on."""
     beta: float = within("[0, inf)", 1.0)
     """How far the server goes from the old global model to the mean of the new ones, or beyond it."""
 
