@@ -16,7 +16,7 @@ from jaxfl.core.client_map import (
     sent_up,
     visit_clients,
 )
-from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, sweep
+from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, stretch, sweep
 from jaxfl.core.loops import cond, fori_loop, scan
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
 from jaxfl.core.training import (
@@ -124,6 +124,7 @@ __all__ = [
     "server_steps",
     "sgd",
     "sharing",
+    "stretch",
     "sweep",
     "tree",
     "visit_clients",

@@ -23,7 +23,7 @@ def checked(built: Any, build: Callable) -> Algorithm:
     """
     if not isinstance(built, Algorithm):
         raise JaxflError(f"{place(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
-    arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",)}
+    arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
     functions = {name: f for name, f in built._asdict().items() if f is not None}
     for name, f in functions.items():
         require_call(name, f, *arguments.get(name, ROUND))

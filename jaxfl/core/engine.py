@@ -59,6 +59,7 @@ class Programs(NamedTuple):
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
       matrices: what the algorithm knows about pairs of clients, ``state -> {name: (N, N)}``, or None.
+      embeddings: its vectors of clients, ``state -> per group (n_g, d)``, or None.
     """
 
     init: Callable
@@ -70,6 +71,7 @@ class Programs(NamedTuple):
     personal: Program
     host: Callable | None
     matrices: Callable | None
+    embeddings: Callable | None
 
     @property
     def compilations(self) -> int:
@@ -150,6 +152,7 @@ def programs(algorithm: Algorithm) -> Programs:
         personal=score_received if same else Program(personal),
         host=algorithm.host,
         matrices=algorithm.matrices,
+        embeddings=algorithm.embeddings,
     )
 
 

@@ -43,6 +43,16 @@ def own_rows(client: Client, federation: Federation, hyper) -> Examples:
     return Examples(client.size, client.rows.shape[0], take)
 
 
+def stretch(examples: Examples, first, size) -> Examples:
+    """So many of the examples in a row, from a position on: () int32 both."""
+    last = examples.capacity - 1
+
+    def take(position, mask, key):
+        return examples.take(jnp.minimum(first + position, last), mask, key)
+
+    return Examples(size, examples.capacity, take)
+
+
 def public_rows(rows, federation: Federation, client: Client | None = None) -> Examples:
     """Public images (R,), all real; an absent client has none of them.
 

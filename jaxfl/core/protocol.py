@@ -117,6 +117,8 @@ class Algorithm(NamedTuple):
         saved.
       matrices: ``state -> {name: (N, N)}``, what the method knows about pairs of clients, by their ids. They
         are saved with every checkpoint and drawn. None for most methods.
+      embeddings: ``state -> per group (n_g, d)``, a vector for each client. Saved and drawn as matrices are.
+        None for most methods.
       prepare: a phase before the first round, with a cohort of all clients: pre-training, a pass over all
         clients. What it sends and computes counts for the first round. None for most methods.
     """
@@ -127,6 +129,7 @@ class Algorithm(NamedTuple):
     personal: Predict
     host: Step | None = None
     matrices: Callable[[State], dict[str, jax.Array]] | None = None
+    embeddings: Callable[[State], PerGroup] | None = None
     prepare: Step | None = None
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxfl.core.training import cross_entropy, mean
@@ -42,5 +43,20 @@ def distillation(model: Model, teacher, temperature, weight) -> Callable:
         logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
         kl = optax.kl_divergence(jax.nn.log_softmax(logits / temperature), teacher[batch.position])
         return weight * mean(kl, batch), stats
+
+    return loss
+
+
+def absolute_error(model: Model, target) -> Callable:
+    """Mean of |f(x) - target| over outputs and a mini-batch.
+
+    Args:
+      model: the student.
+      target: (R, outputs), logits at the positions of the examples.
+    """
+
+    def loss(w, batch, key):
+        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
+        return mean(jnp.abs(logits - target[batch.position]).mean(1), batch), stats
 
     return loss

@@ -53,6 +53,12 @@ def rows_of_one(weights, rows, columns):
     return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), oneself)
 
 
+def uniform(present):
+    """Equal weights of all who are present (k,) for everybody: (k, k)."""
+    share = present.astype(float) / jnp.maximum(present.sum(), 1).astype(float)
+    return jnp.broadcast_to(share, (len(present), len(present)))
+
+
 def mix(weights, stacked: Any) -> Any:
     """``sum_m weights[n, m] leaf[m]`` of every leaf: (k, m), (m, ...) -> (k, ...)."""
     return jax.tree.map(

@@ -33,6 +33,7 @@ from jaxfl.models.conv import (
 )
 
 Activation = Callable[[jax.Array], jax.Array]
+CONVOLVED, DENSE = "convolved", "dense"  # what layers leave, see `leave_output`
 
 
 def uniform(fan_in: int) -> nn.initializers.Initializer:
@@ -49,6 +50,11 @@ def uniform(fan_in: int) -> nn.initializers.Initializer:
 def leave_tap(block: nn.Module, maps: jax.Array) -> None:
     """Leaves maps, as images, in the collection "intermediates": the tap of the block's next convolution."""
     block.sow("intermediates", "taps", to_images(maps))
+
+
+def leave_output(layer: nn.Module, name: str, y: jax.Array) -> None:
+    """Leaves what a layer puts out, before a norm and an activation, in the collection "intermediates"."""
+    layer.sow("intermediates", name, to_images(y) if y.ndim == 4 else y)
 
 
 class Resize(nn.Module):
@@ -122,6 +128,7 @@ class Conv(nn.Module):
         x = conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
         if self.bias:
             x = x + along("C", self.param("bias", start, (self.features,), dtype))
+        leave_output(self, CONVOLVED, x)
         if self.norm:
             x = Norm(name="norm")(x, train=train, mask=mask)
         return x
@@ -144,6 +151,7 @@ class DepthwiseConv(nn.Module):
         x = depthwise_conv(x, kernel, self.stride, self.kernel // 2)
         if self.bias:
             x = x + along("C", self.param("bias", start, (channels,), dtype))
+        leave_output(self, CONVOLVED, x)
         if self.norm:
             x = Norm(name="norm")(x, train=train, mask=mask)
         return x
@@ -201,6 +209,7 @@ class DenseBlock(nn.Module):
         x = x.reshape(x.shape[0], -1)
         x = nn.Dropout(self.input_dropout, deterministic=not train, name="input_dropout")(x)
         x = Linear(self.features, name="linear")(x, train=train, mask=mask)
+        leave_output(self, DENSE, x)
         if self.norm:
             x = Norm(name="norm")(x, train=train, mask=mask)
         return nn.Dropout(self.dropout, deterministic=not train)(self.activation(x))

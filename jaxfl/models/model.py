@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jaxfl.errors import JaxflError
+from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.conv import suited, using
 from jaxfl.models.repeated import Outline, loop, outline, runs
 
@@ -212,6 +213,31 @@ class Model:
         Arguments, returned outputs and errors are those of `apply_with_taps`.
         """
         return self.apply_with_taps(params, stats, x, depths, train=False)[2]
+
+    def norm_inputs(self, params: dict, stats: dict, x: jax.Array) -> tuple[jax.Array, ...]:
+        """What a norm gets to see, or would if the network had some, in evaluation mode.
+
+        Args:
+            params: Parameters of at least this model's blocks.
+            stats: Statistics of at least this model's blocks.
+            x: Images (B, H, W, C).
+
+        Returns:
+            The output (B, H', W', C') of every convolution before its norm, those of shortcuts included; of a
+            network without convolutions that of every hidden layer (B, d) before its activation.
+        """
+        found = {CONVOLVED: [], DENSE: []}
+        params, x = self._reduced((params, x))
+        for name, module in self.blocks:
+            variables = {"params": params[name], "batch_stats": stats.get(name, {})}
+            with self._convolving(x.shape[0]):
+                applied: Any = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])
+            x, left = applied
+            for path, leaf in jax.tree.leaves_with_path(left):
+                kinds = {entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)}
+                for kind in kinds & found.keys():
+                    found[kind].append(leaf.astype(jnp.result_type(float)))
+        return tuple(found[CONVOLVED] or found[DENSE])
 
     @functools.cached_property
     def convolutions(self) -> int:

@@ -3,9 +3,12 @@
 import textwrap
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
+from sklearn.decomposition import PCA
 
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers a picture has room
@@ -102,6 +105,42 @@ def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(range(len(named)), named, fontsize=6)
         figure.colorbar(field, label="weight of client m for client n")
+    return figure
+
+
+def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndarray]) -> Figure:
+    """A map of the clients of each architecture: their vectors' two principal components.
+
+    A client's colour is the mixture of its labels' colours, so that clients with like labels look alike.
+
+    Args:
+      embeddings: by architecture, (n_g, d).
+      counts: by architecture in the order of ids, (n_g, outputs), each client's training rows per label.
+    """
+    figure = Figure((4.6 * len(embeddings) + 0.8, 4.2), layout="constrained", dpi=150)
+    outputs = next(iter(counts.values())).shape[1]
+    colours = colormaps["hsv"](np.arange(outputs) / outputs)[:, :3]
+    first = 0  # the id of an architecture's first client
+    for place, (name, of_labels) in enumerate(counts.items(), 1):
+        vectors = embeddings[name]
+        components = min(2, *vectors.shape)
+        points = np.zeros((len(vectors), 2))  # fewer components leave an axis empty
+        if len(vectors) > 1:
+            points[:, :components] = PCA(components, svd_solver="full").fit_transform(vectors)
+        shares = of_labels / of_labels.sum(1, keepdims=True)
+        axes = figure.add_subplot(1, len(embeddings), place, title=name)
+        axes.scatter(*points.T, c=shares @ colours, edgecolors="black", linewidths=0.4)
+        if len(points) <= MOST_NAMED:
+            for client, (x, y) in enumerate(points, first):
+                axes.annotate(str(client), (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        first += len(vectors)
+        axes.set(xlabel="first principal component", ylabel="second")
+        axes.grid(alpha=0.3)
+    if outputs <= MOST_NAMED:
+        marks = [Line2D([], [], marker="o", linestyle="", color=colour) for colour in colours]
+        figure.legend(
+            marks, map(str, range(outputs)), title="label", fontsize="small", loc="outside right upper"
+        )
     return figure
 
 

@@ -16,7 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
-from jaxfl.runs.plot import draw_curves, draw_findings, draw_matrices
+from jaxfl.runs.plot import draw_curves, draw_embeddings, draw_findings, draw_matrices
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.runs.variant import Variant
@@ -164,11 +164,22 @@ def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None
             f"{round_ + 1}; lower --lr (now {run.variant.config.lr}); what came before is in {folder}."
         )
     if stop or run.done == job.rounds or run.done % (machine.checkpoint_every or job.eval_every) == 0:
-        if job.programs.matrices:  # first: a resume writes nothing of the rounds before its checkpoint
-            matrices = jax.device_get(job.programs.matrices(chunk.state))
-            store.write_matrices(folder, run.done, matrices)
+        # First: a resume writes nothing of the rounds before its checkpoint.
+        for kind, arrays in _about_clients(job, chunk.state).items():
+            store.write_about_clients(folder, kind, run.done, jax.device_get(arrays))
         mark = store.fingerprint(run.config)
         checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
+
+
+def _about_clients(job: Job, state) -> dict[str, dict]:
+    """What a method knows about clients, by the kinds of `store.ABOUT_CLIENTS` and by names."""
+    known = {}
+    if job.programs.matrices:
+        known["matrices"] = job.programs.matrices(state)
+    if job.programs.embeddings:
+        names = (model.name for model in job.federation.models)
+        known["embeddings"] = dict(zip(names, job.programs.embeddings(state), strict=True))
+    return known
 
 
 def _conclude(job: Job, run: Run, compilations: int) -> dict:
@@ -180,10 +191,13 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
         "findings.png": partial(draw_findings, metrics),
     }
     pictures |= {name: partial(draw, summary["findings"] or {}) for name, draw in method.pictures.items()}
+    counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
     if job.programs.matrices:
-        counts = np.concatenate([group.class_counts for group in job.federation.groups])
-        matrices = store.read_matrices(folder, job.rounds)
-        pictures["matrices.png"] = partial(draw_matrices, matrices, counts)
+        matrices = store.read_about_clients(folder, "matrices", job.rounds)
+        pictures["matrices.png"] = partial(draw_matrices, matrices, np.concatenate([*counts.values()]))
+    if job.programs.embeddings:
+        embeddings = store.read_about_clients(folder, "embeddings", job.rounds)
+        pictures["embeddings.png"] = partial(draw_embeddings, embeddings, counts)
     store.write_pictures(folder, pictures)
     store.write_json(folder / store.RESULT, summary)
     return summary

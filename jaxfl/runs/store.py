@@ -9,9 +9,10 @@ Its files are
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
+    embeddings/      the same of methods that describe clients by vectors
     result.json      the summary, once the run has ended
     owner.json       who runs it, while somebody does
-    curves.png, findings.png, matrices.png, and what the method draws itself
+    curves.png, findings.png, matrices.png, embeddings.png, and what the method draws itself
     tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
@@ -43,7 +44,8 @@ from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 OWNER, END = "owner.json", "comparison.json"
-CHECKPOINTS, MATRICES, CODE = "checkpoints", "matrices", "code"
+CHECKPOINTS, CODE = "checkpoints", "code"
+ABOUT_CLIENTS = ("matrices", "embeddings")
 LOGS = ("tensorboard", "wandb")
 
 
@@ -325,18 +327,18 @@ def append_metrics(folder: Path, records: list[dict]) -> None:
 
 
 @writes
-def write_matrices(folder: Path, rounds: int, matrices: dict[str, Any]) -> None:
-    """Write arrays (N, N) by name, as they are after some rounds."""
-    path = folder / MATRICES / f"{rounds}.npz"
+def write_about_clients(folder: Path, kind: str, rounds: int, arrays: dict[str, Any]) -> None:
+    """Write a method's matrices or embeddings by name, as they are after some rounds."""
+    path = folder / kind / f"{rounds}.npz"
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as file:
-        np.savez_compressed(file, **matrices)
+        np.savez_compressed(file, **arrays)
 
 
 @reads
-def read_matrices(folder: Path, rounds: int) -> dict[str, np.ndarray]:
-    """Read what `write_matrices` wrote."""
-    return npz.read(folder / MATRICES / f"{rounds}.npz", required=())
+def read_about_clients(folder: Path, kind: str, rounds: int) -> dict[str, np.ndarray]:
+    """Read what `write_about_clients` wrote."""
+    return npz.read(folder / kind / f"{rounds}.npz", required=())
 
 
 @reads
@@ -365,7 +367,7 @@ def _number(path: Path) -> str:
 
 @writes
 def trim(folder: Path, rounds: int) -> list[dict]:
-    """Drop the lines and the matrices after `rounds` rounds, before a run continues from a checkpoint.
+    """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
 
     Returns:
       The lines that are left.
@@ -373,7 +375,7 @@ def trim(folder: Path, rounds: int) -> list[dict]:
     kept = read_metrics(folder, rounds)
     with replacing(folder / METRICS) as file:
         file.writelines(f"{json.dumps(record)}\n".encode() for record in kept)
-    for path in (folder / MATRICES).glob("*.npz"):
+    for path in (path for kind in ABOUT_CLIENTS for path in (folder / kind).glob("*.npz")):
         if not path.stem.isdecimal() or int(path.stem) > rounds:
             path.unlink()
     for path in (folder / CODE).glob("round-*"):

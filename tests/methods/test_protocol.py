@@ -40,6 +40,7 @@ ARGUMENTS = {
     "personal": ["key", "state", "federation", "cohort"],
     "host": ["key", "state", "federation", "cohort"],
     "matrices": ["state"],
+    "embeddings": ["state"],
     "prepare": ["key", "state", "federation", "cohort"],
 }
 
@@ -244,7 +245,7 @@ def test_every_rate_has_an_effect_and_none_recompiles(played, federation):
     effective = {
         name
         for name, rate in rates(played.state).items()
-        if differ(outcome(with_rates(played.state, {name: 0.45 + 0.5 * rate})), usual)
+        if differ(outcome(with_rates(played.state, {name: 0.46 + 0.47 * rate})), usual)
     }
     assert effective == rates(played.state).keys() - set(played.case.idle_rates)
     assert played.play.compilations == 1

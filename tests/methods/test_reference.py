@@ -86,6 +86,7 @@ class Setting(NamedTuple):
     initial: list
     cohorts: list
     draws_before_use: dict
+    draws_of_preparation: object
     options: object
     x: np.ndarray
 
@@ -106,6 +107,7 @@ def jaxfl_run(method, name):
         federation = dataclasses.replace(federation, clients_at_once=2)
     options = METHODS[method].config(**TRAINING | comparison.options)
     init_key, round_key, use_key = jax.random.split(jax.random.key(0), 3)
+    preparation_key = jax.random.key(1)
     clients = reference_clients(source, partition, models)
 
     def recorded(draws, key, ids):
@@ -128,6 +130,9 @@ def jaxfl_run(method, name):
         initial=[leaves(weights) for weights in initial_weights(init_key, federation)],
         cohorts=[of_round(t) for t in range(ROUNDS)],
         draws_before_use=recorded(case.draws_before_use, use_key, range(len(clients))),
+        draws_of_preparation=jax.device_get(
+            case.draws_of_preparation(preparation_key, clients, options, ROUNDS)
+        ),
         options=options,
         x=images[~source.train],
     )
@@ -136,7 +141,8 @@ def jaxfl_run(method, name):
     state = algorithm.init(init_key, federation, jax.tree.map(jnp.asarray, options))
     state = case.given(state, federation)
     cohorts = Cohort(np.arange(ROUNDS, dtype=np.int32), slots, ROUNDS)
-    keys, state, federation = federation.replicate(((round_key, use_key), state, federation))
+    keys = round_key, use_key, preparation_key
+    keys, state, federation = federation.replicate((keys, state, federation))
     program = jax.jit(functools.partial(whole_run, algorithm))
     states, info, scores = jax.device_get(program(*keys, state, federation, cohorts, setting.x))
     for of_group, *reported in zip(slots, *info[:3], strict=True):
@@ -150,7 +156,7 @@ def jaxfl_run(method, name):
     }, setting
 
 
-def whole_run(algorithm, round_key, use_key, state, federation, cohorts, x):
+def whole_run(algorithm, round_key, use_key, preparation_key, state, federation, cohorts, x):
     """States and reports of all rounds, and per group all clients' logits of x after the last one."""
 
     def one(state, cohort):
@@ -164,8 +170,10 @@ def whole_run(algorithm, round_key, use_key, state, federation, cohorts, x):
 
         return per_group(of_group, federation.groups, predict(use_key, state, federation, last))
 
-    state, (states, info) = jax.lax.scan(one, state, cohorts)
     last = everyone(federation, at(cohorts, -1))
+    if algorithm.prepare:
+        state, _ = algorithm.prepare(preparation_key, state, federation, last)
+    state, (states, info) = jax.lax.scan(one, state, cohorts)
     received = logits(algorithm.receive)
     deployed = received if algorithm.personal is algorithm.receive else logits(algorithm.personal)
     return states, info, {"received": received, "deployed": deployed}
@@ -176,6 +184,7 @@ def reference_run(method, setting):
     case = CASES[method]
     clients, options = setting.clients, setting.options
     state = case.start(clients, setting.initial, options)
+    state = case.prepare(state, clients, setting.draws_of_preparation, options, ROUNDS)
     states, losses = [], []
     for cohort in setting.cohorts:
         state, loss = case.step(state, clients, cohort, options)
@@ -238,6 +247,8 @@ def reference_clients(source, partition, models):
             y=outputs(i, train),
             x_validation=x[validation],
             y_validation=outputs(i, validation),
+            x_public=x[partition.public],
+            y_public=outputs(i, partition.public),
         )
         for i, (group, train, validation) in enumerate(
             zip(groups, partition.train, partition.validation, strict=True)

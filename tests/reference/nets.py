@@ -8,6 +8,7 @@ BatchNorm adds the new values of its running statistics to the latter.
 import numpy as np
 
 HEAD, STATISTICS = "classifier", "stats/"
+CONVOLUTIONS, DENSE = set(), set()  # layers of these kinds
 
 
 def network(**blocks):
@@ -35,6 +36,17 @@ def outputs(net, weights, x, train):
     found = {}
     for name, layers in BLOCKS[net].items():
         found[name] = x = chain(weights, x, *layers, train=train)[0]
+    return found
+
+
+def norm_inputs(net, weights, x):
+    """What every convolution, or without any every hidden layer puts out: list of (B, ..., C)."""
+    layers = [layer for name, of_block in BLOCKS[net].items() if name != HEAD for layer in of_block]
+    wanted, found = CONVOLUTIONS if CONVOLUTIONS & {*layers} else DENSE, []
+    for layer in layers:
+        x, _ = layer(weights, x)
+        if layer in wanted:
+            found.append(x)
     return found
 
 
@@ -99,6 +111,7 @@ def dense(name):
 
         return x @ kernel + bias, back
 
+    DENSE.add(layer)
     return layer
 
 
@@ -115,6 +128,7 @@ def conv(name):
 
         return correlate(x, kernel) + bias, back
 
+    CONVOLUTIONS.add(layer)
     return layer
 
 

@@ -16,6 +16,7 @@ class Client(NamedTuple):
       net: the features of that architecture, one of `reference.nets`.
       x, y: training images (n, H, W, C), normalised, and their outputs (n,).
       x_validation, y_validation: the same for validation.
+      x_public, y_public: the images that everybody sees, and what their labels mean to it.
     """
 
     group: int
@@ -24,6 +25,8 @@ class Client(NamedTuple):
     y: np.ndarray
     x_validation: np.ndarray
     y_validation: np.ndarray
+    x_public: np.ndarray
+    y_public: np.ndarray
 
     @property
     def size(self):

@@ -49,7 +49,7 @@ MOMENTS = {
     "in the server's step": (teachers, "take_apart"),
     "in an evaluation": (engine, "evaluate"),
     "in a line of metrics": (store, "append_metrics"),
-    "writing matrices": (store, "write_matrices"),
+    "writing matrices": (store, "write_about_clients"),
     "writing a checkpoint": (checkpoint, "save"),
     "deleting an old checkpoint": (checkpoint, "shutil"),
     "writing pictures and the result": (store, "write_pictures"),

@@ -43,6 +43,7 @@ from jaxfl.runs import code as code_of_runs
 from jaxfl.runs import config as config_of_runs
 from jaxfl.runs import run as run_of_runs
 from jaxfl.runs.interrupt import deferred
+from jaxfl.runs.variant import choose
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 ROUNDS, EVERY, CHECKPOINTS = 16, 2, 4
@@ -53,7 +54,7 @@ FEDERATION = (
 SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
-HOST, MATRICES = ("pfedclub", "pfedclub-plus"), ("mnfl", "mnfl-homogeneous")
+HOST = ("pfedclub", "pfedclub-plus")
 KILLS = 7  # of each method, in the long test
 
 RESUMED = "`jaxfl resume` continues to the same bits"
@@ -170,8 +171,8 @@ def contents(folder):
                 found[path.name] = arrays(np.load(path))
             case _:
                 found[path.name] = path.suffix
-    for path in (folder / "matrices").glob("*"):
-        found[f"matrices/{path.name}"] = arrays(np.load(path))
+    for path in (path for kind in store.ABOUT_CLIENTS for path in (folder / kind).glob("*")):
+        found[f"{path.parent.name}/{path.name}"] = arrays(np.load(path))
     for path in (folder / "checkpoints").glob("*"):
         found[f"checkpoints/{path.name}"] = arrays(arrays_of(path))
     return found
@@ -204,7 +205,9 @@ def moments(method, rng):
         "cutting back for a resume": 0.01,
     }
     names = [name for name in MOMENTS if name != "in the server's step" or method in HOST]
-    names = [name for name in names if name != "writing matrices" or method in MATRICES]
+    algorithm = choose(method).algorithm
+    writes = algorithm.matrices or algorithm.embeddings
+    names = [name for name in names if name != "writing matrices" or writes]
     while True:
         for name in rng.permutation(names):
             number = 1 if name in ("making the folder", "cutting back for a resume") else rng.integers(1, 3)
@@ -659,7 +662,7 @@ def test_a_full_disk_while_matrices_are_written(dataset, tmp_path, capsys, monke
     words = ["run", short("mnfl"), *dataset, *PLAIN, "--run-dir"]
     assert main(capsys, *words, tmp_path / "undisturbed")[0] == 0
     run = tmp_path / "run"
-    full_disk(monkeypatch, store, "write_matrices", 2)
+    full_disk(monkeypatch, store, "write_about_clients", 2)
     sentence = refusal(capsys, *words, run)
     assert f"{run}/matrices/8.npz cannot be written (File too large); free some space" in sentence
     injected("disk full, writing matrices", behind(run))

@@ -77,6 +77,8 @@ class Case(NamedTuple):
       draws: ``(key, client, models, options) -> what a client draws in a round``.
       draws_before_use: the same for predicting.
       view: ``(state, federation, t) -> jaxfl's state`` in the form of the reference's.
+      prepare: ``(state, clients, draws, options, rounds) -> state`` behind the phase before the first round.
+      draws_of_preparation: ``(key, clients, options, rounds) -> draws`` for it.
       given: ``(state, federation) -> state``, adds what the server's step between rounds would have left.
       images: ``(key of the run, key of the round, federation, options) -> rows``, a round's public images.
       comparisons: by their names. The first is run on four devices, the last with clients side by side.
@@ -96,6 +98,8 @@ class Case(NamedTuple):
     draws: Callable = recording.phases(train="epochs")
     draws_before_use: Callable = recording.phases()
     view: Callable = recording.sharing
+    prepare: Callable = lambda state, clients, draws, options, rounds: state
+    draws_of_preparation: Callable = lambda key, clients, options, rounds: None
     given: Callable = lambda state, federation: state
     images: Callable = lambda init_key, round_key, federation, options: federation.public[:0]
     comparisons: dict[str, Comparison] = {"": Comparison()}

@@ -6,8 +6,9 @@ C[n, m] is the weight of client m in the teacher of client n; the round's cohort
 import jax
 import numpy as np
 from conftest import CLASSES, PUBLIC, assert_same
-from reference import nets
-from reference.training import descend, log_softmax, plain_loss, softmax
+from reference import exchange, nets
+from reference.exchange import mixture
+from reference.training import softmax
 
 from jaxfl.mechanisms.public_images import subset
 from methods import recording
@@ -18,65 +19,20 @@ from methods.rounds import TRAINING, mixed, run
 
 def start(clients, initial, options):
     """Own models; all teach each other alike."""
-    return {
-        "own": {i: initial[client.group] for i, client in enumerate(clients)},
-        "matrix": np.full((len(clients), len(clients)), 1 / len(clients)),
-    }
+    return exchange.start(clients, initial, np.full((len(clients), len(clients)), 1 / len(clients)))
 
 
 def step(state, clients, cohort, options):
     """Learn alone, speak, learn from the teacher; then the server learns who should teach whom."""
-    models, matrix, present = dict(state["own"]), state["matrix"], list(cohort.draws)
-    losses = {}
-
-    def spoken():
-        return {i: softmax(said(clients[i], models[i], cohort.public) / options.temperature) for i in present}
-
-    for i, draw in cohort.draws.items():
-        models[i], losses[i] = descend(models[i], plain_loss(clients[i]), draw["train"], options)
-    s = spoken()
-    teachers = {n: mixture(matrix, n, s) for n in present}
-    for i, draw in cohort.draws.items():
-        loss = distillation(clients[i], cohort.public, teachers[i], options)
-        models[i], _ = descend(
-            models[i], loss, draw["distill"], options, lr=options.distill_lr, batch_size=options.public_batch
-        )
+    matrix, present = state["matrix"], list(cohort.draws)
+    models, losses, s, _ = exchange.exchanged(state, clients, cohort, options, lambda s: matrix)
     if options.matrix_predictions == "after":
-        s = spoken()
-
+        s = {
+            i: softmax(nets.logits(clients[i].net, models[i], cohort.public) / options.temperature)
+            for i in present
+        }
     slopes = {(n, m): slope(mixture(matrix, n, s), s[n], s[m], options) for n in present for m in present}
     return {"own": models, "matrix": learnt(matrix, clients, present, slopes, options)}, losses
-
-
-def said(client, weights, x):
-    """Logits of public images."""
-    return nets.logits(client.net, weights, x)
-
-
-def mixture(matrix, n, known):
-    """The teacher of client n: what those who are present know, {client: array}, weighted by its row of C.
-
-    Where that row has become 0, a client is its own teacher.
-    """
-    total = sum(matrix[n, m] for m in known)
-    if total == 0:
-        return known[n]
-    return sum(matrix[n, m] / total * of_client for m, of_client in known.items())
-
-
-def distillation(client, x, teacher, options):
-    """Eq. 6: mean over images of KL(teacher || softmax(logits / T))."""
-
-    def loss(weights, rows):
-        z, through_body = client.net(weights, x[rows], True)
-        scores, through_head = nets.classify(weights, z)
-        t, log_p = teacher[rows], log_softmax(scores / options.temperature)
-        value = (t * (np.log(t) - log_p)).sum(1).mean()
-        dscores = (np.exp(log_p) - t) / options.temperature / len(t)
-        dz, of_head = through_head(options.kl_weight * dscores)
-        return options.kl_weight * value, through_body(dz)[1] | of_head
-
-    return loss
 
 
 def slope(teacher, own, of_m, options):
@@ -116,12 +72,6 @@ def nearest(row, mass):
         level = (low + high) / 2
         low, high = (level, high) if np.clip(row - level, 0, None).sum() > mass else (low, level)
     return np.clip(row - level, 0, None)
-
-
-def scores(state, clients, draws, options, x):
-    """A client deploys its own model and receives no other."""
-    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
-    return {"received": own, "deployed": own}
 
 
 # ---- what connects it with jaxfl
@@ -171,7 +121,7 @@ mnfl = Case(
     "mnfl",
     start,
     step,
-    scores,
+    exchange.scores,
     draws=draws,
     view=view,
     images=drawn_anew,

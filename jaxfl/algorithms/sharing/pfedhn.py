@@ -1,0 +1,214 @@
+"""pFedHN: the server has a hypernetwork, which generates every client's model from the client's embedding.
+
+Shamsian et al. 2021, "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, Algorithm 1.
+h is the hypernetwork of an architecture, psi its parameters, v_i the embedding of client i:
+
+    w_i  <- h(v_i; psi)
+    w~_i <- LocalSGD(w_i),    dw_i <- w_i - w~_i
+    (psi, v) <- (psi, v) - server_lr sum_i n_i/n (dh(v_i; psi)/d(psi, v))^T dw_i
+
+The paper's server steps after every client; here once a round, along the mean over the cohort (with
+momentum, weight decay and the norm of the gradient bounded, as in the authors' code). What a client deploys
+is h(v_i): it keeps no model. Embeddings of absent clients stand still, also under momentum and weight decay.
+Scales and biases of BatchNorm are generated too; its running statistics are averaged or stay local, as
+`bn_stats` says. Clients train as those of all methods do, not for the paper's 50 steps. FedAvg's bytes: w_i
+down, dw_i up.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Predictor,
+    Training,
+    Weights,
+    cross_entropy,
+    descend,
+    gather,
+    initial_weights,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    predict,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.mechanisms.sharing import separate
+from jaxfl.models.hypernetwork import Hypernetwork
+
+
+@options
+class PFedHN(Training):
+    """Options of pFedHN."""
+
+    embedding: int | None = within("[1, inf)", None)
+    """d, size of an embedding; by default 1 + N/4 for N clients."""
+    hidden: int = within("[1, inf)", 100)
+    """Units of the hypernetwork's hidden layers."""
+    depth: int = within("[0, inf)", 3)
+    """Its hidden layers behind the first."""
+    server_lr: float = within("(0, inf)", 0.01)
+    """Learning rate of hypernetwork and embeddings."""
+    server_momentum: float = within("[0, 1)", 0.9)
+    """Their momentum."""
+    server_weight_decay: float = within("[0, inf)", 1e-3)
+    """Their weight decay."""
+    server_clip_norm: float = within("(0, inf)", 50.0)
+    """Greatest norm of their gradient; a longer one is scaled down to it."""
+
+
+class Server(NamedTuple):
+    """What generates the models of one architecture.
+
+    Args:
+      psi: the hypernetwork's parameters.
+      v: the clients' embeddings (n_g, d).
+      moments: the optimiser's, of psi and of v.
+    """
+
+    psi: Any
+    v: jax.Array
+    moments: tuple[Any, Any]
+
+
+class State(NamedTuple):
+    """What lives between rounds, per group but for `hyper`.
+
+    Args:
+      hyper: the options.
+      server: a `Server`.
+      stats: BatchNorm's statistics that all share.
+      own_stats: those that stay on their clients (n_g, ...).
+    """
+
+    hyper: PFedHN
+    server: PerGroup
+    stats: PerGroup
+    own_stats: PerGroup
+
+
+def build(config: PFedHN) -> Algorithm:
+    """Generate, train, pull the differences back through the hypernetwork."""
+
+    def hypernetwork(model):
+        return Hypernetwork(model, config.hidden, config.depth)
+
+    def optimizer(hyper):
+        return optax.chain(
+            optax.add_decayed_weights(hyper.server_weight_decay),
+            optax.sgd(hyper.server_lr, hyper.server_momentum),
+        )
+
+    def divide(w):
+        """A model's statistics: (its own, the shared ones)."""
+        return separate(w._replace(params={}), lambda path: False, config.bn_stats)
+
+    def init(key, federation, hyper):
+        d = config.embedding or 1 + federation.clients // 4
+
+        def server(group, g):
+            of_psi, of_v = jax.random.split(jax.random.fold_in(key, g))
+            v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(of_v, i), (d,)))(group.id)
+            psi: Any = hypernetwork(group.model).init(of_psi, v[0])["params"]
+            start = optimizer(hyper).init
+            return Server(psi, v, (start(psi), start(v)))
+
+        own, shared = zip(*map(divide, initial_weights(key, federation)), strict=True)
+        own = per_group(lambda own, group: tree.stack(own, len(group.id)), own, federation.groups)
+        return State(hyper, per_group(server, federation.groups, range(len(own))), shared, own)
+
+    def generated(model, shared, own) -> Weights:
+        """A client's model before training, its parameters h(v; psi)."""
+        (psi, stats), (v, own_stats) = shared, own
+        return tree.combine(stats, own_stats)._replace(params=hypernetwork(model).apply({"params": psi}, v))
+
+    def origins(state, cohort):
+        """What models are generated from: what all clients share, and the cohort's own (k_g, ...)."""
+        shared = per_group(lambda server, stats: (server.psi, stats), state.server, state.stats)
+        own = per_group(lambda server, stats: (server.v, stats), state.server, state.own_stats)
+        return shared, gather(own, cohort)
+
+    def receive(key, state, federation, cohort):
+        def predict_generated(model, shared, own, x):
+            return predict(model, None, generated(model, shared, own), x)
+
+        shared, own = origins(state, cohort)
+        return per_group(lambda shared, own: Predictor(shared, own, predict_generated), shared, own)
+
+    def serve(model, server, slots, dw, hyper):
+        """The server's step along the sum of dw (k_g, ...), weighted already."""
+
+        def models(psi, v):
+            return jax.vmap(lambda v: hypernetwork(model).apply({"params": psi}, v))(v)
+
+        _, back = jax.vjp(models, server.psi, tree.take(server.v, slots))
+        slopes: Any
+        slopes, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(back(dw), optax.EmptyState())
+        slopes = slopes[0], tree.put(jnp.zeros_like(server.v), slots, slopes[1])
+        psi, of_psi = stepped(server.psi, slopes[0], server.moments[0], hyper)
+        after = stepped(server.v, slopes[1], server.moments[1], hyper)
+        # Absent clients' embeddings stand still.
+        v, of_v = tree.put((server.v, server.moments[1]), slots, tree.take(after, slots))
+        return Server(psi, v, (of_psi, of_v))
+
+    def stepped(at, slope, moments, hyper):
+        change, moments = optimizer(hyper).update(slope, moments, at)
+        return optax.apply_updates(at, change), moments
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, shared, own):
+            w = generated(client.model, shared, own)
+            rows = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), w, key, rows, hyper)
+            return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
+
+        def of_group(model, server, stats, slots, n, dw, trained):
+            """The server and the shared statistics after the round, the clients' own ones."""
+            own, shared = divide(trained)
+            share = n / jnp.maximum(n.sum(), 1)
+            dw = jax.tree.map(lambda d: d * share.reshape(-1, *[1] * (d.ndim - 1)), dw)
+            after = serve(model, server, slots, dw, hyper), tree.weighted_mean(shared, n, stats)
+            return *tree.where((n > 0).any(), after, (server, stats)), own
+
+        outputs = map_clients(client, key, federation, cohort, *origins(state, cohort))
+        dw, trained, loss = zip(*outputs, strict=True)
+        n = rows_uploaded(federation, cohort)
+        groups = federation.models, state.server, state.stats, cohort.groups, n, dw, trained
+        server, stats, own = zip(*per_group(of_group, *groups), strict=True)
+        sent = per_group(lambda dw, stats: (tree.one(dw), stats), dw, stats)
+        up, down = sent_up(cohort, sent), sent_down(cohort, sent)
+        state = State(hyper, server, stats, scatter(state.own_stats, cohort, own))
+        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+
+    def embeddings(state):
+        return per_group(lambda server: server.v, state.server)
+
+    return Algorithm(init, receive, step, personal=receive, embeddings=embeddings)
+
+
+pfedhn = Method(
+    "pfedhn",
+    build,
+    PFedHN,
+    "a hypernetwork on the server generates every client's model from an embedding",
+    "Shamsian et al. 2021, arXiv:2103.04628",
+    """@inproceedings{shamsian2021personalized,
+  title={Personalized Federated Learning using Hypernetworks},
+  author={Shamsian, Aviv and Navon, Aviv and Fetaya, Ethan and Chechik, Gal},
+  booktitle={ICML}, year={2021}}""",
+)

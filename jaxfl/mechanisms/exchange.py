@@ -1,0 +1,185 @@
+"""The exchange of predictions on public images: clients of any architecture teach each other.
+
+In a round of the cohort S_t, with w_n client n's model, D_r some public images and T the temperature,
+
+    w_n <- LocalSGD(w_n)                                            E epochs
+    s_n  =  softmax(f(w_n, D_r) / T), or the logits f(w_n, D_r)
+    t_n  =  sum_m C[n, m] s_m                                       m in S_t
+    w_n <- SGD over the distance of f(w_n, D_r) from t_n            R passes, rate distill_lr
+
+A method says by which weights C, and what the server learns of them. A client deploys w_n, and receives
+nothing before it trains. Traffic: predictions up; teachers, and which images they are of, down.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxfl.config.options import options, within
+from jaxfl.core.client_map import gather, map_clients, rows_uploaded, scatter, sent_down, sent_up
+from jaxfl.core.examples import own_rows, public_rows
+from jaxfl.core.protocol import Algorithm, Info, Step
+from jaxfl.core.training import OPTIMIZERS, Training, cross_entropy, descend
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.mechanisms import own_models, public_images
+from jaxfl.mechanisms.losses import absolute_error, distillation
+from jaxfl.mechanisms.mixing import concatenate, ids, mix, put_pairs, split
+
+
+@options
+class Exchange(Training):
+    """Options of methods whose clients exchange predictions."""
+
+    public_size: int = within("[1, inf)", 3000)
+    """|D_r|, public images of a round; all where there are fewer."""
+    public_batch: int = within("[1, inf)", 256)
+    """Public images of a mini-batch."""
+    distill_epochs: int = within("[0, inf)", 1)
+    """R, passes over the round's public images."""
+    distill_lr: float = within("[0, inf)", 0.01)
+    """eta_2, learning rate of distillation; 0 is Local."""
+    temperature: float = within("(0, inf)", 10.0)
+    """T of all predictions that are exchanged."""
+    kl_weight: float = within("[0, inf)", 1.0)
+    """Factor on the distillation loss; T^2 is usual elsewhere."""
+
+
+class Signal(NamedTuple):
+    """What clients tell each other.
+
+    Args:
+      say: ``(logits (R, outputs), hyper) -> s_n (R, outputs)``.
+      loss: ``(model, t_n, hyper) -> loss`` of learning from a teacher, see `jaxfl.core.training.descend`.
+    """
+
+    say: Callable
+    loss: Callable
+
+
+SOFT_PREDICTIONS = Signal(
+    lambda logits, hyper: jax.nn.softmax(logits / hyper.temperature),
+    lambda model, t, hyper: distillation(model, t, hyper.temperature, hyper.kl_weight),
+)
+
+
+LOGITS = Signal(
+    lambda logits, hyper: logits,
+    lambda model, t, hyper: absolute_error(model, t),
+)
+
+
+class State(NamedTuple):
+    """The clients' models per group (n_g, ...), and the matrix C (N, N) by their ids."""
+
+    hyper: Any
+    weights: PerGroup
+    matrix: jax.Array
+
+
+class Lesson(NamedTuple):
+    """What the server knows when a round's teachers have taught.
+
+    Args:
+      i: (k,) ids of the cohort; N in an empty place.
+      n: (k,) training rows; 0 in an empty place.
+      c: (k, k), the teachers' weights.
+      s: (k, R, outputs), predictions; of the distilled models if the method asked for these.
+    """
+
+    i: jax.Array
+    n: jax.Array
+    c: jax.Array
+    s: jax.Array
+
+
+def remember(matrix, lesson: Lesson, hyper):
+    """The matrix holds how clients taught each other when they last met."""
+    return put_pairs(matrix, lesson.i, lesson.i, lesson.c)
+
+
+def exchanging(
+    config: Exchange,
+    *,
+    start: Callable[[Federation], jax.Array],
+    weigh: Callable,
+    learn: Callable = remember,
+    again: bool = False,
+    signal: Signal = SOFT_PREDICTIONS,
+    summary: Callable[[jax.Array], dict] = lambda matrix: {},
+    prepare: Step | None = None,
+) -> Algorithm:
+    """Build a method whose clients exchange predictions.
+
+    Args:
+      config: the method's options.
+      start: the matrix before the first round.
+      weigh: ``(matrix, i, s, hyper) -> C`` (k, k) of the clients in the round's places, rows of sum 1.
+      learn: ``(matrix, Lesson, hyper) -> matrix``, the server's step.
+      again: whether `learn` needs predictions of the distilled models, which clients then send as well.
+      signal: what clients tell each other.
+      summary: what the matrix comes to, see `Info.findings`.
+      prepare: see `Algorithm`.
+    """
+
+    def init(key, federation, hyper):
+        return State(hyper, own_models.start(key, federation), start(federation))
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+        rows = public_images.subset(key, federation, config.public_size)
+        i, n = concatenate(ids(federation, cohort)), concatenate(rows_uploaded(federation, cohort))
+        taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=hyper.distill_lr))
+
+        def say(w, client):
+            return signal.say(public_images.logits(w, client, federation, rows), hyper)
+
+        def learn_alone(key, client, nothing, w):
+            own = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), w, key, own, hyper)
+            return trained.weights, trained.loss, say(trained.weights, client)
+
+        def learn_from_teacher(key, client, nothing, own):
+            w, t = own
+            w = descend(
+                signal.loss(client.model, t, hyper),
+                w,
+                key,
+                public_rows(rows, federation, client),
+                hyper,
+                epochs=config.distill_epochs,
+                batch_size=config.public_batch,
+                phase=1,
+                optimizer=taught,
+            ).weights
+            return w, say(w, client) if again else None
+
+        own = gather(state.weights, cohort)
+        weights, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
+        s = concatenate(s)
+        c = weigh(state.matrix, i, s, hyper)
+        own = tuple(zip(weights, split(mix(c, s), cohort), strict=True))
+        distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
+        weights, said = zip(*distilled, strict=True)
+        matrix = learn(state.matrix, Lesson(i, n, c, concatenate(said) if again else s), hyper)
+        prediction = len(rows) * s.shape[-1]
+
+        def every(scalars):
+            return (scalars,) * len(federation.groups)
+
+        return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
+            loss,
+            up=sent_up(cohort, every(prediction * (2 if again else 1))),
+            down=sent_down(cohort, every(prediction + len(rows))),
+            findings=summary(matrix),
+            trained=own_models.predictors(weights),
+        )
+
+    def matrices(state):
+        return {"teachers": state.matrix}
+
+    return Algorithm(init, personal, step, personal, matrices=matrices, prepare=prepare)

@@ -1,0 +1,149 @@
+"""FedAP (Lu et al. 2022, arXiv:2112.00734): passes on held-out rows, a matrix of likeness, then rounds."""
+
+import jax
+import numpy as np
+from conftest import assert_same, tiny_cnn
+from reference import nets
+from reference.training import average, descend, plain_loss
+
+from methods import recording
+from methods.cases import SMALL, Case, Comparison, local_statistics
+from methods.cases.fedbn import stays
+from methods.rounds import ALWAYS, TRAINING, alike, run
+
+
+def start(clients, initial, options):
+    """Own models; before the passes all others are alike."""
+    group = np.array([client.group for client in clients])
+    same = (group[:, None] == group) & ~np.eye(len(clients), dtype=bool)
+    return {
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "closeness": same / np.maximum(same.sum(1, keepdims=True), 1),
+    }
+
+
+def held_out(client, options):
+    """How many of a client's rows are for the passes."""
+    return int(np.floor(options.held_out * client.size + 1e-4))
+
+
+def draws_of_preparation(key, clients, options, rounds):
+    """The order of every client's held-out rows, pass by pass."""
+    passes = rounds // 2 if options.passes is None else options.passes
+
+    def order(t, i):
+        of_client = jax.random.fold_in(jax.random.fold_in(key, t), i)
+        return recording.orders(jax.random.fold_in(of_client, 0), held_out(clients[i], options), 1)
+
+    return [{i: order(t, i) for i in range(len(clients))} for t in range(passes)]
+
+
+def draws(key, client, models, options):
+    """Orders of the other rows."""
+    left = client.size - held_out(client, options)
+    return {"train": recording.orders(jax.random.fold_in(key, 0), left, options.epochs)}
+
+
+def prepare(state, clients, draws, options, rounds):
+    """One model of each architecture goes round its clients, or is averaged; then they are compared."""
+    models = {client.group: state["own"][i] for i, client in enumerate(clients)}
+    for orders in draws:
+        sent = []
+        for i, client in enumerate(clients):
+            w, _ = descend(models[client.group], plain_loss(client), orders[i], options)
+            if options.pretraining == "sequential":
+                models[client.group] = w
+            sent.append((client.group, client.size, w))
+        if options.pretraining == "fedavg":
+            models = average(models, sent)
+
+    closeness = np.zeros_like(state["closeness"])
+    for g, w in models.items():
+        members = [i for i, client in enumerate(clients) if client.group == g]
+        seen = {i: nets.norm_inputs(clients[i].net, w, clients[i].x) for i in members}
+        for i in members:
+            near = {j: 1 / max(distance(seen[i], seen[j], options), 1e-8) for j in members if j != i}
+            for j in near:
+                closeness[i, j] = near[j] / sum(near.values())
+    return {"own": {i: models[client.group] for i, client in enumerate(clients)}, "closeness": closeness}
+
+
+def distance(one, other, options):
+    """d_ij of the norms' inputs on two clients' rows."""
+    layers = list(zip(one, other, strict=True))[-1 if options.layers == "last" else 0 :]
+    return sum(np.linalg.norm(np.concatenate(moments(a)) - np.concatenate(moments(b))) for a, b in layers)
+
+
+def moments(inputs):
+    """Mean and deviation of each channel."""
+    of_channels = inputs.reshape(-1, inputs.shape[-1])
+    return of_channels.mean(0), of_channels.std(0)
+
+
+def mixed(state, clients, i, options):
+    """What client i starts from."""
+    members = [j for j, client in enumerate(clients) if client.group == clients[i].group]
+    row = (1 - options.mu) * state["closeness"][i] + options.mu * np.eye(len(clients))[i]
+    own = state["own"][i]
+    return {
+        name: w if stays(name) else sum(row[j] / row.sum() * state["own"][j][name] for j in members)
+        for name, w in own.items()
+    }
+
+
+def step(state, clients, cohort, options):
+    """w_i <- SGD(sum_j W_ij w_j) on the rows that are not held out."""
+    own, losses = dict(state["own"]), {}
+    for i, draw in cohort.draws.items():
+        first = held_out(clients[i], options)
+        orders = [order + first for order in draw["train"]]
+        begun = mixed(state, clients, i, options)
+        own[i], losses[i] = descend(begun, plain_loss(clients[i]), orders, options)
+    return {"own": own, "closeness": state["closeness"]}, losses
+
+
+def scores(state, clients, draws, options, x):
+    """Received is the mixture, deployed the own model."""
+    newest = [mixed(state, clients, i, options) for i in range(len(clients))]
+    return {
+        "received": [nets.logits(client.net, newest[i], x) for i, client in enumerate(clients)],
+        "deployed": [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)],
+    }
+
+
+def view(state, federation, t):
+    """Own models, and the matrix."""
+    return recording.own_models(state, federation, t) | {"closeness": state.closeness}
+
+
+# ---- what another method computes
+
+
+def of_its_own_model_alone_it_is_local():
+    fedap, _ = run("fedap", alike(), cohorts=ALWAYS, mu=1.0, held_out=0.0, **TRAINING)[-1]
+    local, _ = run("local", alike(), cohorts=ALWAYS, **TRAINING)[-1]
+    assert_same(fedap.weights, local.kept, tolerance=1e-6)
+
+
+fedap = Case(
+    "fedap",
+    start,
+    step,
+    scores,
+    draws=draws,
+    prepare=prepare,
+    draws_of_preparation=draws_of_preparation,
+    view=view,
+    traffic=lambda model, models, t: model.size,  # these models have no norms
+    short={"passes": 1},
+    comparisons={
+        "": Comparison({"mu": 0.4}, [("mu", 0.41), ("pretraining", "fedavg")]),
+        "of the last norm, after fedavg": Comparison(
+            {"pretraining": "fedavg", "layers": "last", "passes": 1},
+            [("pretraining", "sequential"), ("layers", "all")],
+            ((tiny_cnn("mcmahan", (3, 2), (4, 2)), 3), (SMALL, 2)),
+        ),
+        "local statistics": local_statistics(),
+    },
+    reductions=(of_its_own_model_alone_it_is_local,),
+)
