@@ -62,6 +62,42 @@ OPTIMIZERS = {
 }
 
 
+def local_optimizer(
+    hyper: Training,
+    optimizer: optax.GradientTransformation | None = None,
+    correction: optax.GradientTransformation | None = None,
+) -> optax.GradientTransformation:
+    """The optimiser of local training, or another one, behind the clipping that `hyper` may ask for.
+
+    Args:
+      hyper: its name, its rates, and the greatest norm of a gradient.
+      optimizer: in its place.
+      correction: of gradients that have been clipped.
+    """
+    clip = None if hyper.clip_norm is None else optax.clip_by_global_norm(hyper.clip_norm)
+    return optax.chain(*filter(None, (clip, correction)), optimizer or OPTIMIZERS[hyper.optimizer](hyper))
+
+
+def improve(
+    loss: Callable, params: Any, moments: Any, optimizer: optax.GradientTransformation
+) -> tuple[Any, Any, jax.Array, Any]:
+    """One step of an optimiser.
+
+    Args:
+      loss: ``params -> (value, more)``.
+      params: any pytree of floats.
+      moments: what the optimiser remembers of them; at first ``optimizer.init(params)``.
+      optimizer: any of Optax.
+
+    Returns:
+      The new params, the new moments, the value and what came with it.
+    """
+    (value, more), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
+        step, moments = optimizer.update(gradient, moments, params)
+    return optax.apply_updates(params, step), moments, value, more
+
+
 def batch_order(key, size, capacity: int):
     """The order of a list's rows in one epoch: its first `size` entries are a permutation.
 
@@ -251,9 +287,7 @@ def descend(
     """
     blocks = weights.params.keys() if blocks is None else blocks
     batch_size = batch_size or hyper.batch_size
-    optimizer = optimizer or OPTIMIZERS[hyper.optimizer](hyper)
-    clip = None if hyper.clip_norm is None else optax.clip_by_global_norm(hyper.clip_norm)
-    optimizer = optax.chain(*filter(None, (clip, correction)), optimizer)
+    optimizer = local_optimizer(hyper, optimizer, correction)
     frozen = {name: leaves for name, leaves in weights.params.items() if name not in blocks}
     free = {name: leaves for name, leaves in weights.params.items() if name in blocks}
 
@@ -264,11 +298,9 @@ def descend(
             value, *rest = loss(Weights(frozen | free, stats), batch, key)
             return value, rest
 
-        (value, (stats, *observed)), gradient = jax.value_and_grad(objective, has_aux=True)(free)
-        with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
-            step, moments = optimizer.update(gradient, moments, free)
+        free, moments, value, (stats, *observed) = improve(objective, free, moments, optimizer)
         tally = jax.tree.map(jnp.add, tally, *observed)
-        return (optax.apply_updates(free, step), stats, moments, tally), value
+        return (free, stats, moments, tally), value
 
     (free, stats, _, tally), value, taken = fit(
         update,

@@ -64,6 +64,12 @@ def weighted_mean(stacked, weights, old):
     return jax.tree.map(mean, stacked, old)
 
 
+def mean_change(stacked, weights, old):
+    """Mean of the differences from `old`, see `weighted_mean`: exactly 0 where nobody has moved."""
+    away = jax.tree.map(lambda leaf, before: leaf - before[None], stacked, old)
+    return weighted_mean(away, weights, jax.tree.map(jnp.zeros_like, old))
+
+
 def where(condition, new, old):
     """All leaves of one tree or of the other: `condition` is a () bool."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

@@ -93,6 +93,11 @@ def mean_by_rows(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> 
     return tree.weighted_mean(uploads.models, uploads.rows, shared), server
 
 
+def mean_of_clients(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
+    """The uniform mean over the participants: sum_i s_i / |S_t|."""
+    return tree.weighted_mean(uploads.models, uploads.present, shared), server
+
+
 class Memory(NamedTuple):
     """What a method remembers from round to round beside the model (FedDyn, SCAFFOLD).
 

@@ -89,6 +89,17 @@ def value_and_gradients(f, x, kernel):
     ("size", "stride", "padding"), [(5, 1, 0), (5, 2, 2), (3, 1, 1), (3, 2, 0), (1, 2, 0)]
 )
 def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
+    library = lax_conv(size, stride, padding, depthwise)
+    with jax.enable_x64(True), using(name):
+        x, kernel = normal(0, 2, 9, 8, 3), normal(1, size, size, *((3,) if depthwise else (3, 4)))
+        ours = on_images(depthwise_conv if depthwise else conv, stride=stride, padding=padding)
+        actual = value_and_gradients(ours, x, kernel)
+        assert_close(actual, value_and_gradients(library, x, kernel), atol=1e-12)
+
+
+def lax_conv(size, stride, padding, depthwise):
+    """JAX's own convolution of images of three channels."""
+
     def library(x, kernel):
         sides, groups = [(padding, padding)] * 2, 3 if depthwise else 1
         kernel = kernel.reshape(size, size, -1, 3 if depthwise else 4)
@@ -97,11 +108,24 @@ def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
             feature_group_count=groups,
         )  # fmt: skip
 
-    with jax.enable_x64(True), using(name):
-        x, kernel = normal(0, 2, 9, 8, 3), normal(1, size, size, *((3,) if depthwise else (3, 4)))
-        ours = on_images(depthwise_conv if depthwise else conv, stride=stride, padding=padding)
-        actual = value_and_gradients(ours, x, kernel)
-        assert_close(actual, value_and_gradients(library, x, kernel), atol=1e-12)
+    return library
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_backwards_written_by_hand_are_differentiated(stride, depthwise):
+    """MAML differentiates gradients."""
+
+    def steepness(f):
+        gradients = jax.grad(lambda *arguments: jnp.sin(f(*arguments)).sum(), (0, 1))
+        return lambda *arguments: sum((leaf**2).sum() for leaf in gradients(*arguments))
+
+    with jax.enable_x64(True), using("rows"):
+        x, kernel = normal(0, 2, 6, 7, 3), normal(1, 3, 3, *((3,) if depthwise else (3, 4)))
+        ours = on_images(depthwise_conv if depthwise else conv, stride=stride, padding=1)
+        actual = value_and_gradients(steepness(ours), x, kernel)
+        library = steepness(lax_conv(3, stride, 1, depthwise))
+        assert_close(actual, value_and_gradients(library, x, kernel), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -1,0 +1,127 @@
+"""Per-FedAvg: the global model is one from which a step of a client's own leads to a good one (MAML).
+
+Fallah et al. 2020, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+Meta-Learning Approach", arXiv:2002.07948, Algorithm 1. The federation minimises the mean over clients of
+f_i(w - alpha grad f_i(w)). In every local step client i draws independent batches b, b' (and b''):
+
+    w~ <- w - alpha grad f(w; b)
+    g  <- grad f(w~; b')
+    w  <- w - beta g                                                                      fo
+    w  <- w - beta [g - alpha (grad f(w + delta g; b'') - grad f(w - delta g; b'')) / (2 delta)]     hf
+    w  <- w - beta [g - alpha Hessian f(w; b) g]                                          exact
+    w  <- mean_i w_i
+
+fo drops second derivatives and hf takes their differences, as in the paper. Its (I - alpha Hessian(b'')) g
+with a third batch is not offered: exact differentiates through the inner step, so the Hessian is that of b.
+A client deploys w after one adaptation of its own, w~ (``adapt="epoch"``, as FL-bench: a whole epoch of such
+steps).
+
+beta is `lr`, with the optimiser, momentum, weight decay and clipping of local training: all of these act on
+the outer step; inner step and adaptation are plain gradient steps. Each batch is drawn from its own order of
+all rows; an epoch has half as many steps as FedAvg's (of hf a third), so it looks at as many rows. The
+server's mean is uniform, per architecture. BatchNorm normalises by the batch in all passes; the running
+statistics are those of the pass on b', which is the one by an adapted model. The loss that is reported is
+f(w~; b').
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Memory,
+    Method,
+    Participant,
+    Training,
+    Weights,
+    cross_entropy,
+    descend,
+    mean_of_clients,
+    options,
+    own_rows,
+    sharing,
+    within,
+)
+
+
+@options
+class PerFedAvg(Training):
+    """Options of Per-FedAvg."""
+
+    variant: Literal["fo", "hf", "exact"] = "fo"
+    """Second derivatives: dropped, by differences of gradients, or exact."""
+    alpha: float | None = within("[0, inf)", None)
+    """Rate of the inner step and of the adaptation before use; by default lr."""
+    delta: float = within("(0, inf)", 1e-3)
+    """Step of the differences, under variant="hf"."""
+    adapt: Literal["step", "epoch"] = "step"
+    """What a client does before use, on a copy: one step on one batch, or one epoch of steps."""
+
+
+def inner_rate(hyper: PerFedAvg):
+    """The rate alpha."""
+    return hyper.lr if hyper.alpha is None else hyper.alpha
+
+
+def meta_loss(participant: Participant, variant: str):
+    """f(w~; b'), as a function of w whose gradient is the variant's; its batches are (b, b'[, b''])."""
+    plain, hyper = cross_entropy(participant.model), participant.hyper
+    alpha, moved, stop = inner_rate(hyper), optax.tree.add_scale, jax.lax.stop_gradient
+
+    def loss(w, batches, key):
+        def f(params, part):
+            return plain(Weights(params, w.stats), batches[part], jax.random.fold_in(key, part))
+
+        start = w.params if variant == "exact" else stop(w.params)
+        inner, _ = jax.grad(f, has_aux=True)(start, 0)
+        adapted = moved(w.params, -alpha, inner)
+        if variant != "hf":
+            return f(adapted, 1)
+        (value, stats), g = jax.value_and_grad(f, has_aux=True)(stop(adapted), 1)
+        ahead, behind = (f(moved(w.params, way, g), 2)[0] for way in (hyper.delta, -hyper.delta))
+        surrogate = optax.tree.vdot(g, w.params) - alpha * (ahead - behind) / (2 * hyper.delta)
+        return value + (surrogate - stop(surrogate)), stats
+
+    return loss
+
+
+def build(config: PerFedAvg) -> Algorithm:
+    """FedAvg with another loss, on independent batches, and an adaptation before use."""
+    batches = 3 if config.variant == "hf" else 2
+
+    def train(key, participant, federation):
+        rows = own_rows(participant.client, federation, participant.hyper)
+        loss = meta_loss(participant, config.variant)
+        return descend(loss, participant.received, key, (rows,) * batches, participant.hyper)
+
+    def adapt(key, participant, federation):
+        hyper = dataclasses.replace(participant.hyper, clip_norm=None)
+        return descend(
+            cross_entropy(participant.model),
+            participant.received,
+            key,
+            own_rows(participant.client, federation, hyper),
+            hyper,
+            epochs=1,
+            steps=1 if config.adapt == "step" else None,
+            optimizer=optax.sgd(inner_rate(hyper)),
+        )
+
+    return sharing(config, train=train, tune=adapt, memory=Memory(aggregate=mean_of_clients))
+
+
+per_fedavg = Method(
+    "per-fedavg",
+    build,
+    PerFedAvg,
+    "a global model from which one step of a client's own leads to a good one",
+    "Fallah et al. 2020, arXiv:2002.07948",
+    """@inproceedings{fallah2020personalized,
+  title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+         Approach},
+  author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
+  booktitle={NeurIPS}, year={2020}}""",
+)

@@ -1,0 +1,266 @@
+"""pFedBayes: every client has a distribution over weights, tied to a global one by their divergence.
+
+Zhang et al. 2022, "Personalized Federated Learning via Variational Bayesian Inference", arXiv:2206.07977,
+Algorithm 1. All weights are independent and normal, N(mu, softplus(rho)^2): q_i on client i, q the global
+one. In a round a client receives q, and for every mini-batch b, with eps drawn anew in each step,
+
+    q_i <- step over -sum_b log p(y | x, mu_i + softplus(rho_i) eps) + zeta/E_n KL(q_i || q)     R times
+    q   <- step over zeta/E_n KL(q_i || q)
+
+and sends q, whose mu and rho the server averages by rows. E_n is the number of the client's mini-batches in
+the round. q_i starts from the initial q, is kept from round to round and moves only when client i takes part.
+What a client receives is q, what it deploys q_i; either predicts by its mean, or by the mean probability over
+some samples. The loss that is reported is -log p, the mean over rows and all R steps.
+
+Both steps are those of local training, by default Adam's as the authors'; made anew in each round. A sum over
+rows makes gradients B times as long as elsewhere, so sgd wants a smaller `lr`. Where the authors take 20
+mini-batches a round, these are E epochs of all. Their eps has the deviation 0.001 (``eps_scale``), their mu
+starts from N(0, 0.1^2); here it starts from the weights that all methods start from, and eps is a standard
+normal number as in the paper.
+
+All kernels and biases have a distribution. BatchNorm's scale and bias have none: a client starts a round from
+the received ones, they train with q_i, are averaged, and belong as trained to what the client deploys. Its
+running statistics are those of q_i's passes, as only q_i sees data: they stay with it, and what is sent and
+averaged beside q are the same; under ``bn_stats="local"`` they are not sent.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Predictor,
+    Training,
+    Weights,
+    batches,
+    cross_entropy,
+    fit,
+    gather,
+    improve,
+    initial_weights,
+    local_optimizer,
+    map_clients,
+    normalises,
+    norms,
+    options,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.mechanisms.inner_steps import inner_steps
+from jaxfl.mechanisms.mixing import ids
+from jaxfl.mechanisms.sharing import no_leaf, separate
+
+
+@options
+class PFedBayes(Training):
+    """Options of pFedBayes."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "adam"
+    """Of personal and global distribution alike, made afresh for each client in each round."""
+    lr: float = within("(0, inf)", 1e-3)
+    """Learning rate of both."""
+    weight_decay: float = within("[0, inf)", 0.0)
+    """As of all methods, of mu, rho and BatchNorm's leaves; the divergence takes its place."""
+    zeta: float = within("[0, inf)", 10.0)
+    """Weight of the divergence, divided by E_n: clients with few mini-batches, or large networks, want less.
+    Without it every client learns for itself."""
+    repeats: int = within("[1, inf)", 5)
+    """R, steps of the personal distribution on every mini-batch."""
+    rho_0: float = -3.0
+    """Initial rho; the deviations start at softplus(rho_0)."""
+    eps_scale: float = within("[0, inf)", 1.0)
+    """Deviation of eps; the authors' code has 0.001, which is hardly any noise."""
+    samples: int = within("[0, inf)", 0)
+    """Models drawn to predict, whose probabilities are averaged; 0 predicts by the mean weights."""
+
+
+class Gaussian(NamedTuple):
+    """Independent normal distributions N(mu, softplus(rho)^2), two trees alike."""
+
+    mu: Any
+    rho: Any
+
+
+class Posterior(NamedTuple):
+    """What stands in the place of a model's parameters; None for the leaves of the other part.
+
+    Args:
+      gaussian: of kernels and biases.
+      point: the leaves of layers that normalise.
+    """
+
+    gaussian: Gaussian
+    point: Any
+
+
+class State(NamedTuple):
+    """Per group `Weights` of a `Posterior`: the global ones, and the clients' (n_g, ...)."""
+
+    hyper: PFedBayes
+    shared: PerGroup
+    personal: PerGroup
+
+
+def prior(model, weights: Weights, rho_0) -> Weights:
+    """The posterior before the first round."""
+    point, mean = tree.split(weights, norms(model))
+    rho = jax.tree.map(lambda mu: jnp.full_like(mu, rho_0), mean.params)
+    params: Any = Posterior(Gaussian(mean.params, rho), point.params)
+    return Weights(params, weights.stats)
+
+
+def drawn(posterior: Posterior, key, scale) -> dict:
+    """Parameters of a model: mu + softplus(rho) eps, with eps of some scale."""
+    mu, rho = posterior.gaussian
+    eps = optax.tree.random_like(key, mu)
+    w = jax.tree.map(lambda mu, rho, eps: mu + jax.nn.softplus(rho) * (scale * eps), mu, rho, eps)
+    return tree.combine(w, posterior.point)
+
+
+def divergence(q: Gaussian, p: Gaussian):
+    """KL(q || p), the sum over all weights."""
+
+    def of_leaf(mu, rho, mu_p, rho_p):
+        sigma, sigma_p = jax.nn.softplus(rho), jax.nn.softplus(rho_p)
+        wider = 2 * (jnp.log(sigma) - jnp.log(sigma_p))
+        # In this form gradients are exactly 0 at q = p: Adam would make whole steps of their rounding.
+        return (jnp.expm1(wider) - wider + ((mu - mu_p) / sigma_p) ** 2).sum() / 2
+
+    return tree.total(jax.tree.leaves(jax.tree.map(of_leaf, *q, *p)))
+
+
+def free_energy(model, q: Gaussian, weight, scale):
+    """The loss of q_i; beside it the mean of -log p."""
+    plain = cross_entropy(model)
+
+    def loss(q_i, batch, key):
+        value, stats = plain(Weights(drawn(q_i.params, key, scale), q_i.stats), batch, key)
+        rows = batch.mask.sum().astype(value.dtype)
+        return rows * value + weight * divergence(q_i.params.gaussian, q), stats, value
+
+    return loss
+
+
+def build(config: PFedBayes) -> Algorithm:
+    """Personal distributions that stay, copies of the global one that are averaged."""
+
+    def divide(model, weights):
+        """(statistics that stay on a client, leaves that are sent)."""
+        return separate(weights, no_leaf(model), config.bn_stats)
+
+    def init(key, federation, hyper):
+        def of_group(model, weights, group):
+            q = prior(model, weights, hyper.rho_0)
+            return divide(model, q)[1], tree.stack(q, len(group.id))
+
+        weights = initial_weights(key, federation)
+        begun = per_group(of_group, federation.models, weights, federation.groups)
+        return State(hyper, *zip(*begun, strict=True))
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, received, own):
+            optimizer = local_optimizer(hyper)
+            pairs = normalises(own, client.model.names, config.batch_size)
+            E_n = config.epochs * batches(client.size, config.batch_size, pairs)
+            weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
+
+            def update(carry, batch, key):
+                q_i, q, moments_i, moments = carry
+                energy = free_energy(client.model, q, weight, hyper.eps_scale)
+                q_i, moments_i, loss = inner_steps(
+                    energy, q_i, moments_i, batch, key, steps=config.repeats, optimizer=optimizer
+                )
+                q, moments, _, _ = improve(
+                    lambda q: (weight * divergence(q_i.params.gaussian, q), None), q, moments, optimizer
+                )
+                return (q_i, q, moments_i, moments), loss
+
+            q = received.params.gaussian
+            q_i = own._replace(params=Posterior(own.params.gaussian, received.params.point))
+            (q_i, q, _, _), loss, _ = fit(
+                update,
+                (q_i, q, optimizer.init(q_i.params), optimizer.init(q)),
+                key,
+                own_rows(client, federation, hyper),
+                epochs=config.epochs,
+                batch_size=config.batch_size,
+                pairs=pairs,
+            )
+            sent = q_i._replace(params=Posterior(q, q_i.params.point))
+            return q_i, divide(client.model, sent)[1], loss
+
+        own = gather(state.personal, cohort)
+        trained = map_clients(client, key, federation, cohort, state.shared, own)
+        q_i, sent, loss = zip(*trained, strict=True)
+        change = per_group(tree.mean_change, sent, rows_uploaded(federation, cohort), state.shared)
+        shared = per_group(optax.tree.add, state.shared, change)
+        up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
+        nothing = (None,) * len(q_i)
+        trained = predictors(key, hyper, federation, cohort, nothing, q_i)
+        return State(hyper, shared, scatter(state.personal, cohort, q_i)), Info(
+            loss, up, down, trained=trained
+        )
+
+    def receive(key, state, federation, cohort):
+        own = gather(state.personal, cohort)
+        statistics = per_group(lambda model, q_i: divide(model, q_i)[0], federation.models, own)
+        return predictors(key, state.hyper, federation, cohort, state.shared, statistics)
+
+    def personal(key, state, federation, cohort):
+        own, nothing = gather(state.personal, cohort), (None,) * len(state.personal)
+        return predictors(key, state.hyper, federation, cohort, nothing, own)
+
+    def predictors(key, hyper, federation, cohort, shared, own):
+        """Posteriors as they predict; every client draws samples of its own."""
+
+        def of_group(shared, own, i):
+            of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, i)
+            stream = jax.random.key_data(of_clients) if config.samples else None
+            return Predictor((shared, hyper.eps_scale), (own, stream), predict)
+
+        return per_group(of_group, shared, own, ids(federation, cohort))
+
+    def predict(model, shared, own, x):
+        """Logits of the mean weights, or logarithms of the samples' mean probabilities."""
+        (common, scale), (mine, stream) = shared, own
+        posterior, stats = tree.combine(common, mine)
+
+        def logits(params):
+            return model.apply(params, stats, x, train=False)[0]
+
+        def sample(number):
+            key = jax.random.fold_in(jax.random.wrap_key_data(stream), number)
+            return jax.nn.softmax(logits(drawn(posterior, key, scale)))
+
+        if config.samples == 0:
+            return logits(tree.combine(posterior.gaussian.mu, posterior.point))
+        return jnp.log(jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32)).mean(0))
+
+    return Algorithm(init, receive, step, personal)
+
+
+pfedbayes = Method(
+    "pfedbayes",
+    build,
+    PFedBayes,
+    "every client has a distribution over weights, near a global one by their divergence",
+    "Zhang et al. 2022, arXiv:2206.07977",
+    """@inproceedings{zhang2022personalized,
+  title={Personalized Federated Learning via Variational {Bayesian} Inference},
+  author={Zhang, Xu and Li, Yinchuan and Li, Wenpeng and Guo, Kaiyang and Shao, Yunfeng},
+  booktitle={ICML}, year={2022}}""",
+)

@@ -1,0 +1,157 @@
+"""pFedMe: personal models inside Moreau envelopes around a global one.
+
+Dinh et al. 2020, "Personalized Federated Learning with Moreau Envelopes", arXiv:2006.08848, Algorithm 1. w is
+the global model, v_i client i's copy of it, theta_i its personal model. In a round v_i starts from w, and for
+every mini-batch b
+
+    theta_i <- theta_i - lr (grad CE(theta_i; b) + lam (theta_i - v_i))     K times
+    v_i     <- v_i - eta lam (v_i - theta_i)
+    w       <- (1 - beta) w + beta sum_i n_i v_i / sum_i n_i                after the round
+
+lam is the paper's lambda, lr its rate of the inner problem. theta_i starts from the initial w, is kept from
+round to round and moves only when client i takes part. What a client receives is w; what it deploys is
+theta_i. The loss that is reported is the mean of CE + lam/2 ||theta_i - v_i||^2 over all inner steps.
+
+The inner steps are those of local training: its optimiser, made once for each client and round, momentum,
+weight decay (mu = 1e-3 of the authors' optimiser, which has no momentum) and clipping. The step of v_i is
+plain. Where the authors count R mini-batches, these are E epochs of all. Their code weighs clients by n_i as
+we do, the paper all alike.
+
+Only theta_i sees data, so BatchNorm's running statistics are its own and stay with it. What is sent with v_i,
+and averaged to those of w, are theta_i's; under ``bn_stats="local"`` w has none.
+"""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Predictor,
+    Training,
+    Weights,
+    fit,
+    gather,
+    initial_weights,
+    local_optimizer,
+    map_clients,
+    normalises,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    predict,
+    proximal,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.mechanisms.inner_steps import inner_steps
+from jaxfl.mechanisms.sharing import no_leaf, separate
+
+
+@options
+class PFedMe(Training):
+    """Options of pFedMe."""
+
+    lam: float = within("[0, inf)", 15.0)
+    """lambda, pull between personal and global model. Plain inner steps diverge from lr * lam = 2 on."""
+    inner_steps: int = within("[0, inf)", 5)
+    """K, steps of the personal model on every mini-batch."""
+    eta: float = within("[0, inf)", 0.005)
+    """Rate of the client's copy of the global model: it moves by about eta times a gradient on every
+    mini-batch, so it wants to be larger in short runs. It diverges from eta * lam = 2 on."""
+    beta: float = within("[0, inf)", 1.0)
+    """How far the server goes from the old global model to the mean of the new ones, or beyond it."""
+
+
+class State(NamedTuple):
+    """Per group the global model w, and the personal models theta (n_g, ...)."""
+
+    hyper: PFedMe
+    shared: PerGroup
+    personal: PerGroup
+
+
+def build(config: PFedMe) -> Algorithm:
+    """Personal models that stay, copies of the global one that are averaged."""
+
+    def divide(model, weights):
+        """(statistics that stay with theta, leaves of w)."""
+        return separate(weights, no_leaf(model), config.bn_stats)
+
+    def init(key, federation, hyper):
+        weights = initial_weights(key, federation)
+        shared = per_group(lambda model, w: divide(model, w)[1], federation.models, weights)
+        return State(hyper, shared, own_models.start(key, federation))
+
+    def receive(key, state, federation, cohort):
+        def of_group(model, w, theta):
+            return Predictor(w, divide(model, theta)[0], predict)
+
+        return per_group(of_group, federation.models, state.shared, gather(state.personal, cohort))
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, w, theta):
+            optimizer = local_optimizer(hyper)
+
+            def update(carry, batch, key):
+                theta, v, moments = carry
+                envelope = proximal(client.model, Weights(v, {}), hyper.lam)
+                theta, moments, loss = inner_steps(
+                    envelope, theta, moments, batch, key, steps=config.inner_steps, optimizer=optimizer
+                )
+                v = jax.tree.map(lambda v, th: v - hyper.eta * hyper.lam * (v - th), v, theta.params)
+                return (theta, v, moments), loss
+
+            (theta, v, _), loss, _ = fit(
+                update,
+                (theta, w.params, optimizer.init(theta.params)),
+                key,
+                own_rows(client, federation, hyper),
+                epochs=config.epochs,
+                batch_size=config.batch_size,
+                pairs=normalises(theta, client.model.names, config.batch_size),
+            )
+            return theta, divide(client.model, Weights(v, theta.stats))[1], loss
+
+        def serve(w, v, n):
+            """By the mean change, so that nothing moves where nobody has moved."""
+            mean = tree.mean_change(v, n, w)
+            params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, mean.params)
+            return Weights(params, optax.tree.add(w.stats, mean.stats))
+
+        own = gather(state.personal, cohort)
+        trained = map_clients(client, key, federation, cohort, state.shared, own)
+        theta, v, loss = zip(*trained, strict=True)
+        shared = per_group(serve, state.shared, v, rows_uploaded(federation, cohort))
+        up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
+        state = State(hyper, shared, scatter(state.personal, cohort, theta))
+        return state, Info(loss, up, down, trained=own_models.predictors(theta))
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.personal, cohort)
+
+    return Algorithm(init, receive, step, personal)
+
+
+pfedme = Method(
+    "pfedme",
+    build,
+    PFedMe,
+    "personal models inside Moreau envelopes around a global one",
+    "Dinh et al. 2020, arXiv:2006.08848",
+    """@inproceedings{dinh2020personalized,
+  title={Personalized Federated Learning with {Moreau} Envelopes},
+  author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung},
+  booktitle={NeurIPS}, year={2020}}""",
+)

@@ -1,0 +1,53 @@
+"""Several steps of a personal model on each mini-batch, before what it is tied to follows it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.core.loops import scan
+from jaxfl.core.training import improve
+from jaxfl.models.model import Weights
+
+
+def inner_steps(
+    loss: Callable,
+    weights: Any,
+    moments: Any,
+    batch: Any,
+    key: jax.Array,
+    *,
+    steps: int,
+    optimizer: optax.GradientTransformation,
+) -> tuple[Any, Any, jax.Array]:
+    """Minimise a loss by some steps on one mini-batch.
+
+    Args:
+      loss: ``(weights, batch, key) -> (value, stats)``; or ``-> (value, stats, number)`` to report another
+        number than the value.
+      weights: `Weights` to start from; their `params` may be any pytree.
+      moments: of the optimiser.
+      batch: handed to the loss.
+      key: of the batch; step k gets ``fold_in(key, k)``.
+      steps: how many.
+      optimizer: any of Optax.
+
+    Returns:
+      The weights, the moments, and the mean of what the steps report; 0 of no step.
+    """
+
+    def step(carry, k):
+        (params, stats), moments = carry
+        step_key = jax.random.fold_in(key, k)
+
+        def objective(params):
+            value, *more = loss(Weights(params, stats), batch, step_key)
+            return value, more
+
+        params, moments, value, (stats, *reported) = improve(objective, params, moments, optimizer)
+        return (Weights(params, stats), moments), reported[0] if reported else value
+
+    (weights, moments), values = scan(step, (weights, moments), jnp.arange(steps, dtype=jnp.int32))
+    return weights, moments, values.sum() / max(steps, 1)
