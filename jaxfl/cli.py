@@ -30,7 +30,7 @@ from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.sources import DATASETS
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import Processes, connect, explained_loss, is_first, leave
-from jaxfl.models.zoo import GIVEN, MODELS
+from jaxfl.models.zoo import MODELS, options_of
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
@@ -254,11 +254,14 @@ def _list(arguments: list[str]) -> None:
         own = [name for name in hints(method.config) if name not in common]
         methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
-    for title, table, given in (("Models", MODELS, GIVEN), ("Partitions", PARTITIONS, ())):
+    for title, table, options in (
+        ("Models", MODELS, options_of),
+        ("Partitions", PARTITIONS, choices.keywords),
+    ):
         drawn = RichTable(title[:-1].lower(), "what", "options", title=title, title_justify="left")
         for name, function in table.items():
             what = (function.__doc__ or "").strip().splitlines()[0]
-            drawn.add_row(name, what, ", ".join(choices.keywords(function, given)))
+            drawn.add_row(name, what, ", ".join(options(function)))
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():

@@ -45,17 +45,23 @@ PUBLIC = 10  # rows that everybody sees
 
 
 def tiny_models():
-    """Two architectures that compile in a second; three clients have the first, two the second."""
-    return (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5), 3), (tiny_cnn("cnn"), 2)
+    """Two architectures of five features, quickly compiled; three clients have the first, two the second."""
+    return (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5), 3), (tiny_cnn("cnn", features=5), 2)
 
 
-def tiny_cnn(name: str, *channels_and_pools: tuple[int, int], kernel: int = 3, norm: bool = False):
+def tiny_cnn(
+    name: str,
+    *channels_and_pools: tuple[int, int],
+    kernel: int = 3,
+    norm: bool = False,
+    features: int = 6,
+):
     """Convolutions with these channels, each pooled, and a dense layer."""
     convs = [
         ConvBlock(channels, kernel, kernel // 2, pool, norm, bias=not norm)
         for channels, pool in channels_and_pools or [(4, 2)]
     ]
-    return plain_cnn(name, convs, [DenseBlock(6)], shape=SHAPE, classes=CLASSES)
+    return plain_cnn(name, convs, [DenseBlock(features)], shape=SHAPE, classes=CLASSES)
 
 
 def tiny_source(seed: int = 0) -> Source:

@@ -144,7 +144,9 @@ GROWTH = {
 METHODS = Workload(
     "CIFAR-10, LeNet5 and cifar_small, 20 clients of 200 images: what does an operation cost in each method?",
     5_000,
-    {"dataset": "cifar10", "models": ("lenet5", "cifar_small"), "clients": 20} | _of_each_class(200),
+    # As many features in both, as some methods need it.
+    {"dataset": "cifar10", "models": ("lenet5", "cifar_small,features=84"), "clients": 20}
+    | _of_each_class(200),
     (),
     {"epochs": 1, "batch_size": 50},
     rival="fedavg",

@@ -52,8 +52,9 @@ class RunOptions:
 
     models: tuple[str, ...] = ()
     """Architectures, each with options (resnet18,width=0.5) and perhaps a number of clients
-    (mlp,clients=5); by default clients are divided equally. Default: lenet5 mcmahan, on images
-    smaller than 16 pixels mlp mcmahan,padding=same."""
+    (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, how many
+    features the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
+    mcmahan,padding=same."""
     rounds: int = within("[1, inf)", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)

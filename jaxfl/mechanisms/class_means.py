@@ -1,11 +1,67 @@
-"""Class means: what a client's images of a class look like to an extractor, and heads made of them."""
+"""Class means: what images of a class look like to an extractor, on one client and on all of them.
+
+z = f_i(x) are the d features that client i's classifier gets, n_ic its training rows of class c. If d is the
+same for all architectures, their means can be averaged:
+
+    z_ic = mean of f_i(x) over client i's rows of class c, in evaluation mode
+    g_c  = sum_i n_ic z_ic / sum_i n_ic                             over clients of all architectures
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core import tree
+from jaxfl.core.client_map import per_group
 from jaxfl.core.examples import sweep
-from jaxfl.data.federation import Client, Federation
+from jaxfl.data.federation import Client, Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
+
+
+class ClassMeans(NamedTuple):
+    """What somebody knows of the classes.
+
+    Args:
+      z: (C, d), mean features; 0 of a class without rows.
+      n: (C,) float, rows.
+    """
+
+    z: jax.Array
+    n: jax.Array
+
+    @property
+    def known(self) -> jax.Array:
+        """(C,) bool, the classes that have a mean."""
+        return self.n > 0
+
+
+def require(federation: Federation) -> None:
+    """Refuse a federation whose clients cannot tell each other what a class looks like.
+
+    Raises:
+      JaxflError: if their models have features of different sizes, or every client numbers its classes anew.
+    """
+    shapes = {model.name: model.head.shape for model in federation.models}
+    if len(set(shapes.values())) > 1 or any(len(shape) > 1 for shape in shapes.values()):
+        found = ", ".join(f"{name} has {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+        least = min(shape[-1] for shape in shapes.values())
+        raise JaxflError(
+            f"The method compares mean features of classes and needs equally many of all models: {found}; "
+            f"give each of --models the same number, such as features={least}."
+        )
+    if not federation.unified:
+        raise JaxflError(
+            "The method compares clients' class means, which are of other classes on every client under "
+            "--labels independent; leave that out."
+        )
+
+
+def unknown(federation: Federation) -> ClassMeans:
+    """No class has a mean yet."""
+    model, dtype = federation.models[0], federation.mean.dtype
+    return ClassMeans(jnp.zeros((model.classes, *model.head.shape), dtype), jnp.zeros(model.classes, dtype))
 
 
 def features(model: Model, weights: Weights, rows, size, federation: Federation):
@@ -20,7 +76,7 @@ def outputs(client: Client, federation: Federation):
     return client.relabel[federation.labels[client.rows]]
 
 
-def class_means(z, y, size, classes: int):
+def class_means(z, y, size, classes: int) -> ClassMeans:
     """Mean features of each class.
 
     Args:
@@ -28,14 +84,42 @@ def class_means(z, y, size, classes: int):
       y: (m,) int32 outputs.
       size: () int32, how many are real.
       classes: C.
-
-    Returns:
-      (C, d), 0 for a class without examples; and (C,), how many it has.
     """
     real = jnp.arange(len(y), dtype=jnp.int32) < size
     member = jax.nn.one_hot(jnp.where(real, y, -1), classes, dtype=z.dtype)  # (m, C)
     count = member.sum(0)
-    return (member.T @ z) / jnp.maximum(count, 1)[:, None], count
+    return ClassMeans((member.T @ z) / jnp.maximum(count, 1)[:, None], count)
+
+
+def of_client(weights: Weights, client: Client, federation: Federation) -> ClassMeans:
+    """z_ic of a client's training rows; an absent client has none."""
+    z = features(client.model, weights, client.rows, client.size, federation)
+    return class_means(z, outputs(client, federation), client.size, client.model.classes)
+
+
+def over_clients(means: PerGroup, before: ClassMeans, uniform: bool = False) -> ClassMeans:
+    """g_c of the clients of all groups.
+
+    Args:
+      means: per group `ClassMeans` (k_g, ...).
+      before: of the classes that nobody has.
+      uniform: whether clients that have a class count alike, not by their rows of it.
+    """
+
+    def sums(of_group):
+        weight = of_group.known.astype(of_group.n.dtype) if uniform else of_group.n
+        z = jnp.einsum("kc,kcd->cd", weight, of_group.z, precision="highest")
+        return ClassMeans(z, weight.sum(0))
+
+    z, weight = (tree.total(parts) for parts in zip(*per_group(sums, means), strict=True))
+    found = weight > 0
+    mean = z / jnp.where(found, weight, 1)[:, None]
+    return ClassMeans(jnp.where(found[:, None], mean, before.z), jnp.where(found, weight, before.n))
+
+
+def scalars(means: PerGroup, beside: int) -> PerGroup:
+    """Per group (k_g,) int32: what clients send of their means (k_g, ...), d + `beside` scalars for each."""
+    return per_group(lambda m: m.known.sum(1, dtype=jnp.int32) * (m.z.shape[-1] + beside), means)
 
 
 def prototype_head(means):

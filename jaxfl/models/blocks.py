@@ -31,6 +31,7 @@ from jaxfl.models.conv import (
     to_images,
     to_maps,
 )
+from jaxfl.models.maps import resize
 
 Activation = Callable[[jax.Array], jax.Array]
 CONVOLVED, DENSE = "convolved", "dense"  # what layers leave, see `leave_output`
@@ -67,6 +68,16 @@ class Resize(nn.Module):
         """Maps (B, H, W, C) to (B, height, width, C)."""
         batch, _, _, channels = x.shape
         return jax.image.resize(x, (batch, self.height, self.width, channels), "bilinear")
+
+
+class AdaptiveMean(nn.Module):
+    """Adaptive average pooling of features, without parameters, as PyTorch's `adaptive_avg_pool1d`."""
+
+    features: int
+
+    def __call__(self, x, *, train, mask):
+        """Maps (B, d) to (B, n), d >= n; i is the mean from floor(i d / n) up to ceil((i + 1) d / n)."""
+        return resize(x[:, :, None, None], self.features, 1)[:, :, 0, 0]
 
 
 class Norm(nn.Module):

@@ -1,10 +1,11 @@
 """What the factories of the zoo share: their options, and the making of a model from blocks."""
 
+import dataclasses
 import math
 from typing import Literal
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear, Resize
+from jaxfl.models.blocks import AdaptiveMean, ConvBlock, DenseBlock, Linear, Resize
 from jaxfl.models.model import Block, Model
 
 NormName = Literal["batch", "none"]
@@ -85,6 +86,31 @@ def network(
             f"{shape[0]}x{shape[1]} images are resized to {height}x{width}."
         )
     return Model(name, tuple(blocks), tuple(shape), classes, note)
+
+
+def with_features(model: Model, features: int) -> Model:
+    """Returns the model with so many features before its classifier, which is built for them.
+
+    Where it has others, a block "adapter" ends the body: more are averaged (see `AdaptiveMean`), fewer are
+    mapped by a linear layer that trains with the rest.
+
+    Raises:
+        JaxflError: If `features` is not positive, or the body puts out maps.
+    """
+    if features < 1:
+        raise JaxflError(f"features is {features}; {model.name} needs at least one.")
+    if len(model.head.shape) != 1:
+        raise JaxflError(
+            f"{model.name} hands maps of shape {model.head.shape} to its last block, and features={features} "
+            "adapts vectors; flatten or pool in the block before."
+        )
+    (found,), name = model.head.shape, f"{model.name},features={features}"
+    if found == features:
+        return dataclasses.replace(model, name=name)
+    adapter, how = (AdaptiveMean, "averaged") if found > features else (Linear, "mapped")
+    blocks = (*model.blocks[:-1], Block("adapter", adapter(features)), model.blocks[-1])
+    note = f"{model.note} Its {found} features are {how} to {features}.".strip()
+    return dataclasses.replace(model, name=name, blocks=blocks, note=note)
 
 
 def plain_cnn(

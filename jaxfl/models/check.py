@@ -24,10 +24,12 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
 
     Raises:
       JaxflError: if it is no `Model`, a block is no Flax module or cannot be called as one is, it takes other
-        images, or does not put out (B, classes).
+        images, two blocks have one name, or does not put out (B, classes).
     """
     if not isinstance(model, Model):
         raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
+    if len(set(model.names)) < len(model.names):
+        raise JaxflError(f"{name} has two blocks of one name: {', '.join(model.names)}; rename one.")
     for block, module in model.blocks:
         if not isinstance(module, nn.Module):
             raise JaxflError(

@@ -215,7 +215,8 @@ def build_models(setup: Setup, source: Source, partition: Partition):
         counts.append(texts.pop("clients", None))
         model = zoo.build(choices.join(name, texts), shape=shape, classes=partition.outputs)
         if sum(choices.split(other)[0] == name for other in named) > 1:
-            model = dataclasses.replace(model, name=choices.join(model.name, texts))
+            base, _, _ = model.name.partition(",")  # what it shows of its options is among the texts
+            model = dataclasses.replace(model, name=choices.join(base, texts))
         built.append(dataclasses.replace(model, precision=setup.run.precision))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")

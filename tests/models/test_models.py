@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax import lax
 
 from jaxfl.errors import JaxflError
 from jaxfl.models import Block, Model, measured, repeated, zoo
-from jaxfl.models.blocks import Bottleneck, ConvBlock, DenseBlock, Linear, Norm
+from jaxfl.models.blocks import AdaptiveMean, Bottleneck, ConvBlock, DenseBlock, Linear, Norm
 from jaxfl.models.conv import (
     CONVOLUTIONS,
     conv,
@@ -662,6 +663,83 @@ def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
 def test_bad_options_are_named(factory, options, message):
     with pytest.raises(JaxflError, match=message):
         factory(**{"shape": COLOUR, "classes": 10, **options})
+
+
+# ---- features of a number that is chosen
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(6, 3), (7, 3), (5, 4), (5, 1), (4, 4)])
+def test_features_are_averaged_over_windows_that_may_overlap(given, wanted):
+    z = np.asarray(normal(0, 2, given))
+    expected = np.empty((2, wanted))
+    for i in range(wanted):
+        first, end = math.floor(i * given / wanted), math.ceil((i + 1) * given / wanted)
+        expected[:, i] = z[:, first:end].mean(1)
+    found = AdaptiveMean(wanted).apply({}, z, train=True, mask=None)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("features", "adapter", "note"),
+    [
+        (20, AdaptiveMean(20), "Its 84 features are averaged to 20."),
+        (84, None, ""),
+        (90, Linear(90), "Its 84 features are mapped to 90."),
+    ],
+)
+def test_a_choice_says_how_many_features_the_classifier_gets(features, adapter, note):
+    model = zoo.build(f"lenet5,features={features}", shape=(16, 16, 1), classes=3)
+    more = 84 * features + features if isinstance(adapter, Linear) else 0
+    assert model.name == f"lenet5,features={features}" and model.note == note
+    assert model.blocks[:4] == LENET.blocks[:4] and model.head.shape == (features,)
+    assert [block.module for block in model.blocks[4:-1]] == ([adapter] if adapter else [])
+    assert model.size == LENET.size + more + (features - 84) * 3
+    assert model.convolutions == LENET.convolutions == 2
+
+    weights, x = model.init(jax.random.key(0)), normal(1, 4, 16, 16, 1)
+    before, _ = run(LENET.body, weights, x, train=False)
+    z, _ = run(model.body, weights, x, train=False)
+    if adapter:
+        params = weights.params["adapter"]
+        assert bool(params) == (more > 0)
+        before = adapter.apply({"params": params}, before, train=False, mask=None)
+    np.testing.assert_allclose(z, before, atol=1e-6)
+    taps, expected = (jax.jit(functools.partial(m.taps, depths=(1, 2))) for m in (model, LENET.body))
+    assert_close(taps(*weights, x), expected(*weights, x), atol=1e-6)
+
+
+def test_small_images_and_few_features_are_both_noted():
+    model = zoo.build("lenet5,features=20", shape=(8, 8, 1), classes=3)
+    assert model.names == ("input", *LENET.names[:-1], "adapter", "classifier")
+    assert model.note.endswith("are resized to 16x16. Its 84 features are averaged to 20.")
+
+
+OWN_NETWORK = """
+from jaxfl.models import Block, Model
+from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear
+
+def vectors(*, shape, classes):
+    return Model("own", (Block("body", DenseBlock(4)), Block("last", Linear(classes))), shape, classes)
+
+def maps(*, shape, classes):
+    return Model("own", (Block("body", ConvBlock(4, 1)), Block("last", DenseBlock(classes))), shape, classes)
+
+def adapting(*, shape, classes):
+    return Model("own", (Block("adapter", DenseBlock(4)), Block("last", Linear(classes))), shape, classes)
+"""
+
+
+def test_own_networks_are_adapted_alike(tmp_path):
+    file = tmp_path / "adapted.py"
+    file.write_text(OWN_NETWORK)
+    model = zoo.build(f"{file}:vectors,features=3", shape=(4, 4, 1), classes=2)
+    assert model.name == "own,features=3" and model.names == ("body", "adapter", "last")
+    for name, message in [
+        ("maps", r"hands maps of shape \(4, 4, 4\) to its last block, and features=3 adapts vectors"),
+        ("adapting", "two blocks of one name: adapter, adapter, last; rename one"),
+    ]:
+        with pytest.raises(JaxflError, match=message):
+            zoo.build(f"{file}:{name},features=3", shape=(4, 4, 1), classes=2)
 
 
 def test_measuring_names_a_convolution_and_remembers(tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=8 --clients 4 --participation 0.5 "
     f"--epochs 1 --rounds {ROUNDS} --eval-every {EVERY} --checkpoint-every {CHECKPOINTS} --seed 3 --devices 1"
 ).split()
-SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4"]  # compiled in a second
+SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4,features=3"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
 HOST = ("pfedclub", "pfedclub-plus")
@@ -858,7 +858,7 @@ def at_the_edge(folder, method, edge, **options):
         test="source",
         participation=0.25 if edge == "odd" else 1.0,
         clients=4,
-        models=["mlp,hidden=3", "mlp,hidden=4"],
+        models=["mlp,hidden=3", "mlp,hidden=4,features=3"],
         epochs=1,
         rounds=4,
         eval_every=1,

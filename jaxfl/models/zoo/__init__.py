@@ -1,7 +1,11 @@
 """The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one."""
 
+from collections.abc import Callable
+from typing import Any
+
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
+from jaxfl.models.build import with_features
 from jaxfl.models.check import check
 from jaxfl.models.model import Model
 from jaxfl.models.zoo.alexnet import alexnet
@@ -48,8 +52,17 @@ MODELS = {name: globals()[name] for name in __all__}
 GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
 
 
+def options_of(factory: Callable) -> dict[str, Any]:
+    """What a choice of a factory may say, with types: the factory's options, and `features`; see `build`."""
+    own = choices.keywords(factory, GIVEN)
+    return own | {"features": own.get("features", int)}
+
+
 def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
     """The network of a choice; ``path/to/my.py:object`` names a factory of one's own.
+
+    Every network takes ``features=NUMBER``, how many features its classifier gets: methods that compare them
+    need equally many of all architectures. A factory's own option of that name comes first.
 
     Args:
       choice: ``name,option=value``.
@@ -60,10 +73,19 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
       JaxflError: if there is no such factory, it has no such option, or what it returns is no model for
         these images and classes.
     """
-    name, factory, options = choices.function("model", MODELS, choice, GIVEN)
+    name, texts = choices.split(choice)
+    factory = choices.lookup("model", MODELS, name)
+    options = choices.convert(name, options_of(factory), texts)
+    adapts = "features" not in choices.keywords(factory, GIVEN)
+    features = options.pop("features", None) if adapts else None
     require_call(name, factory, shape=shape, classes=classes, **options)
     with own_code():
         model = factory(shape=shape, classes=classes, **options)
         if name not in MODELS:
             check(name, model, shape, classes)
-    return model
+        if features is None:
+            return model
+        adapted = with_features(model, features)
+        if name not in MODELS:
+            check(name, adapted, shape, classes)
+        return adapted

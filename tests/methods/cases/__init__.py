@@ -73,7 +73,8 @@ class Case(NamedTuple):
       scores: ``(state, clients, draws, options, x) -> {"received": [...], "deployed": [...]}``, logits of
         every client before and after its personalisation.
       traffic: ``(model, models, t) -> scalars`` that a client with this model sends and receives in round t,
-        or a pair where these differ. `models` are those of the federation.
+        or a pair where these differ; where clients differ, functions of their ids. `models`
+        are those of the federation.
       draws: ``(key, client, models, options) -> what a client draws in a round``.
       draws_before_use: the same for predicting.
       draws_of_server: ``(key of the round, options) -> what the server draws in it``.

@@ -1,0 +1,1 @@
+"""Methods in which clients of any architecture tell each other the mean features of every class."""

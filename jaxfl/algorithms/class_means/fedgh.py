@@ -1,0 +1,181 @@
+"""FedGH: clients of any architecture share a classifier, which the server trains on their class means.
+
+Yi et al. 2023, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM,
+arXiv:2303.13137, Algorithm 1. theta_i is client i's extractor, H the header: one linear classifier for all
+architectures, whose features are equally many; z_ic is the mean of client i's features over its training rows
+of class c, S_t the cohort:
+
+    theta_i <- that of LocalSGD over CE(theta_i, H)               E epochs of the whole model
+    z_ic     = mean of theta_i(x) over client i's rows of class c, in evaluation mode
+    H       <- SGD over CE(H(z_ic), c)                            i in S_t, R epochs
+
+All start from the same H, the initial classifier of the first architecture: the first round is no exception.
+What a client makes of H is not kept; it deploys (theta_i, H) with the newest H. The server trains as that of
+HtFLlib, by plain SGD on batches of the clients' size. In the paper's own code it steps the optimiser of a
+client's network there, and H never moves.
+
+Traffic: for each class of the client z_ic and c up; H down.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Cohort,
+    Examples,
+    Federation,
+    Info,
+    JaxflError,
+    Method,
+    Model,
+    PerGroup,
+    Predictor,
+    Training,
+    Weights,
+    arrays,
+    cross_entropy,
+    descend,
+    gather,
+    initial_weights,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    scatter,
+    sent_down,
+    tree,
+    within,
+)
+from jaxfl.mechanisms import class_means
+from jaxfl.mechanisms.mixing import concatenate, ids
+from jaxfl.mechanisms.server_distillation import SERVER
+
+
+@options
+class FedGH(Training):
+    """Options of FedGH."""
+
+    server_epochs: int = within("[0, inf)", 100)
+    """R, the server's passes over the round's class means."""
+    server_lr: float = within("(0, inf)", 0.01)
+    """Learning rate of the header on the server."""
+
+
+class State(NamedTuple):
+    """Per group the extractors theta (n_g, ...), and the header H for all."""
+
+    hyper: FedGH
+    extractors: PerGroup
+    header: dict
+
+
+def build(config: FedGH) -> Algorithm:
+    """Own extractors under one header."""
+
+    def init(key, federation, hyper):
+        class_means.require(federation)
+        initial = initial_weights(key, federation)
+        headers = per_group(header, federation.models, initial)
+        if len({str(jax.tree.map(jnp.shape, of_group)) for of_group in headers}) > 1:
+            raise JaxflError(
+                "fedgh has one classifier for all models, but theirs have different parameters; let the last "
+                "block of your own ones be jaxfl.models.blocks.Linear."
+            )
+        extractors = per_group(extractor, federation.models, initial)
+        extractors = per_group(lambda w, group: tree.stack(w, len(group.id)), extractors, federation.groups)
+        return State(hyper, extractors, headers[0])
+
+    def personal(key, state, federation, cohort):
+        own = gather(state.extractors, cohort)
+        return per_group(lambda theta: Predictor(state.header, theta, predict), own)
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, h, theta):
+            model, rows = client.model, own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(model), under(model, h, theta), key, rows, hyper)
+            return trained.weights, trained.loss, class_means.of_client(trained.weights, client, federation)
+
+        h = (state.header,) * len(federation.groups)
+        own = gather(state.extractors, cohort)
+        trained, loss, z = zip(*map_clients(client, key, federation, cohort, h, own), strict=True)
+        theta = per_group(extractor, federation.models, trained)
+        return State(
+            hyper,
+            scatter(state.extractors, cohort, theta),
+            taught(key, state.header, pairs(z, federation, cohort), federation.models[0], hyper),
+        ), Info(
+            loss,
+            up=class_means.scalars(z, beside=1),
+            down=sent_down(cohort, h),
+            trained=own_models.predictors(trained),
+        )
+
+    return Algorithm(init, personal, step, personal)
+
+
+def header(model, w):
+    """The parameters of a model's classifier."""
+    (name,) = model.head.names
+    return w.params[name]
+
+
+def extractor(model, w):
+    """A model without its classifier."""
+    return w._replace(params={name: w.params[name] for name in model.body.names})
+
+
+def under(model, h, theta):
+    """The model (theta, H)."""
+    (name,) = model.head.names
+    return theta._replace(params=theta.params | {name: h})
+
+
+def predict(model, h, theta, x):
+    """Logits of (theta, H)."""
+    w = under(model, h, theta)
+    return model.apply(w.params, w.stats, x, train=False)[0]
+
+
+def pairs(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
+    """The pairs (z_ic, c) of all clients in a round: by client and class, whatever places clients have."""
+    z, n = (concatenate(parts) for parts in zip(*means, strict=True))  # (K, C, d), (K, C)
+    classes = n.shape[1]
+    i, c = concatenate(ids(federation, cohort))[:, None], jnp.arange(classes, dtype=jnp.int32)[None]
+    rank = jnp.where(n > 0, i * classes + c, jnp.iinfo(jnp.int32).max)
+    order = jnp.argsort(rank.reshape(-1)).astype(jnp.int32)
+    return arrays(z.reshape(len(order), -1)[order], order % classes, (n > 0).sum(dtype=jnp.int32))
+
+
+def taught(key, h, examples: Examples, model: Model, hyper: FedGH):
+    """H after the server's epochs, as the classifier of any of the models."""
+    (name,) = model.head.names
+    trained = descend(
+        cross_entropy(model.head),
+        Weights({name: h}, {name: {}}),
+        jax.random.fold_in(key, SERVER),
+        examples,
+        hyper,
+        epochs=hyper.server_epochs,
+        optimizer=optax.sgd(hyper.server_lr),
+    )
+    return header(model, trained.weights)
+
+
+fedgh = Method(
+    "fedgh",
+    build,
+    FedGH,
+    "own extractors under one classifier for all architectures, trained by the server on class means",
+    "Yi et al. 2023, arXiv:2303.13137",
+    """@inproceedings{yi2023fedgh,
+  title={{FedGH}: Heterogeneous Federated Learning with Generalized Global Header},
+  author={Yi, Liping and Wang, Gang and Liu, Xiaoguang and Shi, Zhuan and Yu, Han},
+  booktitle={ACM MM}, year={2023}}""",
+)

@@ -1,0 +1,146 @@
+"""FedProto (Tan et al. 2022, arXiv:2105.00243, Algorithm 1).
+
+g_c is the prototype of class c, which only classes have that somebody has sent.
+"""
+
+import jax
+import numpy as np
+from conftest import CLASSES, assert_same, differ, tiny_partition, tiny_source
+from reference import nets
+from reference.class_means import of_client
+from reference.training import cross_entropy, descend
+
+from jaxfl.algorithms.class_means.fedproto import nearest
+from methods import recording
+from methods.cases import NORMALISED, Case, Comparison, local_statistics
+from methods.rounds import EVERYONE, TRAINING, alike, federated, mlp, run
+
+
+def start(clients, initial, options):
+    """Own models, and no prototype."""
+    return {"own": {i: initial[client.group] for i, client in enumerate(clients)}, "prototypes": {}}
+
+
+def step(state, clients, cohort, options):
+    """Train towards the prototypes; then every class gets the mean of all who have it."""
+    own, g, losses, sent = dict(state["own"]), dict(state["prototypes"]), {}, {}
+    for i, draw in cohort.draws.items():
+        own[i], losses[i] = descend(own[i], pulled(clients[i], g, options), draw["train"], options)
+        sent[i] = of_client(clients[i], own[i])
+    for c in range(CLASSES):
+        known = [of_one[c] for of_one in sent.values() if c in of_one]
+        if known:
+            share = [1 if options.uniform else n for _, n in known]
+            g[c] = np.average([z for z, _ in known], axis=0, weights=share)
+    return {"own": own, "prototypes": g}, losses
+
+
+def pulled(client, g, options):
+    """Cross-entropy + lam times the mean square of z - g_y over features; 0 for a class without prototype."""
+
+    def loss(weights, rows):
+        y = client.y[rows]
+        z, through_body = client.net(weights, client.x[rows], True)
+        scores, through_head = nets.classify(weights, z)
+        value, dscores = cross_entropy(scores, y)
+        dz, of_head = through_head(dscores)
+        for b, c in enumerate(y):
+            if c in g:
+                value += options.lam * ((z[b] - g[c]) ** 2).mean() / len(y)
+                dz[b] += options.lam * 2 * (z[b] - g[c]) / z.size
+        return value, through_body(dz)[1] | of_head
+
+    return loss
+
+
+def scores(state, clients, draws, options, x):
+    """A client deploys its model, or minus the squared distance from every prototype."""
+
+    def of_client(i, client):
+        w, g = state["own"][i], state["prototypes"]
+        if options.predict == "head":
+            return nets.logits(client.net, w, x)
+        z, _ = client.net(w, x)
+        return np.stack([-((z - g[c]) ** 2).sum(1) for c in range(CLASSES)], 1)
+
+    found = [of_client(i, client) for i, client in enumerate(clients)]
+    return {"received": found, "deployed": found}
+
+
+def view(state, federation, t):
+    """The models, and the prototypes that there are."""
+    g = state.prototypes
+    prototypes = {c: g.z[c] for c in range(CLASSES) if g.known[c]}
+    return recording.own_models(state, federation, t) | {"prototypes": prototypes}
+
+
+# ---- what connects it with jaxfl
+
+
+def classes_of(i):
+    """The classes that client i of the tests' federation has."""
+    source = tiny_source()
+    return np.unique(source.labels[tiny_partition(source).train[i]])
+
+
+def traffic(model, models, t):
+    """Of each class up its mean, its number and its rows, down its prototype and its number."""
+    (d,) = model.head.shape
+    return lambda i: len(classes_of(i)) * (d + 2), CLASSES * (d + 1)
+
+
+def without_a_pull_it_is_local():
+    unlike = federated((mlp(), 2), (mlp(norm="batch"), 3))
+    for (fedproto, report), (local, expected) in zip(
+        run("fedproto", unlike, lam=0.0, **TRAINING), run("local", unlike, **TRAINING), strict=True
+    ):
+        assert_same(fedproto.weights, local.kept, tolerance=1e-6)
+        assert_same(report.loss, expected.loss, tolerance=1e-6)
+
+
+def only_classes_with_a_prototype_pull():
+    """After a round of client 3 alone that is the class of its only row."""
+    (c,) = classes_of(3)
+    cohorts = (3,), EVERYONE
+    (first, _), (pulled, _) = run("fedproto", alike(), cohorts, **TRAINING)
+    assert first.prototypes.known.tolist() == [other == c for other in range(CLASSES)]
+    _, (free, _) = run("fedproto", alike(), cohorts, lam=0.0, **TRAINING)
+    moved = [
+        differ(recording.at(pulled.weights[0], i), recording.at(free.weights[0], i)) for i in (0, 1, 2, 4)
+    ]
+    assert moved == [c in classes_of(i) for i in (0, 1, 2, 4)] == [True, False, True, True]
+    (group,), x = alike().groups, alike().inputs(np.arange(40, 44))
+    found = nearest(group.model, first.prototypes, recording.at(first.weights[0], 0), x)
+    assert np.isfinite(found).tolist() == 4 * [first.prototypes.known.tolist()]
+
+
+def a_class_that_nobody_has_keeps_its_prototype():
+    (first, _), (second, report) = run("fedproto", alike(), (EVERYONE, (3,)), **TRAINING)
+    (c,) = classes_of(3)
+    others = [other for other in range(CLASSES) if other != c]
+    assert_same(second.prototypes.z[np.array(others)], first.prototypes.z[np.array(others)])
+    w, x = recording.at(second.weights[0], 3), alike().inputs(alike().groups[0].rows[3, :1])
+    z, _ = alike().models[0].body.apply(w.params, w.stats, x, train=False)
+    assert_same(second.prototypes.z[c], z[0], tolerance=1e-6)
+    assert jax.device_get(report.up[0]).sum() == z.shape[1] + 2
+
+
+fedproto = Case(
+    "fedproto",
+    start,
+    step,
+    scores,
+    view=view,
+    traffic=traffic,
+    comparisons={
+        "": Comparison({"lam": 0.7}, [("lam", 0.71), ("uniform", True)], ((mlp(), 3), (NORMALISED, 2))),
+        "nearest, uniform, local statistics": local_statistics(
+            ("uniform", False), ("predict", "head"), uniform=True, predict="nearest"
+        ),
+    },
+    reductions=(
+        without_a_pull_it_is_local,
+        only_classes_with_a_prototype_pull,
+        a_class_that_nobody_has_keeps_its_prototype,
+    ),
+)
