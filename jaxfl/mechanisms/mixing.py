@@ -83,6 +83,15 @@ def products(one: Any, other: Any):
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, one, other)))
 
 
+def squared_distances(stacked: Any):
+    """Squared Euclidean distances of all pairs of clients, over all leaves: (n, ...) -> (n, n)."""
+    # What all have in common would cancel, and take the digits of small distances with it.
+    centred = jax.tree.map(lambda leaf: leaf - leaf.mean(0, keepdims=True), stacked)
+    inner = products(centred, centred)
+    squares = jnp.diagonal(inner)
+    return jnp.maximum(squares[:, None] + squares[None] - 2 * inner, 0)
+
+
 def cosine_of_units(one: Any, other: Any):
     """Cosine of the weights of each output unit, mean over the units, of all pairs of clients.
 

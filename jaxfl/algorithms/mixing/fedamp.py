@@ -1,0 +1,169 @@
+"""FedAMP: every client is pulled to an aggregate of its own, in which similar models weigh more.
+
+Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data", arXiv:2007.03797,
+Algorithm 1. w_i is client i's model as it last uploaded it, N the number of clients of its architecture. In a
+round, for every client i that takes part and all others j of its architecture that have ever uploaded one,
+
+    xi_ij  = alpha_k A'(||w_i - w_j||^2)            A(x) = 1 - exp(-x / sigma),  xi_ii = 1 - sum_j xi_ij
+    u_i   <- sum_j xi_ij w_j                        at the server, i itself included
+    w_i   <- SGD over CE(w) + lambda / (2 alpha_k) ||w - u_i||^2, E epochs from w_i
+
+lambda is `lam`. Distances are those of parameters; BatchNorm's statistics are mixed with their layer.
+
+The paper tunes sigma, alpha_k and lambda to its networks. Here the defaults have no scale of their own:
+
+    sigma    the median of ||w_i - w_j||^2 over the pairs of clients that have uploaded a model
+    alpha_k  sigma / N, so that no client gives away more than all its weight
+    lambda   1 / N, so that the pull lambda / alpha_k is 1 / sigma, however many clients there are
+
+With lambda = 1 the pull would be N / sigma: similar models would be held together, so that sigma falls and
+the pull grows, and nobody learns. A pull is at most 1 / lr, as otherwise a step of SGD would lead beyond u_i.
+Before two different models are known there is nothing to measure by: then xi is the identity, and nothing
+pulls.
+
+What a client receives is u_i, and `received` scores it, though local training starts from w_i: it is all
+that the others have told the client. What it deploys is w_i. PFLlib's code computes the pull without a
+gradient, so it trains as Local does.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import block_diag
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Training,
+    Weights,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    proximal,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.mechanisms.mixing import mix, squared_distances
+
+
+@options
+class FedAMP(Training):
+    """Options of FedAMP."""
+
+    lam: float | None = within("[0, inf)", None)
+    """lambda, the pull towards the own aggregate; 0 is Local. By default 1 / N."""
+    sigma: float | None = within("(0, inf)", None)
+    """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
+    alpha: float | None = within("(0, inf)", None)
+    """alpha_k, step of the aggregates; more than sigma / N may give away more than all of a client's weight.
+    By default sigma / N."""
+
+
+class State(NamedTuple):
+    """The clients' models per group (n_g, ...), and who has ever uploaded one (n_g,) bool."""
+
+    hyper: FedAMP
+    weights: PerGroup
+    uploaded: PerGroup
+
+
+class Attention(NamedTuple):
+    """xi (n, n) among the clients of an architecture, and lambda / alpha_k ()."""
+
+    xi: jax.Array
+    pull: jax.Array
+
+
+def attention(w: Weights, uploaded, hyper: FedAMP) -> Attention:
+    """Who listens to whom: all models of an architecture (n, ...), and who has uploaded one (n,)."""
+    clients, distances = len(uploaded), squared_distances(w.params)
+    others = ~jnp.eye(clients, dtype=bool)
+    sigma = hyper.sigma
+    if sigma is None:
+        known = others & uploaded[:, None] & uploaded[None]
+        median = jnp.nanmedian(jnp.where(known, distances, jnp.nan))
+        sigma = jnp.where(known.any(), median, 0)
+    alpha = sigma / clients if hyper.alpha is None else hyper.alpha
+    scale = jnp.where(sigma > 0, sigma, 1)
+    heard = others & uploaded[None] & (sigma > 0)
+    xi = jnp.where(heard, alpha * jnp.exp(-distances / scale) / scale, 0)
+    step = jnp.where(alpha > 0, alpha, 1)
+    lam = 1 / clients if hyper.lam is None else hyper.lam
+    pull = jnp.where(alpha > 0, jnp.minimum(lam / step, 1 / hyper.lr), 0)
+    return Attention(xi + jnp.diag(1 - xi.sum(1)), pull)
+
+
+def build(config: FedAMP) -> Algorithm:
+    """Mix at the server, train towards the mixture."""
+
+    def init(key, federation, hyper):
+        uploaded = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
+        return State(hyper, own_models.start(key, federation), uploaded)
+
+    def all_attention(state):
+        return tuple(attention(*of_group, state.hyper) for of_group in zip(*state[1:], strict=True))
+
+    def aggregates(state, cohort, attentions):
+        """u_i of the clients of a cohort, per group (k_g, ...)."""
+
+        def of_group(w, own, attention, slots):
+            u = mix(tree.take(attention.xi, slots), w)
+            return u._replace(stats=own.stats) if config.bn_stats == "local" else u
+
+        return per_group(of_group, state.weights, gather(state.weights, cohort), attentions, cohort.groups)
+
+    def receive(key, state, federation, cohort):
+        return own_models.predictors(aggregates(state, cohort, all_attention(state)))
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        hyper, attentions = state.hyper, all_attention(state)
+
+        def client(key, client, pull, own):
+            w, u = own
+            towards, rows = proximal(client.model, u, pull), own_rows(client, federation, hyper)
+            trained = descend(towards, w, key, rows, hyper)
+            return trained.weights, trained.loss
+
+        pulls = tuple(of_group.pull for of_group in attentions)
+        own = tuple(zip(gather(state.weights, cohort), aggregates(state, cohort, attentions), strict=True))
+        trained, loss = zip(*map_clients(client, key, federation, cohort, pulls, own), strict=True)
+        models = own_models.scalars_sent(state.weights, config.bn_stats)
+        present = per_group(lambda slots: slots.mask, cohort.groups)
+        state = State(
+            hyper, scatter(state.weights, cohort, trained), scatter(state.uploaded, cohort, present)
+        )
+        up, down = sent_up(cohort, models), sent_down(cohort, models)
+        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+
+    def matrices(state):
+        """Xi (N, N), 0 between architectures."""
+        return {"attention": block_diag(*(of_group.xi for of_group in all_attention(state)))}
+
+    return Algorithm(init, receive, step, personal, matrices=matrices)
+
+
+fedamp = Method(
+    "fedamp",
+    build,
+    FedAMP,
+    "every client is pulled to an aggregate of its own, in which similar models weigh more",
+    "Huang et al. 2021, arXiv:2007.03797",
+    """@inproceedings{huang2021personalized,
+  title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
+  author={Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
+          Pei, Jian and Zhang, Yong},
+  booktitle={AAAI}, year={2021}}""",
+)
