@@ -5,6 +5,7 @@ parameters, statistics, predictions. Matrices are indexed by client ids, whateve
 hold is listed in the order of a cohort's places, group after group.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -83,13 +84,17 @@ def products(one: Any, other: Any):
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, one, other)))
 
 
-def squared_distances(stacked: Any):
-    """Squared Euclidean distances of all pairs of clients, over all leaves: (n, ...) -> (n, n)."""
-    # What all have in common would cancel, and take the digits of small distances with it.
-    centred = jax.tree.map(lambda leaf: leaf - leaf.mean(0, keepdims=True), stacked)
-    inner = products(centred, centred)
-    squares = jnp.diagonal(inner)
-    return jnp.maximum(squares[:, None] + squares[None] - 2 * inner, 0)
+def squared_distances(one: Any, other: Any):
+    """Squared Euclidean distances of all pairs of clients, over all leaves: (k, ...), (m, ...) -> (k, m)."""
+    # What all have in common would cancel, and take the digits of small distances with it. The larger stack
+    # is nowhere copied: its inner products with the centre are taken off.
+    clients = len(jax.tree.leaves(other)[0])
+    centre = mix(jnp.full((1, clients), 1 / clients), other)
+    one = jax.tree.map(jnp.subtract, one, centre)
+    squares = jax.vmap(functools.partial(optax.tree.norm, squared=True))
+    inner = products(one, other) - products(one, centre)
+    lengths = squares(one)[:, None] + squares(jax.tree.map(jnp.subtract, other, centre))[None]
+    return jnp.maximum(lengths - 2 * inner, 0)
 
 
 def cosine_of_units(one: Any, other: Any):

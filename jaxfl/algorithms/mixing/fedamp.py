@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import block_diag
 
 from jaxfl.authoring import (
@@ -38,7 +39,6 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
-    Weights,
     descend,
     gather,
     map_clients,
@@ -70,11 +70,20 @@ class FedAMP(Training):
 
 
 class State(NamedTuple):
-    """The clients' models per group (n_g, ...), and who has ever uploaded one (n_g,) bool."""
+    """FedAMP's state, per group.
+
+    Args:
+      hyper: the options.
+      weights: the clients' models (n_g, ...).
+      noted: (n_g, N), squared distances of a client's model from all of its architecture, as these were
+        when it was uploaded. Columns are ids. So only who takes part is compared with all.
+      last: (n_g,) int32, the round of a client's last upload; -1 before the first.
+    """
 
     hyper: FedAMP
     weights: PerGroup
-    uploaded: PerGroup
+    noted: PerGroup
+    last: PerGroup
 
 
 class Attention(NamedTuple):
@@ -84,9 +93,16 @@ class Attention(NamedTuple):
     pull: jax.Array
 
 
-def attention(w: Weights, uploaded, hyper: FedAMP) -> Attention:
-    """Who listens to whom: all models of an architecture (n, ...), and who has uploaded one (n,)."""
-    clients, distances = len(uploaded), squared_distances(w.params)
+def attention(noted, last, hyper: FedAMP) -> Attention:
+    """Who listens to whom in an architecture.
+
+    Args:
+      noted: (n, n), see `State`.
+      last: (n,), see `State`.
+      hyper: the options.
+    """
+    clients, uploaded = len(last), last >= 0
+    distances = jnp.where(last[:, None] >= last[None], noted, noted.T)  # as the later one of a pair saw it
     others = ~jnp.eye(clients, dtype=bool)
     sigma = hyper.sigma
     if sigma is None:
@@ -97,39 +113,44 @@ def attention(w: Weights, uploaded, hyper: FedAMP) -> Attention:
     scale = jnp.where(sigma > 0, sigma, 1)
     heard = others & uploaded[None] & (sigma > 0)
     xi = jnp.where(heard, alpha * jnp.exp(-distances / scale) / scale, 0)
-    step = jnp.where(alpha > 0, alpha, 1)
     lam = 1 / clients if hyper.lam is None else hyper.lam
-    pull = jnp.where(alpha > 0, jnp.minimum(lam / step, 1 / hyper.lr), 0)
+    pull = jnp.where(alpha > 0, jnp.minimum(lam / jnp.where(alpha > 0, alpha, 1), 1 / hyper.lr), 0)
     return Attention(xi + jnp.diag(1 - xi.sum(1)), pull)
 
 
 def build(config: FedAMP) -> Algorithm:
-    """Mix at the server, train towards the mixture."""
+    """Mix at the server, train towards the mixture, note how far models are apart."""
 
     def init(key, federation, hyper):
-        uploaded = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
-        return State(hyper, own_models.start(key, federation), uploaded)
+        def nothing(group):
+            return jnp.zeros((len(group.id), federation.clients), federation.mean.dtype)
 
-    def all_attention(state):
-        return tuple(attention(*of_group, state.hyper) for of_group in zip(*state[1:], strict=True))
+        never = per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), federation.groups)
+        own = own_models.start(key, federation)
+        return State(hyper, own, per_group(nothing, federation.groups), never)
 
-    def aggregates(state, cohort, attentions):
-        """u_i of the clients of a cohort, per group (k_g, ...)."""
+    def attentions(state, ids):
+        return per_group(lambda i, noted, last: attention(noted[:, i], last, state.hyper), ids, *state[2:])
+
+    def aggregates(state, federation, cohort):
+        """Of the clients of a cohort u_i, per group (k_g, ...); and lambda / alpha_k, per group ()."""
 
         def of_group(w, own, attention, slots):
             u = mix(tree.take(attention.xi, slots), w)
             return u._replace(stats=own.stats) if config.bn_stats == "local" else u
 
-        return per_group(of_group, state.weights, gather(state.weights, cohort), attentions, cohort.groups)
+        found = attentions(state, [group.id for group in federation.groups])
+        own = gather(state.weights, cohort)
+        return per_group(of_group, state.weights, own, found, cohort.groups), tuple(a.pull for a in found)
 
     def receive(key, state, federation, cohort):
-        return own_models.predictors(aggregates(state, cohort, all_attention(state)))
+        return own_models.predictors(aggregates(state, federation, cohort)[0])
 
     def personal(key, state, federation, cohort):
         return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
-        hyper, attentions = state.hyper, all_attention(state)
+        hyper = state.hyper
 
         def client(key, client, pull, own):
             w, u = own
@@ -137,20 +158,32 @@ def build(config: FedAMP) -> Algorithm:
             trained = descend(towards, w, key, rows, hyper)
             return trained.weights, trained.loss
 
-        pulls = tuple(of_group.pull for of_group in attentions)
-        own = tuple(zip(gather(state.weights, cohort), aggregates(state, cohort, attentions), strict=True))
+        u, pulls = aggregates(state, federation, cohort)
+        own = tuple(zip(gather(state.weights, cohort), u, strict=True))
         trained, loss = zip(*map_clients(client, key, federation, cohort, pulls, own), strict=True)
-        models = own_models.scalars_sent(state.weights, config.bn_stats)
-        present = per_group(lambda slots: slots.mask, cohort.groups)
+
+        weights = scatter(state.weights, cohort, trained)
+        now = per_group(lambda slots: jnp.full(slots.mask.shape, cohort.round), cohort.groups)
         state = State(
-            hyper, scatter(state.weights, cohort, trained), scatter(state.uploaded, cohort, present)
+            hyper,
+            weights,
+            scatter(state.noted, cohort, per_group(note, federation.groups, trained, weights, state.noted)),
+            scatter(state.last, cohort, now),
         )
+        models = own_models.scalars_sent(weights, config.bn_stats)
         up, down = sent_up(cohort, models), sent_down(cohort, models)
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
+    def note(group, trained, stored, noted):
+        """The distances of trained models (k, ...) from all stored ones, (k, N) with ids for columns."""
+        distances = squared_distances(trained.params, stored.params)
+        return jnp.zeros((len(distances), noted.shape[1]), noted.dtype).at[:, group.id].set(distances)
+
     def matrices(state):
         """Xi (N, N), 0 between architectures."""
-        return {"attention": block_diag(*(of_group.xi for of_group in all_attention(state)))}
+        ends = np.cumsum([len(last) for last in state.last])
+        ids = np.split(np.arange(ends[-1]), ends[:-1])
+        return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}
 
     return Algorithm(init, receive, step, personal, matrices=matrices)
 
