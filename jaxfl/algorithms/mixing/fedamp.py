@@ -10,16 +10,15 @@ round, for every client i that takes part and all others j of its architecture t
 
 lambda is `lam`. Distances are those of parameters; BatchNorm's statistics are mixed with their layer.
 
-The paper tunes sigma, alpha_k and lambda to its networks. Here the defaults have no scale of their own:
+The paper tunes sigma and alpha_k to its networks. Here the defaults have no scale of their own:
 
     sigma    the median of ||w_i - w_j||^2 over the pairs of clients that have uploaded a model
     alpha_k  sigma / N, so that no client gives away more than all its weight
-    lambda   1 / N, so that the pull lambda / alpha_k is 1 / sigma, however many clients there are
 
-With lambda = 1 the pull would be N / sigma: similar models would be held together, so that sigma falls and
-the pull grows, and nobody learns. A pull is at most 1 / lr, as otherwise a step of SGD would lead beyond u_i.
 Before two different models are known there is nothing to measure by: then xi is the identity, and nothing
-pulls.
+pulls. Else sigma is small where models are similar, thus the pull lambda / alpha_k strong, and so they stay
+similar without learning anything. Therefore a client in whose round SGD takes S steps is pulled by at most
+1 / (eta S), eta being its learning rate: from w_i alone this would lead it most of the way to u_i.
 
 What a client receives is u_i, and `received` scores it, though local training starts from w_i: it is all
 that the others have told the client. What it deploys is w_i. PFLlib's code computes the pull without a
@@ -53,6 +52,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
+from jaxfl.core.training import batches
 from jaxfl.mechanisms.mixing import mix, squared_distances
 
 
@@ -60,8 +60,8 @@ from jaxfl.mechanisms.mixing import mix, squared_distances
 class FedAMP(Training):
     """Options of FedAMP."""
 
-    lam: float | None = within("[0, inf)", None)
-    """lambda, the pull towards the own aggregate; 0 is Local. By default 1 / N."""
+    lam: float = within("[0, inf)", 1.0)
+    """lambda, the pull towards the own aggregate; 0 is Local."""
     sigma: float | None = within("(0, inf)", None)
     """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
     alpha: float | None = within("(0, inf)", None)
@@ -113,8 +113,7 @@ def attention(noted, last, hyper: FedAMP) -> Attention:
     scale = jnp.where(sigma > 0, sigma, 1)
     heard = others & uploaded[None] & (sigma > 0)
     xi = jnp.where(heard, alpha * jnp.exp(-distances / scale) / scale, 0)
-    lam = 1 / clients if hyper.lam is None else hyper.lam
-    pull = jnp.where(alpha > 0, jnp.minimum(lam / jnp.where(alpha > 0, alpha, 1), 1 / hyper.lr), 0)
+    pull = jnp.where(alpha > 0, hyper.lam / jnp.where(alpha > 0, alpha, 1), 0)
     return Attention(xi + jnp.diag(1 - xi.sum(1)), pull)
 
 
@@ -154,8 +153,9 @@ def build(config: FedAMP) -> Algorithm:
 
         def client(key, client, pull, own):
             w, u = own
-            towards, rows = proximal(client.model, u, pull), own_rows(client, federation, hyper)
-            trained = descend(towards, w, key, rows, hyper)
+            steps = hyper.epochs * jnp.maximum(batches(client.size, hyper.batch_size, pairs=False), 1)
+            towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps.astype(pull.dtype))))
+            trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
         u, pulls = aggregates(state, federation, cohort)
