@@ -180,7 +180,7 @@ def build(config: FedAMP) -> Algorithm:
         return jnp.zeros((len(distances), noted.shape[1]), noted.dtype).at[:, group.id].set(distances)
 
     def matrices(state):
-        """Xi (N, N), 0 between architectures."""
+        """The weights xi (N, N), 0 between architectures."""
         ends = np.cumsum([len(last) for last in state.last])
         ids = np.split(np.arange(ends[-1]), ends[:-1])
         return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}
