@@ -5,6 +5,7 @@ parameters, statistics, predictions. Matrices are indexed by client ids, whateve
 hold is listed in the order of a cohort's places, group after group.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxfl.core import tree
 from jaxfl.core.client_map import everyone
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
+
+EPS = 1e-8  # the least norm that a cosine divides by
 
 
 def among(federation: Federation, cohort: Cohort) -> Cohort:
@@ -84,6 +88,41 @@ def products(one: Any, other: Any):
         return jnp.matmul(a.reshape(len(a), -1), b.reshape(len(b), -1).T, precision="highest")
 
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, one, other)))
+
+
+def squared_distances(one: Any, other: Any):
+    """Squared Euclidean distances of all pairs of clients, over all leaves: (k, ...), (m, ...) -> (k, m)."""
+    # What all have in common would cancel, and take the digits of small distances with it. The larger stack
+    # is nowhere copied: its inner products with the centre are taken off.
+    clients = len(jax.tree.leaves(other)[0])
+    centre = mix(jnp.full((1, clients), 1 / clients), other)
+    one = jax.tree.map(jnp.subtract, one, centre)
+    squares = jax.vmap(functools.partial(optax.tree.norm, squared=True))
+    inner = products(one, other) - products(one, centre)
+    lengths = squares(one)[:, None] + squares(jax.tree.map(jnp.subtract, other, centre))[None]
+    return jnp.maximum(lengths - 2 * inner, 0)
+
+
+def cosine_of_units(one: Any, other: Any):
+    """Cosine of the weights of each output unit, mean over the units, of all pairs of clients.
+
+    Args:
+      one: parameters of a layer, (k, ...). Its kernels are (k, ..., units); of several this is the mean.
+        Biases do not count.
+      other: the same of other clients, (m, ...).
+
+    Returns:
+      (k, m). A unit whose weights are all 0 has the cosine 0 with any other.
+    """
+
+    def directions(kernel):
+        """Kernels (k, ..., units) as vectors of length 1."""
+        flat = kernel.reshape(len(kernel), -1, kernel.shape[-1])
+        return flat / jnp.maximum(jnp.linalg.norm(flat, axis=1, keepdims=True), EPS)
+
+    kernels = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    cosines = [products(directions(a), directions(b)) / a.shape[-1] for a, b in kernels if a.ndim > 2]
+    return tree.total(cosines) / len(cosines)
 
 
 def on_simplex(rows, mass, present):

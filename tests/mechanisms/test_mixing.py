@@ -129,6 +129,30 @@ def test_mixtures_and_products_are_those_of_flattened_trees(rng):
     np.testing.assert_allclose(mixing.products(tree(own), tree(others)), own @ others.T, **close)
 
 
+def test_distances_keep_their_digits_where_models_have_much_in_common(rng):
+    moved = 1e-3 * rng.normal(size=(4, 70))
+    flat = np.float32(10 + moved)
+    exact = np.square(flat[:, None].astype(float) - flat).sum(2)
+    stacked = {"kernel": flat[:, :60].reshape(-1, 20, 3), "bias": flat[:, 60:]}
+    some = {name: leaf[[2, 0]] for name, leaf in stacked.items()}
+    distances = mixing.squared_distances(some, stacked)
+    np.testing.assert_allclose(distances, exact[[2, 0]], rtol=1e-2, atol=1e-7)
+
+
+def test_output_units_are_compared_whatever_their_lengths(rng):
+    kernel = rng.normal(size=(3, 2, 3, 5))
+    lengths = rng.uniform(0.1, 9, size=(3, 1, 1, 5))
+    cosines = mixing.cosine_of_units(
+        {"kernel": floats(kernel), "bias": floats(rng.normal(size=(3, 5)))},
+        {"kernel": floats(kernel * lengths), "bias": floats(rng.normal(size=(3, 5)))},
+    )
+    units = (kernel / np.linalg.norm(kernel, axis=(1, 2), keepdims=True)).reshape(3, -1)
+    np.testing.assert_allclose(cosines, units @ units.T / 5, rtol=1e-5)
+    assert (
+        mixing.cosine_of_units([floats(0 * kernel)], [floats(kernel)]).tolist() == np.zeros((3, 3)).tolist()
+    )
+
+
 def test_projection_on_the_simplex(rng):
     present = np.array([True, False, True, True, False, True])
     rows, mass = rng.normal(size=(6, 6)), np.array([1, 0.3, 2, 0, 1e-3, 1])

@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import arrays_of, assert_same, cohort, comparable, differ
+from conftest import (
+    arrays_of,
+    assert_same,
+    cohort,
+    comparable,
+    differ,
+    tiny_models,
+    tiny_partition,
+    tiny_source,
+)
 
 from jaxfl import cli
 from jaxfl.core import tree
@@ -22,6 +31,7 @@ from jaxfl.core.engine import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Info
 from jaxfl.core.training import Training
+from jaxfl.data.federation import federate
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
 from methods.cases import CASES, Case, short
@@ -63,6 +73,15 @@ class Played(NamedTuple):
     play: Program  # (key, state, federation, cohort) -> Round
     state: Any
     stacked: Any  # the state's tree, True where a leaf has one entry per client
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Five unequal clients, two architectures; they have validation rows, which some methods need."""
+    source = tiny_source()
+    partition = tiny_partition(source)
+    partition = partition._replace(validation=tuple(rows[:6] for rows in partition.test))
+    return federate(source, partition, tiny_models())
 
 
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)

@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import tree
-from jaxfl.mechanisms.mixing import mix, products
+from jaxfl.mechanisms.mixing import EPS, cosine_of_units, mix, products
 from jaxfl.models.model import Model, Weights
-
-EPS = 1e-8
 
 
 def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, personal, weights) -> Weights:
@@ -69,21 +67,11 @@ def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
     """Cosine of the weights of each output unit, mean over the units: (k, ...), (m, ...) -> (k, m)."""
 
     def of_block(name):
-        kernels = zip(jax.tree.leaves(one.params[name]), jax.tree.leaves(other.params[name]), strict=True)
-        cosines = [_mean_over_units(a, b) for a, b in kernels if a.ndim > 2]
-        return tree.total(cosines) / len(cosines)
+        return cosine_of_units(one.params[name], other.params[name])
 
     layers = jnp.maximum(personal.sum(), 1)
     total = _over_personal(model, one, personal, of_block)
     return total / layers.astype(total.dtype)
-
-
-def _mean_over_units(a, b):
-    """Kernels (k, ..., units), (m, ..., units) -> (k, m)."""
-    a, b = (leaf.reshape(len(leaf), -1, leaf.shape[-1]) for leaf in (a, b))
-    norms = jnp.linalg.norm(a, axis=1)[:, None] * jnp.linalg.norm(b, axis=1)[None]
-    dots = jnp.einsum("nio,mio->nmo", a, b, precision="highest")
-    return (dots / jnp.maximum(norms, EPS)).mean(-1)
 
 
 def _over_personal(model: Model, weights: Weights, personal, of_block: Callable):

@@ -1,0 +1,202 @@
+"""FedAMP: every client is pulled to an aggregate of its own, in which similar models weigh more.
+
+Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data", arXiv:2007.03797,
+Algorithm 1. w_i is client i's model as it last uploaded it, N the number of clients of its architecture. In a
+round, for every client i that takes part and all others j of its architecture that have ever uploaded one,
+
+    xi_ij  = alpha_k A'(||w_i - w_j||^2)            A(x) = 1 - exp(-x / sigma),  xi_ii = 1 - sum_j xi_ij
+    u_i   <- sum_j xi_ij w_j                        at the server, i itself included
+    w_i   <- SGD over CE(w) + lambda / (2 alpha_k) ||w - u_i||^2, E epochs from w_i
+
+lambda is `lam`. Distances are those of parameters; BatchNorm's statistics are mixed with their layer.
+
+The paper tunes sigma and alpha_k to its networks. Here the defaults have no scale of their own:
+
+    sigma    the median of ||w_i - w_j||^2 over the pairs of clients that have uploaded a model
+    alpha_k  sigma / N, so that no client gives away more than all its weight
+
+Before two different models are known there is nothing to measure by: then xi is the identity, and nothing
+pulls. Else sigma is small where models are similar, thus the pull lambda / alpha_k strong, and so they stay
+similar without learning anything. Therefore a client in whose round SGD takes S steps is pulled by at most
+1 / (eta S), eta being its learning rate: from w_i alone this would lead it most of the way to u_i.
+
+What a client receives is u_i, and `received` scores it, though local training starts from w_i: it is all
+that the others have told the client. What it deploys is w_i. PFLlib's code computes the pull without a
+gradient, so it trains as Local does.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import block_diag
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Training,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    proximal,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.core.training import batches
+from jaxfl.mechanisms.mixing import mix, squared_distances
+
+
+@options
+class FedAMP(Training):
+    """Options of FedAMP."""
+
+    lam: float = within("[0, inf)", 1.0)
+    """lambda, the pull towards the own aggregate; 0 is Local."""
+    sigma: float | None = within("(0, inf)", None)
+    """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
+    alpha: float | None = within("(0, inf)", None)
+    """alpha_k, step of the aggregates; more than sigma / N may give away more than all of a client's weight.
+    By default sigma / N."""
+
+
+class State(NamedTuple):
+    """FedAMP's state, per group.
+
+    Args:
+      hyper: the options.
+      weights: the clients' models (n_g, ...).
+      noted: (n_g, N), squared distances of a client's model from all of its architecture, as these were
+        when it was uploaded. Columns are ids. So only who takes part is compared with all.
+      last: (n_g,) int32, the round of a client's last upload; -1 before the first.
+    """
+
+    hyper: FedAMP
+    weights: PerGroup
+    noted: PerGroup
+    last: PerGroup
+
+
+class Attention(NamedTuple):
+    """xi (n, n) among the clients of an architecture, and lambda / alpha_k ()."""
+
+    xi: jax.Array
+    pull: jax.Array
+
+
+def attention(noted, last, hyper: FedAMP) -> Attention:
+    """Who listens to whom in an architecture.
+
+    Args:
+      noted: (n, n), see `State`.
+      last: (n,), see `State`.
+      hyper: the options.
+    """
+    clients, uploaded = len(last), last >= 0
+    distances = jnp.where(last[:, None] >= last[None], noted, noted.T)  # as the later one of a pair saw it
+    others = ~jnp.eye(clients, dtype=bool)
+    sigma = hyper.sigma
+    if sigma is None:
+        known = others & uploaded[:, None] & uploaded[None]
+        median = jnp.nanmedian(jnp.where(known, distances, jnp.nan))
+        sigma = jnp.where(known.any(), median, 0)
+    alpha = sigma / clients if hyper.alpha is None else hyper.alpha
+    scale = jnp.where(sigma > 0, sigma, 1)
+    heard = others & uploaded[None] & (sigma > 0)
+    xi = jnp.where(heard, alpha * jnp.exp(-distances / scale) / scale, 0)
+    pull = jnp.where(alpha > 0, hyper.lam / jnp.where(alpha > 0, alpha, 1), 0)
+    return Attention(xi + jnp.diag(1 - xi.sum(1)), pull)
+
+
+def build(config: FedAMP) -> Algorithm:
+    """Mix at the server, train towards the mixture, note how far models are apart."""
+
+    def init(key, federation, hyper):
+        def nothing(group):
+            return jnp.zeros((len(group.id), federation.clients), federation.mean.dtype)
+
+        never = per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), federation.groups)
+        own = own_models.start(key, federation)
+        return State(hyper, own, per_group(nothing, federation.groups), never)
+
+    def attentions(state, ids):
+        return per_group(lambda i, noted, last: attention(noted[:, i], last, state.hyper), ids, *state[2:])
+
+    def aggregates(state, federation, cohort):
+        """Of the clients of a cohort u_i, per group (k_g, ...); and lambda / alpha_k, per group ()."""
+
+        def of_group(w, own, attention, slots):
+            u = mix(tree.take(attention.xi, slots), w)
+            return u._replace(stats=own.stats) if config.bn_stats == "local" else u
+
+        found = attentions(state, [group.id for group in federation.groups])
+        own = gather(state.weights, cohort)
+        return per_group(of_group, state.weights, own, found, cohort.groups), tuple(a.pull for a in found)
+
+    def receive(key, state, federation, cohort):
+        return own_models.predictors(aggregates(state, federation, cohort)[0])
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, pull, own):
+            w, u = own
+            steps = hyper.epochs * jnp.maximum(batches(client.size, hyper.batch_size, pairs=False), 1)
+            towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps.astype(pull.dtype))))
+            trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
+            return trained.weights, trained.loss
+
+        u, pulls = aggregates(state, federation, cohort)
+        own = tuple(zip(gather(state.weights, cohort), u, strict=True))
+        trained, loss = zip(*map_clients(client, key, federation, cohort, pulls, own), strict=True)
+
+        weights = scatter(state.weights, cohort, trained)
+        now = per_group(lambda slots: jnp.full(slots.mask.shape, cohort.round), cohort.groups)
+        state = State(
+            hyper,
+            weights,
+            scatter(state.noted, cohort, per_group(note, federation.groups, trained, weights, state.noted)),
+            scatter(state.last, cohort, now),
+        )
+        models = own_models.scalars_sent(weights, config.bn_stats)
+        up, down = sent_up(cohort, models), sent_down(cohort, models)
+        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+
+    def note(group, trained, stored, noted):
+        """The distances of trained models (k, ...) from all stored ones, (k, N) with ids for columns."""
+        distances = squared_distances(trained.params, stored.params)
+        return jnp.zeros((len(distances), noted.shape[1]), noted.dtype).at[:, group.id].set(distances)
+
+    def matrices(state):
+        """The weights xi (N, N), 0 between architectures."""
+        ends = np.cumsum([len(last) for last in state.last])
+        ids = np.split(np.arange(ends[-1]), ends[:-1])
+        return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}
+
+    return Algorithm(init, receive, step, personal, matrices=matrices)
+
+
+fedamp = Method(
+    "fedamp",
+    build,
+    FedAMP,
+    "every client is pulled to an aggregate of its own, in which similar models weigh more",
+    "Huang et al. 2021, arXiv:2007.03797",
+    """@inproceedings{huang2021personalized,
+  title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
+  author={Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
+          Pei, Jian and Zhang, Yong},
+  booktitle={AAAI}, year={2021}}""",
+)

@@ -1,0 +1,258 @@
+"""FedFomo: a client weighs the models of others by what each of them is worth on its validation rows.
+
+Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", arXiv:2012.08565,
+Algorithm 1. w_i is client i's model as last trained, L_i the mean cross-entropy on its validation rows, M =
+`downloads`, P the affinity matrix of the server, the identity at first. In a round, for every client i that
+takes part,
+
+    downloads the models w_j of M others, those with the largest P_ij (equal ones at random)
+    q_j   = (L_i(w_i) - L_i(w_j)) / (||w_j - w_i|| + 1e-5)
+    w_i  <- w_i + sum_j max(q_j, 0) (w_j - w_i) / sum_j max(q_j, 0)     no step where all q_j <= 0
+    w_i  <- LocalSGD(w_i)
+    P_ij <- P_ij + q_j
+
+Norms are those of parameters; BatchNorm's statistics are mixed with their layer, and where they are local, a
+client tries others' models with its own. A client without validation rows has q = 0, so it just trains.
+
+Others are the clients of the same architecture that have ever taken part: the server keeps the last upload of
+each. The authors' code and FL-bench offer what was uploaded in the round before, which leaves little choice
+where few take part. A client does not download its own model, as in the authors' code.
+
+That code also explores. Here each of the M places is random with probability
+
+    max(0, epsilon - epsilon_decay t)               in round t = 0, 1, ...
+
+The other places get the models with the largest P_ij, the random ones any of those that are left. By default
+nothing is random but the order of equals.
+
+A client deploys w_i as trained. It sends its model and its row of P, one number for each client of the
+federation; it receives as many models as there are for it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Client,
+    Federation,
+    Info,
+    JaxflError,
+    Method,
+    PerGroup,
+    Training,
+    Weights,
+    cross_entropy,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    scan,
+    scatter,
+    sent_down,
+    sent_up,
+    sweep,
+    tree,
+    within,
+)
+
+EPS = 1e-5
+EXPLORATION = 1  # its stream of a client's key, beside the phase 0 of local training
+
+
+@options
+class FedFomo(Training):
+    """Options of FedFomo."""
+
+    downloads: int = within("[1, inf)", 5)
+    """M, models that a client downloads in a round, if there are so many."""
+    epsilon: float = within("[0, 1]", 0.0)
+    """Probability that a download is a random model, in the first round; the authors' code has 0.3."""
+    epsilon_decay: float = within("[0, 1]", 0.05)
+    """What epsilon loses in every round."""
+
+
+class State(NamedTuple):
+    """FedFomo's state, per group.
+
+    Args:
+      hyper: the options.
+      weights: the clients' models (n_g, ...).
+      uploaded: (n_g,) bool, who has ever taken part.
+      affinity: (n_g, N), the rows of P, whose columns are ids.
+    """
+
+    hyper: FedFomo
+    weights: PerGroup
+    uploaded: PerGroup
+    affinity: PerGroup
+
+
+class Pool(NamedTuple):
+    """What the clients of an architecture choose from: models (n, ...), ids (n,), which there are (n,)."""
+
+    models: Weights
+    id: jax.Array
+    available: jax.Array
+
+
+class Arrival(NamedTuple):
+    """A client before its local training: its mixture, its new row of P (N,), how many models it received."""
+
+    weights: Weights
+    affinity: jax.Array
+    received: jax.Array
+
+
+def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
+    """What a client downloads.
+
+    Args:
+      key: of the client's exploration.
+      affinity: its row of P, (N,).
+      pool: what there is.
+      oneself: the client's id.
+      downloads: M.
+      epsilon: probability of a random download.
+
+    Returns:
+      Places in the pool (m,) with m = min(M, n), and which of them are downloads, (m,) bool.
+    """
+    keys, clients = jax.random.split(key, 3), affinity.shape
+    ties, others = (jax.random.uniform(k, clients)[pool.id] for k in keys[:2])
+    candidate = pool.available & (pool.id != oneself)
+    places = min(downloads, len(pool.id))
+    random = (jax.random.uniform(keys[2], (downloads,))[:places] < epsilon).sum()
+    rank = jnp.argsort(jnp.lexsort((ties, -affinity[pool.id], ~candidate)))
+    best = rank < places - random
+    chosen = jnp.lexsort((others, ~best, ~candidate))[:places]
+    return chosen, candidate[chosen]
+
+
+def validation_loss(client: Client, federation: Federation, w: Weights):
+    """L_i(w), (); 0 of a client without validation rows."""
+    rows, size = client.validation_rows, client.validation_size
+    logits = sweep(lambda x: client.model.apply(w.params, w.stats, x, train=False)[0], rows, size, federation)
+    outputs = client.relabel[federation.labels[rows]]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, outputs)
+    real = jnp.arange(len(rows), dtype=size.dtype) < size
+    return losses.sum(where=real) / jnp.maximum(size, 1).astype(losses.dtype)
+
+
+def build(config: FedFomo) -> Algorithm:
+    """Download, weigh, mix, train."""
+
+    def init(key, federation, hyper):
+        if not federation.validates:
+            raise JaxflError(
+                "fedfomo weighs models on validation rows, but clients have none; add "
+                "--validation-fraction 0.2."
+            )
+        own = own_models.start(key, federation)
+        uploaded = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
+        identity = jnp.eye(federation.clients, dtype=federation.mean.dtype)
+        return State(hyper, own, uploaded, per_group(lambda group: identity[group.id], federation.groups))
+
+    def arrive(key, client, federation, epsilon, pool, own) -> Arrival:
+        """Download models, look at one after another, and mix."""
+        w, affinity = own
+        key = jax.random.fold_in(key, EXPLORATION)
+        chosen, present = choose(key, affinity, pool, client.id, config.downloads, epsilon)
+        so_far = validation_loss(client, federation, w)
+
+        def look(carry, download):
+            pull, total = carry
+            place, present = download
+            other = jax.tree.map(lambda leaf: leaf[place], pool.models)
+            if config.bn_stats == "local":
+                other = other._replace(stats=w.stats)
+            away = optax.tree.sub(other, w)
+            better = so_far - validation_loss(client, federation, other)
+            q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
+            gain = jnp.maximum(q, 0)
+            pull = jax.tree.map(lambda pull, away: pull + gain * away, pull, away)
+            return (pull, total + gain), q
+
+        nothing = jax.tree.map(jnp.zeros_like, w), jnp.zeros_like(so_far)
+        (pull, total), q = scan(look, nothing, (chosen, present))
+        share = 1 / jnp.where(total > 0, total, 1)
+        mixture = jax.tree.map(lambda w, pull: w + share * pull, w, pull)
+        return Arrival(mixture, affinity.at[pool.id[chosen]].add(q), present.sum(dtype=jnp.int32))
+
+    def on_clients(f, key, state, federation, cohort):
+        """``f(key, client, Arrival)`` for the clients of a cohort."""
+        hyper = state.hyper
+        t = cohort.round.astype(hyper.epsilon.dtype)
+        epsilon = jnp.maximum(hyper.epsilon - hyper.epsilon_decay * t, 0)
+
+        def client(key, client, pool, own):
+            return f(key, client, arrive(key, client, federation, epsilon, pool, own))
+
+        pools = per_group(
+            lambda w, group, uploaded: Pool(w, group.id, uploaded),
+            state.weights,
+            federation.groups,
+            state.uploaded,
+        )
+        own = tuple(zip(gather(state.weights, cohort), gather(state.affinity, cohort), strict=True))
+        return map_clients(client, key, federation, cohort, pools, own)
+
+    def receive(key, state, federation, cohort):
+        mixtures = on_clients(lambda key, client, arrival: arrival.weights, key, state, federation, cohort)
+        return own_models.predictors(mixtures)
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, arrival):
+            own = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), arrival.weights, key, own, hyper)
+            return trained.weights, arrival.affinity, arrival.received, trained.loss
+
+        outputs = on_clients(client, key, state, federation, cohort)
+        trained, affinity, received, loss = zip(*outputs, strict=True)
+        up, down = traffic(state, federation, cohort, received)
+        state = State(
+            hyper,
+            scatter(state.weights, cohort, trained),
+            scatter(state.uploaded, cohort, per_group(lambda slots: slots.mask, cohort.groups)),
+            scatter(state.affinity, cohort, affinity),
+        )
+        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+
+    def traffic(state, federation, cohort, received):
+        """Up: the model and a row of P; down: so many models."""
+        scalars = per_group(tree.scalars, own_models.scalars_sent(state.weights, config.bn_stats))
+        up = sent_up(cohort, per_group(lambda model: model + federation.clients, scalars))
+        most = per_group(lambda group: min(config.downloads, len(group.id)), federation.groups)
+        down = sent_down(cohort, per_group(lambda model, most: model * most, scalars, most))
+        return up, per_group(lambda of_all, most, received: of_all // most * received, down, most, received)
+
+    def matrices(state):
+        """P (N, N)."""
+        return {"affinity": jnp.concatenate(state.affinity)}
+
+    return Algorithm(init, receive, step, personal, matrices=matrices)
+
+
+fedfomo = Method(
+    "fedfomo",
+    build,
+    FedFomo,
+    "clients mix the models of others by what each is worth on their validation rows",
+    "Zhang et al. 2021, arXiv:2012.08565",
+    """@inproceedings{zhang2021personalized,
+  title={Personalized Federated Learning with First Order Model Optimization},
+  author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.},
+  booktitle={ICLR}, year={2021}}""",
+    needs=lambda config: {"validation"},
+)

@@ -1,0 +1,209 @@
+"""pFedSim: FedAvg at first; then extractors are mixed among clients with similar classifiers.
+
+Tan et al. 2023, "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning",
+arXiv:2305.15706, Algorithm 1. theta_i is client i's extractor, phi_i its classifier, phi_ic the weights of
+class c, rho = `generalization`, T the rounds of the run.
+
+The first floor(rho T) rounds: FedAvg. Then every client's model is the global one, and classifiers are
+personal. In a round, a client i that takes part
+
+    receives        sum_j a_ij theta_j              a_ij = -log(1 - Phi_ij) / sum_k -log(1 - Phi_ik)
+    trains          (theta_i, phi_i), all blocks jointly, and the server keeps both
+
+over all clients j of its architecture. After the round, for those i and j that both took part in it,
+
+    Phi_ij <- max(0, mean_c cos(phi_ic, phi_jc))
+
+Pairs that have not met have Phi_ij = 0, thus no weight. Phi_ii is 0.9999, and no other entry is larger: the
+logarithm stays finite. A client that has met nobody goes on from its own model.
+
+A client deploys its own model as it was trained, or the global one until it takes part in the second phase.
+BatchNorm's statistics are mixed with their layer. Up goes the whole model; down comes the whole model in
+FedAvg's rounds, then theta alone. When a client first takes part in the second phase, it still gets the whole
+global model: it has no other way to know the classifier that it starts from.
+
+Which phase a round belongs to is data: both are one program, and rho is a rate.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.authoring import (
+    Algorithm,
+    Cohort,
+    Info,
+    Method,
+    PerGroup,
+    Training,
+    cross_entropy,
+    descend,
+    gather,
+    head,
+    initial_weights,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.mechanisms.mixing import cosine_of_units, ids, mix, pairs, put_pairs, rows_of_one
+from jaxfl.mechanisms.sharing import separate
+
+SELF = 0.9999  # Phi_ii, and the largest of all entries
+
+
+@options
+class PFedSim(Training):
+    """Options of pFedSim."""
+
+    generalization: float = within("[0, 1]", 0.5)
+    """rho, share of the rounds that are FedAvg's, rounded down to whole rounds; 1 is FedAvg."""
+
+
+class State(NamedTuple):
+    """pFedSim's state, per group but for `hyper` and `phi`.
+
+    Args:
+      hyper: the options.
+      shared: the global model, which the second phase leaves as it is.
+      own: the clients' models as last trained (n_g, ...).
+      apart: (n_g,) bool, who has trained in the second phase, thus has a model of its own.
+      phi: (N, N), Phi of the pairs that have met; 0 elsewhere.
+    """
+
+    hyper: PFedSim
+    shared: PerGroup
+    own: PerGroup
+    apart: PerGroup
+    phi: jax.Array
+
+
+def generalises(cohort: Cohort, rho):
+    """Whether a round is FedAvg's, () bool: round t is, if t + 1 <= rho T."""
+    done = (cohort.round + 1).astype(rho.dtype)
+    rounding = 1 + 2 * float(jnp.finfo(rho.dtype).eps)  # 0.29 of 100 rounds are 29
+    return done <= rho * cohort.rounds * rounding
+
+
+def attention(phi, i, j):
+    """a_ij, rows that sum to 1: Phi (k, m) of the ids i (k,) and j (m,)."""
+    oneself = i[:, None] == j[None]
+    return rows_of_one(-jnp.log1p(-jnp.where(oneself, SELF, jnp.minimum(phi, SELF))), i, j)
+
+
+def build(config: PFedSim) -> Algorithm:
+    """Mix extractors, train, average or compare."""
+
+    def divide(model, w):
+        """(what is personal in the second phase, theta) of some weights."""
+        return separate(w, head(model), config.bn_stats)
+
+    def init(key, federation, hyper):
+        own = own_models.start(key, federation)
+        apart = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
+        phi = jnp.zeros((federation.clients, federation.clients), federation.mean.dtype)
+        return State(hyper, initial_weights(key, federation), own, apart, phi)
+
+    def deployed(state, cohort):
+        """What the clients of a cohort have, per group (k_g, ...): the global model, or one of their own."""
+
+        def of_group(shared, own, apart):
+            w = jax.vmap(tree.where, (0, 0, None))(apart, own, shared)
+            return w._replace(stats=own.stats) if config.bn_stats == "local" else w
+
+        return per_group(of_group, state.shared, gather(state.own, cohort), gather(state.apart, cohort))
+
+    def received(state, federation, cohort):
+        """What the clients of a cohort start from, per group (k_g, ...)."""
+
+        def of_group(group, stored, w, apart, i):
+            kept, _ = divide(group.model, w)
+            _, theta = divide(group.model, stored)
+
+            def mixed():
+                a = attention(pairs(state.phi, i, group.id), i, group.id)
+                return jax.vmap(tree.where)(apart, tree.combine(kept, mix(a, theta)), w)
+
+            return jax.lax.cond(apart.any(), mixed, lambda: w)
+
+        return per_group(
+            of_group,
+            federation.groups,
+            state.own,
+            deployed(state, cohort),
+            gather(state.apart, cohort),
+            ids(federation, cohort),
+        )
+
+    def receive(key, state, federation, cohort):
+        return own_models.predictors(received(state, federation, cohort))
+
+    def personal(key, state, federation, cohort):
+        return own_models.predictors(deployed(state, cohort))
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def client(key, client, nothing, w):
+            own = own_rows(client, federation, hyper)
+            trained = descend(cross_entropy(client.model), w, key, own, hyper)
+            return trained.weights, trained.loss
+
+        start = received(state, federation, cohort)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
+
+        generalising = generalises(cohort, hyper.generalization)
+        mean = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
+        new = State(
+            hyper,
+            tree.where(generalising, mean, state.shared),
+            scatter(state.own, cohort, trained),
+            scatter(state.apart, cohort, per_group(lambda slots: slots.mask & ~generalising, cohort.groups)),
+            jnp.where(generalising, state.phi, compared(state.phi, federation, cohort, trained)),
+        )
+        up, down = traffic(state, federation, cohort)
+        return new, Info(loss, up, down, trained=own_models.predictors(trained))
+
+    def compared(phi, federation, cohort, trained):
+        """Phi (N, N) with new entries for the pairs of a cohort whose models are `trained`."""
+        for model, w, i in zip(federation.models, trained, ids(federation, cohort), strict=True):
+            classifier = [w.params[name] for name in model.head.names]
+            phi = put_pairs(phi, i, i, jnp.maximum(cosine_of_units(classifier, classifier), 0))
+        return phi
+
+    def traffic(state, federation, cohort):
+        """Up: the model; down: the model, and to those with a model of their own theta alone."""
+        whole = own_models.scalars_sent(state.own, config.bn_stats)
+        theta = per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
+        down = per_group(
+            jnp.where, gather(state.apart, cohort), sent_down(cohort, theta), sent_down(cohort, whole)
+        )
+        return sent_up(cohort, whole), down
+
+    def matrices(state):
+        """The weights a_ij (N, N) of extractors."""
+        everyone = jnp.arange(len(state.phi), dtype=jnp.int32)
+        return {"weights": attention(state.phi, everyone, everyone)}
+
+    return Algorithm(init, receive, step, personal, matrices=matrices)
+
+
+pfedsim = Method(
+    "pfedsim",
+    build,
+    PFedSim,
+    "FedAvg, then extractors mixed by the similarity of the clients' classifiers",
+    "Tan et al. 2023, arXiv:2305.15706",
+    """@article{tan2023pfedsim,
+  title={{pFedSim}: Similarity-Aware Model Aggregation Towards Personalized Federated Learning},
+  author={Tan, Jiahao and Zhou, Yipeng and Liu, Gang and Wang, Jessie Hui and Yu, Shui},
+  journal={arXiv preprint arXiv:2305.15706}, year={2023}}""",
+)

@@ -1,0 +1,149 @@
+"""FedAMP (Huang et al. 2021, arXiv:2007.03797, Algorithm 1): attention among own models."""
+
+import itertools
+import math
+
+import numpy as np
+from conftest import SIZES, assert_same
+from reference import nets
+from reference.training import descend, plain_loss
+
+from jaxfl.algorithms.mixing.fedamp import attention
+from jaxfl.core.engine import traced
+from jaxfl.registry import METHODS
+from methods import recording
+from methods.cases import NORMALISED, SMALL, Case, Comparison, ditto, local_statistics
+from methods.recording import by_client
+from methods.rounds import TRAINING, alike, federated, mixed, mlp, reported, run
+
+
+def start(clients, initial, options):
+    """Own models, of which the server has heard none."""
+    return {
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "uploaded": dict.fromkeys(range(len(clients)), False),
+    }
+
+
+def step(state, clients, cohort, options):
+    """w_i <- SGD over CE(w) + lam / (2 alpha) ||w - u_i||^2, from w_i."""
+    own, losses = dict(state["own"]), {}
+    for i, draw in cohort.draws.items():
+        pulled = plain_loss(clients[i])
+        alpha = constants(state, clients, i, options)[1]
+        if alpha > 0:
+            steps = options.epochs * math.ceil(clients[i].size / options.batch_size)
+            pull = min(options.lam / alpha, 1 / (options.lr * steps))
+            pulled = ditto.proximal(pulled, aggregate(state, clients, i, options), pull)
+        own[i], losses[i] = descend(state["own"][i], pulled, draw["train"], options)
+    return {"own": own, "uploaded": state["uploaded"] | dict.fromkeys(cohort.draws, True)}, losses
+
+
+def peers(clients, i):
+    """The clients of i's architecture, itself among them."""
+    return [j for j, client in enumerate(clients) if client.group == clients[i].group]
+
+
+def constants(state, clients, i, options):
+    """Sigma and alpha_k of client i's architecture; 0 where there is nothing to measure them by."""
+    uploaded = [j for j in peers(clients, i) if state["uploaded"][j]]
+    known = [distance(state, a, b) for a, b in itertools.combinations(uploaded, 2)]
+    sigma = options.sigma or (np.median(known) if known else 0)
+    return sigma, options.alpha or sigma / len(peers(clients, i))
+
+
+def distance(state, i, j):
+    """||w_i - w_j||^2, over the parameters."""
+    one, other = state["own"][i], state["own"][j]
+    return sum(((one[name] - other[name]) ** 2).sum() for name in one if not nets.is_statistic(name))
+
+
+def aggregate(state, clients, i, options):
+    """u_i; under bn_stats="local" with client i's own running statistics."""
+    sigma, alpha = constants(state, clients, i, options)
+    own = state["own"][i]
+    u = dict(own)
+    for j in peers(clients, i) if sigma else []:
+        if j != i and state["uploaded"][j]:
+            xi = alpha * np.exp(-distance(state, i, j) / sigma) / sigma
+            u = {name: u[name] + xi * (state["own"][j][name] - own[name]) for name in u}
+    local = options.bn_stats == "local"
+    return u | {name: w for name, w in own.items() if local and nets.is_statistic(name)}
+
+
+def scores(state, clients, draws, options, x):
+    """Received is the client's aggregate, deployed its own model."""
+    aggregates = [aggregate(state, clients, i, options) for i in range(len(clients))]
+    return {
+        "received": [nets.logits(c.net, aggregates[i], x) for i, c in enumerate(clients)],
+        "deployed": [nets.logits(c.net, state["own"][i], x) for i, c in enumerate(clients)],
+    }
+
+
+def view(state, federation, t):
+    """The models, and who has uploaded one."""
+    uploaded = {i: last >= 0 for i, last in by_client(state.last, federation).items()}
+    return recording.own_models(state, federation, t) | {"uploaded": uploaded}
+
+
+# ---- what another method computes
+
+
+def without_pull_it_is_local():
+    for (fedamp, report), (local, expected) in zip(
+        run("fedamp", mixed(), lam=0.0, **TRAINING), run("local", mixed(), **TRAINING), strict=True
+    ):
+        assert_same(fedamp.weights, local.kept)
+        assert_same(report.loss, expected.loss)
+
+
+def a_client_alone_in_its_architecture_is_local():
+    alone = federated((mlp(), 1), (mlp(hidden=4), len(SIZES) - 1))
+    fedamp, local = (run(name, alone, **TRAINING)[-1] for name in ("fedamp", "local"))
+    assert_same(fedamp[0].weights[0], local[0].kept[0])
+    assert_same(reported(fedamp[1])[0][0], reported(local[1])[0][0])
+
+
+def attention_is_symmetric_and_takes_no_more_than_all():
+    state, _ = run("fedamp", alike(), **TRAINING)[-1]
+    xi = METHODS["fedamp"].build(METHODS["fedamp"].config()).matrices(state)["attention"]
+    np.testing.assert_allclose(xi.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(xi, xi.T, rtol=1e-5)
+    assert (xi >= 0).all() and len(np.unique(xi)) > len(SIZES)
+
+
+def models_that_are_all_the_same_are_left_alone():
+    """Before the first round, and where what was uploaded does not differ."""
+    options, same = traced(METHODS["fedamp"].config()), np.zeros((5, 5), np.float32)
+    for last in (-1, 0):
+        found = attention(same, np.full(5, last, np.int32), options)
+        assert_same(found.xi, np.eye(5, dtype=np.float32))
+        assert found.pull == 0
+
+
+FIXED = {"lam": 0.5, "sigma": 3.0, "alpha": 0.7}
+
+fedamp = Case(
+    "fedamp",
+    start,
+    step,
+    scores,
+    view=view,
+    traffic=lambda model, models, t: model.size,
+    short=FIXED,
+    comparisons={
+        "": Comparison({"lam": 0.1}, [("lam", 0.101), ("sigma", 1.0), ("alpha", 1.0)]),
+        "of fixed constants": Comparison(
+            FIXED,
+            [("lam", 0.51), ("sigma", 3.01), ("alpha", 0.71)],
+            ((SMALL, 1), (NORMALISED, 4)),
+        ),
+        "of the strongest pull, local statistics": local_statistics(("lam", 0.1), lam=1e6),
+    },
+    reductions=(
+        without_pull_it_is_local,
+        a_client_alone_in_its_architecture_is_local,
+        attention_is_symmetric_and_takes_no_more_than_all,
+        models_that_are_all_the_same_are_left_alone,
+    ),
+)

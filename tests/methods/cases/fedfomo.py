@@ -1,0 +1,196 @@
+"""FedFomo (Zhang et al. 2021, arXiv:2012.08565, Algorithm 1): models weighed on validation rows."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from conftest import SIZES, assert_same, tiny_partition, tiny_source
+from reference import nets
+from reference.training import cross_entropy, descend, plain_loss
+
+from jaxfl.data.federation import federate
+from jaxfl.errors import JaxflError
+from methods import recording
+from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
+from methods.recording import by_client, phases
+from methods.rounds import TRAINING, alike, initial, mlp, run
+
+EPS = 1e-5
+
+
+def start(clients, initial, options):
+    """Own models, of which the server has none yet; everybody likes itself."""
+    return {
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "uploaded": dict.fromkeys(range(len(clients)), False),
+        "affinity": dict(enumerate(np.eye(len(clients)))),
+    }
+
+
+def step(state, clients, cohort, options):
+    """Download, mix, train, tell the server."""
+    own, affinity, losses = dict(state["own"]), dict(state["affinity"]), {}
+    for i, draw in cohort.draws.items():
+        begun, affinity[i] = mixture(state, clients, i, draw, options, cohort.t)
+        own[i], losses[i] = descend(begun, plain_loss(clients[i]), draw["train"], options)
+    uploaded = state["uploaded"] | dict.fromkeys(cohort.draws, True)
+    return {"own": own, "uploaded": uploaded, "affinity": affinity}, losses
+
+
+def mixture(state, clients, i, draw, options, t):
+    """What client i starts from in round t, and its new row of affinities."""
+    own, row, x, q = state["own"][i], state["affinity"][i].copy(), clients[i].x_validation, {}
+
+    def loss(weights):
+        if not len(x):
+            return 0.0
+        return cross_entropy(nets.logits(clients[i].net, weights, x), clients[i].y_validation)[0]
+
+    for j in downloads(state, clients, i, draw, options, t):
+        other = own | sent(state["own"][j], options)
+        distance = sum(((other[n] - own[n]) ** 2).sum() for n in own if not nets.is_statistic(n))
+        q[j] = (loss(own) - loss(other)) / (np.sqrt(distance) + EPS)
+        row[j] += q[j]
+    worth = {j: value for j, value in q.items() if value > 0}
+    begun = dict(own)
+    for j, value in worth.items():
+        for name, w in sent(state["own"][j], options).items():
+            begun[name] = begun[name] + value / sum(worth.values()) * (w - own[name])
+    return begun, row
+
+
+def downloads(state, clients, i, draw, options, t):
+    """The models with the largest affinities; in place of some, others at random."""
+    peers = [j for j, client in enumerate(clients) if client.group == clients[i].group]
+    available = [j for j in peers if j != i and state["uploaded"][j]]
+    places = min(options.downloads, len(peers))
+    explore = max(0, options.epsilon - options.epsilon_decay * t)
+    random = sum(draw["coins"][:places] < explore)
+    by_affinity = sorted(available, key=lambda j: (-state["affinity"][i][j], draw["ties"][j]))
+    best = by_affinity[: places - random]
+    left = sorted(by_affinity[places - random :], key=lambda j: draw["others"][j])
+    return best + left[:random]
+
+
+def sent(weights, options):
+    """What others get of a model: under bn_stats="local" no running statistics."""
+    local = options.bn_stats == "local"
+    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
+
+
+def scores(state, clients, draws, options, x):
+    """Received: the mixture after the last round. Deployed: the own model."""
+    last = 3  # of the comparisons' rounds
+    begun = [mixture(state, clients, i, draws[i], options, last)[0] for i in range(len(clients))]
+    return {
+        "received": [nets.logits(c.net, begun[i], x) for i, c in enumerate(clients)],
+        "deployed": [nets.logits(c.net, state["own"][i], x) for i, c in enumerate(clients)],
+    }
+
+
+# ---- what connects it with jaxfl
+
+
+def draws_before_use(key, client, models, options):
+    """How equal affinities are ordered, which places are random, and an order for these."""
+    ties, others, coins = jax.random.split(jax.random.fold_in(key, 1), 3)
+    return {
+        "ties": jax.random.uniform(ties, (len(SIZES),)),
+        "others": jax.random.uniform(others, (len(SIZES),)),
+        "coins": jax.random.uniform(coins, (options.downloads,)),
+    }
+
+
+def draws(key, client, models, options):
+    """The same, and the orders of local training."""
+    orders = phases(train="epochs")(key, client, models, options)
+    return orders | draws_before_use(key, client, models, options)
+
+
+def view(state, federation, t):
+    """Models, who has uploaded one, and the rows of P."""
+    return recording.own_models(state, federation, t) | {
+        "uploaded": by_client(state.uploaded, federation),
+        "affinity": by_client(state.affinity, federation),
+    }
+
+
+# ---- what another method computes
+
+
+@functools.cache
+def validating(*models, without=()):
+    """The tiny clients with validation rows, but for some."""
+    source = tiny_source()
+    partition = tiny_partition(source)
+    rows = tuple(rows[: 0 if i in without else 6] for i, rows in enumerate(partition.test))
+    return federate(source, partition._replace(validation=rows), models)
+
+
+def a_client_alone_in_its_architecture_is_local():
+    alone = validating((mlp(), 1), (mlp(hidden=4), 4))
+    fedfomo, local = (run(name, alone, **TRAINING)[-1][0] for name in ("fedfomo", "local"))
+    assert_same(fedfomo.weights[0], local.kept[0])
+    assert fedfomo.affinity[0].tolist() == [[1, 0, 0, 0, 0]]
+
+
+def a_client_without_validation_rows_is_local():
+    federation = validating((mlp(), 5), without=(0,))
+    fedfomo, local = (run(name, federation, **TRAINING)[-1][0] for name in ("fedfomo", "local"))
+    (affinity,) = fedfomo.affinity
+    of_others = [np.delete(row, i) for i, row in enumerate(affinity)]
+    assert not of_others[0].any() and all(row.any() for row in of_others[1:])
+    alone, mixed = ([leaf[i] for leaf in jax.tree.leaves(fedfomo.weights)] for i in (0, 1))
+    expected = [[leaf[i] for leaf in jax.tree.leaves(local.kept)] for i in (0, 1)]
+    assert_same(alone, expected[0], tolerance=1e-6)
+    with pytest.raises(AssertionError):
+        assert_same(mixed, expected[1], tolerance=1e-3)
+
+
+def only_models_that_there_are_are_sent():
+    present = ((0, 1), (0, 1, 2), (0, 3))
+    reports = [info for _, info in run("fedfomo", validating((mlp(), 5)), present, downloads=2, **TRAINING)]
+    size = mlp().size
+    assert [info.down[0].tolist() for info in reports] == [
+        [0, 0, 0, 0, 0],
+        [size, size, 2 * size, 0, 0],
+        [2 * size, 2 * size, 0, 0, 0],
+    ]
+    assert [info.up[0].max() for info in reports] == [size + len(SIZES)] * 3
+
+
+def a_federation_without_validation_rows_is_refused():
+    with pytest.raises(JaxflError, match="--validation-fraction"):
+        initial("fedfomo", alike())
+
+
+EXPLORING = {"downloads": 1, "epsilon": 0.3}
+
+fedfomo = Case(
+    "fedfomo",
+    start,
+    step,
+    scores,
+    draws=draws,
+    draws_before_use=draws_before_use,
+    view=view,
+    traffic=lambda model, models, t: (model.size + len(SIZES), model.size),
+    short=EXPLORING,
+    idle_rates={"epsilon_decay"},  # these few draws are as random with it as without; "exploring" compares it
+    comparisons={
+        "": Comparison(mistakes=[("downloads", 1)]),
+        "exploring": Comparison(
+            {"downloads": 1, "epsilon": 1.0, "epsilon_decay": 0.28},
+            [("epsilon", 0.3), ("epsilon_decay", 0.9), ("downloads", 2)],
+            ((SMALL, 1), (NORMALISED, 4)),
+        ),
+        "local statistics": local_statistics(downloads=2),
+    },
+    reductions=(
+        a_client_alone_in_its_architecture_is_local,
+        a_client_without_validation_rows_is_local,
+        only_models_that_there_are_are_sent,
+        a_federation_without_validation_rows_is_refused,
+    ),
+)

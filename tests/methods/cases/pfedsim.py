@@ -1,0 +1,167 @@
+"""pFedSim (Tan et al. 2023, arXiv:2305.15706, Algorithm 1): FedAvg, then mixed extractors."""
+
+import math
+
+import jax
+import numpy as np
+from conftest import SIZES, assert_same
+from reference import nets
+from reference.training import average, descend, plain_loss
+
+from jaxfl.algorithms.mixing.pfedsim import generalises
+from jaxfl.core.protocol import Cohort
+from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
+from methods.recording import by_client, by_group
+from methods.rounds import EVERYONE, TRAINING, alike, mixed, reported, run
+
+SELF = 0.9999
+
+
+def start(clients, initial, options):
+    """The server has the initial models; nobody has met."""
+    return {
+        "shared": {g: sent(weights, options) for g, weights in enumerate(initial)},
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "apart": dict.fromkeys(range(len(clients)), False),
+        "phi": np.zeros((len(clients), len(clients))),
+    }
+
+
+def step(state, clients, cohort, options):
+    """FedAvg in the first rounds; then similarities of those who have met."""
+    shared, phi = dict(state["shared"]), state["phi"].copy()
+    trained, losses, apart = {}, {}, dict(state["apart"])
+    for i, draw in cohort.draws.items():
+        begun = received(state, clients, i, options)
+        trained[i], losses[i] = descend(begun, plain_loss(clients[i]), draw["train"], options)
+    if cohort.t < math.floor(options.generalization * cohort.rounds):
+        everything = [(clients[i].group, clients[i].size, weights) for i, weights in trained.items()]
+        shared = average(shared, everything)
+    else:
+        apart |= dict.fromkeys(trained, True)
+        for i in trained:
+            for j in trained:
+                if clients[i].group == clients[j].group:
+                    phi[i, j] = similarity(trained[i], trained[j])
+    return {"shared": shared, "own": state["own"] | trained, "apart": apart, "phi": phi}, losses
+
+
+def similarity(one, other):
+    """Mean over classes of the cosine of their weights, at least 0."""
+    kernels = (weights[f"{nets.HEAD}/kernel"].T for weights in (one, other))
+    return max(
+        0, np.mean([a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*kernels, strict=True)])
+    )
+
+
+def received(state, clients, i, options):
+    """The own model with an extractor mixed from those of clients that it has met."""
+    own = deployed(state, clients, i)
+    weights = {j: -np.log(1 - min(state["phi"][i, j], SELF)) for j in state["own"] if j != i}
+    weights[i] = -np.log(1 - SELF)
+    if not state["apart"][i]:
+        return own
+    total = sum(weights.values())
+    peers = [j for j in weights if clients[j].group == clients[i].group]
+    theta = sent(nets.body(own), options)
+    return own | {name: sum(weights[j] / total * state["own"][j][name] for j in peers) for name in theta}
+
+
+def deployed(state, clients, i):
+    """The own model of a client that has trained in the second phase, else the global one."""
+    return state["own"][i] | ({} if state["apart"][i] else state["shared"][clients[i].group])
+
+
+def sent(weights, options):
+    """What clients send of their weights: under bn_stats="local" no running statistics."""
+    local = options.bn_stats == "local"
+    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
+
+
+def scores(state, clients, draws, options, x):
+    """Received: with the mixed extractor. Deployed: the stored model, or the global one."""
+    found = {"received": [], "deployed": []}
+    for i, client in enumerate(clients):
+        found["received"].append(nets.logits(client.net, received(state, clients, i, options), x))
+        found["deployed"].append(nets.logits(client.net, deployed(state, clients, i), x))
+    return found
+
+
+def view(state, federation, t):
+    """Models, who has one of its own, and Phi."""
+    shared = state.shared
+    if state.hyper.bn_stats == "local":  # the average of what stays on clients is never read
+        shared = tuple(w._replace(stats={}) for w in shared)
+    return {
+        "shared": by_group(shared),
+        "own": by_client(state.own, federation),
+        "apart": by_client(state.apart, federation),
+        "phi": state.phi,
+    }
+
+
+# ---- what another method computes
+
+
+def without_a_second_phase_it_is_fedavg():
+    for (pfedsim, report), (fedavg, expected) in zip(
+        run("pfedsim", mixed(), generalization=1.0, **TRAINING),
+        run("fedavg", mixed(), **TRAINING),
+        strict=True,
+    ):
+        assert_same(pfedsim.shared, fedavg.shared)
+        assert_same(reported(report), reported(expected))
+        assert not np.any(pfedsim.phi) and not np.any(pfedsim.apart[0])
+
+
+def a_client_that_meets_nobody_is_alone():
+    """In the second phase, one client of each architecture."""
+    alone = ((0, 2), (0, 2), (0, 2))
+    pfedsim, _ = run("pfedsim", mixed(), alone, generalization=0.0, **TRAINING)[-1]
+    local, _ = run("local", mixed(), alone, **TRAINING)[-1]
+    assert_same(pfedsim.own, local.kept, tolerance=1e-6)
+
+
+def classifiers_are_not_sent_in_the_second_phase():
+    """But once, to a client that has not got the last global one."""
+    present = (EVERYONE, (0, 3), EVERYONE)
+    (model,), of_clients = alike().models, np.arange(len(SIZES))
+    reports = [info for _, info in run("pfedsim", alike(), present, **TRAINING)]  # a round of FedAvg
+    assert all(info.up[0].max() == model.size for info in reports)
+    assert [info.down[0].max() for info in reports[:2]] == [model.size] * 2
+    expected = np.where(np.isin(of_clients, present[1]), model.body.size, model.size)
+    assert reports[2].down[0].tolist() == expected.tolist()
+
+
+def shares_of_rounds_are_exact():
+    """0.29 * 100 is 28.999... in double precision, and 0.3 * 50 is more than 15 in single precision."""
+    for rounds in (1, 3, 50, 100, 1000):
+        for hundredths in range(101):
+            times = Cohort(np.arange(rounds, dtype=np.int32), (), rounds)
+            for dtype in (np.float32, np.float64):
+                with jax.enable_x64(dtype == np.float64):
+                    first = generalises(times, jax.numpy.asarray(hundredths / 100, dtype))
+                assert first.sum() == hundredths * rounds // 100
+
+
+pfedsim = Case(
+    "pfedsim",
+    start,
+    step,
+    scores,
+    view=view,
+    traffic=lambda model, models, t: model.size,
+    comparisons={
+        "": Comparison(mistakes=[("generalization", 0.25)]),
+        "from the beginning": Comparison(
+            {"generalization": 0.0}, [("momentum", 0.51)], ((SMALL, 1), (NORMALISED, 4))
+        ),
+        "local statistics": local_statistics(generalization=0.25),
+    },
+    reductions=(
+        without_a_second_phase_it_is_fedavg,
+        a_client_that_meets_nobody_is_alone,
+        classifiers_are_not_sent_in_the_second_phase,
+        shares_of_rounds_are_exact,
+    ),
+)
