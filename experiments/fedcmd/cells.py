@@ -1,0 +1,52 @@
+"""Finished runs of FedCMD's setting as lines of table6.csv, one per method and seed.
+
+python experiments/fedcmd/cells.py RUN_FOLDER... > experiments/fedcmd/table6.csv
+
+All figures are percent. "paper" is FedCMD's own: the pooled accuracy of a round's clients before they train,
+mean of the last ten rounds. "trained" is the accuracy of a round's clients right after local training, mean of
+the same rounds. The others are of all clients after the last round.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from jaxfl.runs.report import load
+
+COLUMNS = (
+    "method",
+    "seed",
+    "paper",
+    "received",
+    "trained",
+    "deployed",
+    "std",
+    "worst tenth",
+    "MB up",
+    "MB down",
+)
+
+
+def cell(folder: Path) -> tuple:
+    """The line of one run."""
+    config, metrics, result = load(folder)
+    assert result is not None, f"{folder} has not finished"
+    of_rounds = [record["cohort"].get("trained") for record in metrics[-10:]]
+    trained = np.mean([of_round["mean"] for of_round in of_rounds]) if all(of_rounds) else np.nan
+    accuracy = result["accuracy"]
+    figures = (
+        result["summary"]["cohort_received_pooled_mean_last_10"],
+        result["received"]["mean"],
+        trained,
+        accuracy["mean"],
+        accuracy["std"],
+        accuracy["worst_tenth"],
+    )
+    megabytes = (f"{result[name] / 1e6:.2f}" for name in ("bytes_up", "bytes_down"))
+    return config["label"], config["options"]["seed"], *(f"{100 * f:.2f}" for f in figures), *megabytes
+
+
+print(*COLUMNS, sep=",")
+for line in sorted(cell(Path(argument)) for argument in sys.argv[1:]):
+    print(*(f'"{entry}"' if "," in str(entry) else entry for entry in line), sep=",")
