@@ -3,8 +3,8 @@
 python experiments/fedcmd/cells.py RUN_FOLDER... > experiments/fedcmd/table6.csv
 
 All figures are percent. "paper" is FedCMD's own: the pooled accuracy of a round's clients before they train,
-mean of the last ten rounds. "trained" is the accuracy of a round's clients right after local training, mean of
-the same rounds. The others are of all clients after the last round.
+mean of the last ten rounds. "trained" is the accuracy of a round's clients right after local training, mean
+of the same rounds. The others are of all clients after the last round.
 """
 
 import sys
