@@ -70,6 +70,22 @@ def mean_change(stacked, weights, old):
     return weighted_mean(away, weights, jax.tree.map(jnp.zeros_like, old))
 
 
+def mean_of_holders(sums, counts, old, least: int = 1):
+    """Mean of every entry over those who hold it, for trees of the same shapes.
+
+    Args:
+      sums: of the holders' values.
+      counts: of the holders, or of their weights.
+      old: the value where fewer than `least` hold an entry.
+      least: holders that make a mean.
+    """
+
+    def mean(total, count, before):
+        return jnp.where(count >= least, total / jnp.where(count > 0, count, 1), before)
+
+    return jax.tree.map(mean, sums, counts, old)
+
+
 def where(condition, new, old):
     """All leaves of one tree or of the other: `condition` is a () bool."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

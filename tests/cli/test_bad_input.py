@@ -86,10 +86,7 @@ REFUSED = [
     ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),
     ("run compfl,kd=maybe", "compfl: kd must be true or false, not 'maybe'"),
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
-    (
-        "run fedavg @own.args --lam 1",
-        "--lam is an option of compfl, ditto, mnfl, mnfl-homogeneous, pfedclub, pfedclub-plus, not",
-    ),
+    ("run fedavg @own.args --lam 1", "--lam is an option of compfl, ditto", "not of jaxfl run fedavg"),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),
     ("compare", "Name the methods to compare"),

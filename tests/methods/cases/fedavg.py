@@ -26,12 +26,18 @@ def start(clients, initial, options):
     return sharing.begun(clients, initial, stays, options)
 
 
-def step(state, clients, cohort, options):
-    """w_i <- SGD(w); w <- sum_i n_i w_i / sum_i n_i."""
+def train(state, clients, cohort, options):
+    """w_i <- SGD(w), and the losses."""
     trained, losses = {}, {}
     for i, draw in cohort.draws.items():
         w = sharing.model(state, clients, i)
         trained[i], losses[i] = descend(w, plain_loss(clients[i]), draw["train"], options)
+    return trained, losses
+
+
+def step(state, clients, cohort, options):
+    """w_i <- SGD(w); w <- sum_i n_i w_i / sum_i n_i, or a step of the server's optimiser towards it."""
+    trained, losses = train(state, clients, cohort, options)
     return sharing.served(state, clients, trained, stays, options), losses
 
 
