@@ -1,0 +1,220 @@
+"""FCCL: clients of any architecture correlate their logits on public images, and do not forget.
+
+Huang et al. 2022, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR, section 3.
+w_i is client i's model, w_i^0 what it was after training alone before the federation, w_i^- what it was
+behind its last local training, S_t the cohort. Over a batch of B public images Z_i are client i's logits, A_i
+and M those of client i and of the mean over S_t, their columns standardised:
+
+    w_i <- LocalSGD over CE(w_i) + KL(f(w_i^-) || f(w_i)) + KL(f(w_i^0) || f(w_i))
+    for each public batch:
+        w_i <- an Adam step along sum_u (1 - C_uu)^2 + lambda sum_{u != v} (1 + C_uv)^2,  C = A_i^T M / B
+
+Adam starts anew at every batch, as in the authors' code. Its first step has the full rate however small a
+gradient is, so what is mere rounding is taken for 0: C does not depend on the last bias, for one. Off the
+diagonal the paper has +1, which Barlow Twins lacks. The mean is over the logits of all, oneself included
+(FCCL+), in evaluation mode. As in all methods with public images here, a round begins with local training,
+where the paper's ends with it. lambda is `lam`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    Model,
+    PerGroup,
+    Training,
+    Weights,
+    cross_entropy,
+    descend,
+    gather,
+    map_clients,
+    mean,
+    options,
+    own_models,
+    own_rows,
+    public_rows,
+    rows_uploaded,
+    scan,
+    scatter,
+    sent_down,
+    sent_up,
+    within,
+)
+from jaxfl.mechanisms import public_images
+from jaxfl.mechanisms.mixing import concatenate
+
+
+@options
+class FCCL(Training):
+    """Options of FCCL."""
+
+    public_size: int = within("[1, inf)", 3000)
+    """Public images of a round; all where there are fewer."""
+    public_batch: int = within("[2, inf)", 256)
+    """B, public images of a batch; what is left over is left out, unless there are fewer in all."""
+    public_epochs: int = within("[0, inf)", 1)
+    """Passes over the round's public images."""
+    public_lr: float = within("[0, inf)", 1e-3)
+    """Rate of Adam on public images."""
+    lam: float = within("[0, inf)", 0.0051)
+    """lambda, weight of correlations between classes."""
+    pretraining_epochs: int | None = within("[0, inf)", None)
+    """Epochs of everybody alone before the first round; by default E."""
+    remember: float = within("[0, inf)", 1.0)
+    """Weight of both divergences from what a client was before."""
+
+
+class State(NamedTuple):
+    """Per group (n_g, ...) the clients' models w, those behind the last local training, and those alone."""
+
+    hyper: FCCL
+    weights: PerGroup
+    before: PerGroup
+    alone: PerGroup
+
+
+def standardised(z):
+    """Columns of logits (B, C) with mean 0 and variance 1; a constant one becomes 0."""
+    deviation = z.std(0, ddof=1, keepdims=True)
+    return (z - z.mean(0, keepdims=True)) / jnp.where(deviation > 0, deviation, 1)
+
+
+def correlation(model: Model, target, lam):
+    """The loss of a public batch, towards mean logits (B, C)."""
+
+    def loss(w, batch, key):
+        z, stats = model.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
+        m = standardised(target[batch.position])
+        c = jnp.matmul(standardised(z).T, m, precision="highest") / len(z)
+        same = jnp.eye(len(c), dtype=bool)
+        return jnp.where(same, jnp.square(1 - c), lam * jnp.square(1 + c)).sum(), stats
+
+    return loss
+
+
+def without_rounding(gradients, params):
+    """Gradients with 0 for whatever is so small, beside the largest, that it may be an error of rounding."""
+    leaves = jax.tree.leaves(gradients)
+    largest = jnp.stack([jnp.abs(leaf).max() for leaf in leaves]).max()
+    least = 16 * jnp.finfo(largest.dtype).eps * largest
+    return jax.tree.map(lambda g: jnp.where(jnp.abs(g) > least, g, 0), gradients)
+
+
+def remembering(model: Model, memories: tuple[Weights, ...], weight):
+    """CE(w) + weight * sum of KL(f(memory) || f(w))."""
+
+    def loss(w, batch, key):
+        z, stats = model.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
+        values = optax.softmax_cross_entropy_with_integer_labels(z, batch.y)
+        for known in memories:
+            said, _ = model.apply(known.params, known.stats, batch.x, train=False)
+            values = values + weight * optax.kl_divergence(jax.nn.log_softmax(z), jax.nn.softmax(said))
+        return mean(values, batch), stats
+
+    return loss
+
+
+def build(config: FCCL) -> Algorithm:
+    """Learn alone, then correlate."""
+    epochs = config.epochs if config.pretraining_epochs is None else config.pretraining_epochs
+
+    def init(key, federation, hyper):
+        public_images.require(federation)
+        weights = own_models.start(key, federation)
+        return State(hyper, weights, weights, weights)
+
+    def prepare(key, state, federation, cohort):
+        """Everybody alone."""
+
+        def client(key, client, nothing, w):
+            rows = own_rows(client, federation, state.hyper)
+            trained = descend(cross_entropy(client.model), w, key, rows, state.hyper, epochs=epochs)
+            return trained.weights, trained.loss
+
+        outputs = map_clients(client, key, federation, cohort, own=state.weights)
+        weights, loss = zip(*outputs, strict=True)
+        nothing = (0,) * len(weights)
+        info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
+        return State(state.hyper, weights, weights, weights), info
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        hyper = state.hyper
+
+        def learn(key, client, nothing, own):
+            w, before, alone = own
+            loss = remembering(client.model, (before, alone), hyper.remember)
+            trained = descend(loss, w, key, own_rows(client, federation, hyper), hyper)
+            return trained.weights, trained.loss
+
+        own = gather(tuple(zip(state.weights, state.before, state.alone, strict=True)), cohort)
+        weights, loss = zip(*map_clients(learn, key, federation, cohort, own=own), strict=True)
+        present = concatenate(rows_uploaded(federation, cohort)) > 0
+        whole = cut(public_images.subset(key, federation, config.public_size))
+        batches = jnp.tile(whole, (config.public_epochs, 1))
+
+        def correlate(weights, numbered):
+            number, rows = numbered
+            batch_key = jax.random.fold_in(key, 2**31 - 3 - number)
+
+            def say(key, client, nothing, w):
+                return public_images.logits(w, client, federation, rows)
+
+            logits = concatenate(map_clients(say, batch_key, federation, cohort, own=weights))
+            target = jnp.mean(logits, 0, where=present[:, None, None])
+
+            def follow(key, client, nothing, w):
+                return descend(
+                    correlation(client.model, target, hyper.lam),
+                    w,
+                    key,
+                    public_rows(rows, federation, client),
+                    hyper,
+                    epochs=1,
+                    batch_size=len(rows),
+                    optimizer=optax.adam(hyper.public_lr),
+                    correction=optax.stateless(without_rounding),
+                ).weights
+
+            return map_clients(follow, batch_key, federation, cohort, own=weights), None
+
+        correlated, _ = scan(correlate, weights, (jnp.arange(len(batches), dtype=jnp.int32), batches))
+        spoken = batches.size * federation.models[0].classes
+        told = min(whole.size, batches.size)  # which images
+        up = sent_up(cohort, (spoken,) * len(weights))
+        down = sent_down(cohort, (spoken + told,) * len(weights))
+        return State(
+            hyper,
+            scatter(state.weights, cohort, correlated),
+            scatter(state.before, cohort, weights),
+            state.alone,
+        ), Info(loss, up, down, trained=own_models.predictors(correlated))
+
+    def cut(rows):
+        """The public images of every batch, (batches, B)."""
+        batch = min(config.public_batch, len(rows))
+        return rows[: len(rows) // batch * batch].reshape(-1, batch)
+
+    return Algorithm(init, personal, step, personal, prepare=prepare)
+
+
+fccl = Method(
+    "fccl",
+    build,
+    FCCL,
+    "clients of any architecture correlate their logits on public images, and do not forget",
+    "Huang et al. 2022, CVPR",
+    """@inproceedings{huang2022learn,
+  title={Learn from Others and Be Yourself in Heterogeneous Federated Learning},
+  author={Huang, Wenke and Ye, Mang and Du, Bo},
+  booktitle={CVPR}, year={2022}}""",
+    needs=lambda config: {"public"},
+)

@@ -1,0 +1,155 @@
+"""FCCL (Huang et al. 2022, CVPR, section 3): logits correlate on public images, and nothing is forgotten."""
+
+import jax
+import numpy as np
+from conftest import CLASSES, PUBLIC, assert_same
+from reference import exchange, nets
+from reference.training import cross_entropy, descend, log_softmax, plain_loss, softmax
+
+from methods import recording
+from methods.cases import Case, Comparison, local_statistics, mnfl
+from methods.recording import epochs_of, orders
+from methods.rounds import TRAINING, mixed, run
+
+KEPT = ("own", "before", "alone")
+
+
+def start(clients, initial, options):
+    """Own models, thrice."""
+    return {kept: {i: initial[client.group] for i, client in enumerate(clients)} for kept in KEPT}
+
+
+def prepare(state, clients, draws, options, rounds):
+    """Everybody alone; all that is remembered is the outcome."""
+    own = {
+        i: descend(state["own"][i], plain_loss(client), draws[i], options)[0]
+        for i, client in enumerate(clients)
+    }
+    return {kept: own for kept in KEPT}
+
+
+def draws_of_preparation(key, clients, options, rounds):
+    """One phase."""
+
+    def of_client(i, client):
+        phase = jax.random.fold_in(jax.random.fold_in(key, i), 0)
+        return orders(phase, client.size, epochs_of(options, "pretraining_epochs"))
+
+    return {i: of_client(i, client) for i, client in enumerate(clients)}
+
+
+def step(state, clients, cohort, options):
+    """Learn alone beside what one was, then batch by batch towards the mean of what all say."""
+    own, before, losses = dict(state["own"]), dict(state["before"]), {}
+    for i, draw in cohort.draws.items():
+        known = state["before"][i], state["alone"][i]
+        own[i], losses[i] = descend(
+            own[i], remembering(clients[i], known, options.remember), draw["train"], options
+        )
+        before[i] = own[i]
+    size = min(options.public_batch, len(cohort.public))
+    for _ in range(options.public_epochs):
+        for first in range(0, len(cohort.public) - size + 1, size):
+            x = cohort.public[first : first + size]
+            mean = np.mean([nets.logits(clients[i].net, own[i], x) for i in cohort.draws], 0)
+            for i in cohort.draws:
+                own[i], _ = descend(
+                    own[i],
+                    correlated(clients[i], x, standardised(mean)[0], options.lam),
+                    [np.arange(size)],
+                    options,
+                    lr=options.public_lr,
+                    batch_size=size,
+                    optimizer="undecayed adam",
+                )
+    return {"own": own, "before": before, "alone": state["alone"]}, losses
+
+
+def remembering(client, known, weight):
+    """CE + weight * sum of KL(what one was || what one is)."""
+
+    def loss(weights, rows):
+        x, y = client.x[rows], client.y[rows]
+        z, through_body = client.net(weights, x, True)
+        logits, through_head = nets.classify(weights, z)
+        value, dlogits = cross_entropy(logits, y)
+        for memory in known:
+            said = log_softmax(nets.logits(client.net, memory, x))
+            value += weight * (np.exp(said) * (said - log_softmax(logits))).sum(1).mean()
+            dlogits = dlogits + weight * (softmax(logits) - np.exp(said)) / len(y)
+        dz, of_head = through_head(dlogits)
+        return value, through_body(dz)[1] | of_head
+
+    return loss
+
+
+def correlated(client, x, m, lam):
+    """sum_u (1 - C_uu)^2 + lam sum_{u != v} (1 + C_uv)^2 of the correlations C with columns m."""
+
+    def loss(weights, rows):
+        z, through_body = client.net(weights, x, True)
+        logits, through_head = nets.classify(weights, z)
+        a, deviation = standardised(logits)
+        c, same = a.T @ m / len(x), np.eye(len(m.T), dtype=bool)
+        value = np.where(same, (1 - c) ** 2, lam * (1 + c) ** 2).sum()
+        da = m @ np.where(same, -2 * (1 - c), 2 * lam * (1 + c)).T / len(x)
+        dlogits = (da - a * (da * a).sum(0) / (len(x) - 1)) / deviation
+        dz, of_head = through_head(dlogits - dlogits.mean(0))
+        gradients = through_body(dz)[1] | of_head
+        moved = {name: without_rounding(g) for name, g in gradients.items() if not nets.is_statistic(name)}
+        return value, gradients | moved
+
+    return loss
+
+
+def without_rounding(gradient):
+    """0 for what is an error of rounding: a first step of Adam would have the full rate all the same."""
+    return np.where(np.abs(gradient) > 1e-13, gradient, 0)
+
+
+def standardised(z):
+    """Columns of mean 0 and variance 1, as samples have it; and their deviations."""
+    deviation = z.std(0, ddof=1)
+    return (z - z.mean(0)) / deviation, deviation
+
+
+def view(state, federation, t):
+    """What clients are, were behind their last local training, and before the federation."""
+    parts = zip(KEPT, (state.weights, state.before, state.alone), strict=True)
+    return {kept: recording.by_client(weights, federation) for kept, weights in parts}
+
+
+def without_public_images_memory_and_pretraining_it_is_local():
+    options = TRAINING | {"public_epochs": 0, "remember": 0.0, "pretraining_epochs": 0}
+    for (fccl, _), (local, _) in zip(
+        run("fccl", mixed(), **options), run("local", mixed(), **TRAINING), strict=True
+    ):
+        assert_same(fccl.weights, local.kept)
+
+
+OPTIONS = {"public_size": 9, "public_batch": 4, "public_lr": 0.02, "lam": 0.3}
+
+fccl = Case(
+    "fccl",
+    start,
+    step,
+    exchange.scores,
+    prepare=prepare,
+    draws_of_preparation=draws_of_preparation,
+    view=view,
+    images=mnfl.drawn_anew,
+    traffic=lambda model, models, t: (8 * CLASSES, 8 * CLASSES + 8),  # of ten images two batches of four
+    short={"public_batch": 4},
+    comparisons={
+        "": Comparison(OPTIONS | {"pretraining_epochs": 1}, [("lam", 0.31), ("remember", 0.99)]),
+        "local statistics": local_statistics(
+            ("remember", 0.0),
+            ("public_epochs", 1),
+            models=Comparison().models,
+            remember=0.6,
+            public_epochs=2,
+            **OPTIONS | {"public_batch": PUBLIC + 1},
+        ),
+    },
+    reductions=(without_public_images_memory_and_pretraining_it_is_local,),
+)
