@@ -32,16 +32,22 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
 
-# This saves a third of what is left. A later XLA does not know the flag, and aborts.
+# These save a third and a tenth of what is left. A later XLA does not know the first one, and aborts.
+QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 FLAGS = os.environ.get("XLA_FLAGS", "")
-if jax.__version_info__ < (0, 11) and "xla_cpu_use_fusion_emitters" not in FLAGS:
-    os.environ["XLA_FLAGS"] = f"{FLAGS} --xla_cpu_use_fusion_emitters=false".strip()
+if jax.__version_info__ < (0, 11) and QUICKLY not in FLAGS:
+    os.environ["XLA_FLAGS"] = f"{FLAGS} {QUICKLY}".strip()
 
 gc.set_threshold(200_000, 50, 1000)  # tracing makes many objects that live on: looking at all takes a tenth
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one
 PUBLIC = 10  # rows that everybody sees
+
+
+def long(*values):
+    """A row of a parametrised test that only runs with the long tests: another one stands for it."""
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 def tiny_models():

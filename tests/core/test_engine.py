@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, comparable, tiny_models, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, comparable, long, tiny_models, tiny_partition, tiny_source
 from hypothesis import given
 from hypothesis import strategies as st
 from methods.cases import CASES
@@ -149,7 +149,7 @@ def test_balancing_moves_clients_between_devices_and_nothing_else(sizes, devices
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "fedper" else pytest.mark.long) for name in METHODS],
+    [name if name == "fedper" else long(name) for name in METHODS],
 )
 def test_chunks_of_any_length_are_one_run(cohorts, name):
     """To the bit. Five rounds in pairs leave one over, which is compiled as no loop."""
@@ -207,7 +207,7 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
         assert (scores.test_rows > 0).all()
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [long(1), 2])
 def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     """One after another they are the same to the bit, side by side but for the order of sums."""
     federation = dataclasses.replace(federation, clients_at_once=at_once)
@@ -250,7 +250,7 @@ def test_a_program_counts_its_compilations():
     "model",
     [
         zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.06, padding="same"),
-        pytest.param(zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.2), marks=pytest.mark.long),
+        long(zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.2)),
     ],
     ids=lambda model: model.name,
 )

@@ -19,6 +19,7 @@ from conftest import (
     cohort,
     comparable,
     differ,
+    long,
     tiny_models,
     tiny_partition,
     tiny_source,
@@ -286,10 +287,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
 # ---- the command, with several devices
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "fedavg" else pytest.mark.long) for name in METHODS],
-)
+@pytest.mark.parametrize("name", [name if name == "fedavg" else long(name) for name in METHODS])
 def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
     """All that it writes, and its last checkpoint, up to the tolerance that docs/devices.md states."""
     for devices in "14":

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import long
 from jax import lax
 
 from jaxfl.errors import JaxflError
@@ -156,9 +157,9 @@ def test_shuffling_takes_the_halves_in_turn(name):
 @pytest.mark.parametrize(
     "model",
     [
-        zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.06),
+        long(zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.06)),
         part(zoo.resnet9(shape=(16, 16, 1), classes=3, width=0.06), "conv1", "residual2", "classifier"),
-        part(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1), *SHUFFLENET_PARTS),
+        long(part(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1), *SHUFFLENET_PARTS)),
         part(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), *V3_PARTS),
     ],
     ids=lambda model: model.name,
@@ -408,7 +409,7 @@ def short(*modules):
     [
         (short(*[Bottleneck(2)] * 4, Bottleneck(2, pool=spatial_mean)), (2,)),
         (short(DenseLayer(2), Transition(), *[DenseLayer(2)] * 4, DenseLayer(2, spatial_mean)), (3,)),
-        (short(*[DenseBlock(5, norm=True, dropout=0.5)] * 5), ()),
+        long(short(*[DenseBlock(5, norm=True, dropout=0.5)] * 5), ()),
         (short(*[ConvBlock(4, 3, 1, pool=2)] * 2, *[ConvBlock(4, 1)] * 3, DenseBlock(5)), (1,)),
     ],
     ids=["residual", "dense", "dropout", "pooled"],
@@ -584,7 +585,8 @@ def test_pfedclub_blocks_at_any_width(factory, blocks, width):
 
 @pytest.mark.parametrize(  # every kind of block; the deep networks' are below
     "name",
-    ["alexnet", "cnn4", "lenet5", "mlp", "mobilenet_v1", "mobilenet_v3", "resnet18", "resnet9", "shufflenet"],
+    ["cnn4", "mobilenet_v3", "resnet18"]
+    + [long(name) for name in ("alexnet", "lenet5", "mlp", "mobilenet_v1", "resnet9", "shufflenet")],
 )
 def test_stacked_clients_learn_inside_scan(name):
     model = brief(getattr(zoo, name)(shape=(8, 8, 1), classes=3, width=0.1))

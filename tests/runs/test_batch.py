@@ -7,7 +7,7 @@ import signal
 
 import jax
 import pytest
-from conftest import comparable
+from conftest import comparable, long
 
 from jaxfl import cli
 from jaxfl.core import engine, memory
@@ -108,7 +108,7 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
     assert sum(of_run["seconds"]["compile"] > 0 for of_run in results) == 1
 
 
-@pytest.mark.parametrize("checkpoints", [(4, 4, 4, 4), (2, 4, 2, 4)])
+@pytest.mark.parametrize("checkpoints", [long((4, 4, 4, 4)), (2, 4, 2, 4)])
 def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
     """Those that stand at the same round together, and a sentence says so."""
     together, proceed = [], batch.proceed

@@ -29,7 +29,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import arrays_of, comparable, tiny_source
+from conftest import arrays_of, comparable, long, tiny_source
 from killing import MOMENTS, Commands, Moment
 from methods.cases import short
 
@@ -236,7 +236,7 @@ def killed_and_resumed(commands, dataset, folder, method, planned, kills):
         shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("method", ["mnfl", pytest.param("pfedclub", marks=pytest.mark.long)])
+@pytest.mark.parametrize("method", ["mnfl", long("pfedclub")])
 def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, tmp_path, method):
     planned = {
         "mnfl": [Moment("making the folder", 1, 0.001), Moment("writing a checkpoint", 2, 0.05)],
@@ -443,7 +443,7 @@ def beside(commands, others, first, second, begun, delay):
         return running.result(), ended
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [2, long(20)])
 def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
     rng, refused = np.random.default_rng(times), 0
     start = ["run", "fedavg", *dataset, *PLAIN, "--run-dir"]
@@ -871,7 +871,7 @@ def at_the_edge(folder, method, edge, **options):
 @pytest.mark.parametrize(
     ("method", "edge"),
     [
-        pytest.param(name, edge, marks=() if (name, edge) == ("fedcmd", "odd") else pytest.mark.long)
+        (name, edge) if (name, edge) == ("fedcmd", "odd") else long(name, edge)
         for name in METHODS
         for edge in EDGES
     ],

@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import tiny_source
+from conftest import long, tiny_source
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -316,7 +316,7 @@ def test_partitioners_of_ones_own(parts, test, share):
     "method",
     [
         "fedper",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("compfl", "fedcmd", "fedrod", "mnfl")),
+        *map(long, ("compfl", "fedcmd", "fedrod", "mnfl")),
     ],
 )
 @fuzz(2)

@@ -1,6 +1,5 @@
 """Two real processes on this machine, each with one device: one run, one writer, and what if one is lost."""
 
-import itertools
 import json
 import os
 import socket
@@ -10,12 +9,11 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import arrays_of, comparable
+from conftest import arrays_of, comparable, long
 
 from jaxfl import cli
 
-METHODS = ("fedavg", "pfedclub")  # the second one has a server step between rounds
-SEEDS = ("seed-0", "seed-1")  # as one program, but for a method with such a step
+SEEDS = ("seed-0", "seed-1")  # as one program, but for a method with a server step between rounds
 ROUNDS = 4
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --public held-out "
@@ -125,20 +123,16 @@ def lines(folder):
     return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def comparison(method, dataset):
+    """What compares a method's seeds."""
+    return ["compare", method, *dataset, *FEDERATION, "--seeds", "2"]
+
+
 @pytest.fixture(scope="module")
 def compared(dataset, tmp_path_factory):
     """The folder of a comparison that two processes have made."""
     folder = tmp_path_factory.mktemp("processes")
-    arguments = [
-        "compare",
-        *METHODS,
-        *dataset,
-        *FEDERATION,
-        "--seeds",
-        "2",
-        "--run-dir",
-        f"{folder}/compared",
-    ]
+    arguments = [*comparison("fedavg", dataset), "--run-dir", f"{folder}/compared"]
     first, second = together(folder, arguments)
     assert first[0] == 0, first[2]
     assert second[0] == 0, second[2]
@@ -150,13 +144,26 @@ def compared(dataset, tmp_path_factory):
 
 def test_two_processes_are_two_devices(compared, dataset, tmp_path):
     """Up to the order of sums; here there is but one order of two summands."""
-    arguments = ["compare", *METHODS, *dataset, *FEDERATION, "--seeds", "2", "--devices", "2"]
-    cli.main([*arguments, "--run-dir", str(tmp_path / "one")])
-    for method, seed in itertools.product(METHODS, SEEDS):
-        one, two = (folder / method / seed for folder in (tmp_path / "one", compared))
-        assert lines(two) == lines(one)
-        assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
-        jax.tree.map(np.testing.assert_array_equal, state(two), state(one))
+    cli.main([*comparison("fedavg", dataset), "--devices", "2", "--run-dir", str(tmp_path / "one")])
+    assert_same_runs(compared / "fedavg", tmp_path / "one" / "fedavg")
+
+
+@pytest.mark.long
+def test_a_server_step_between_rounds_is_taken_in_both_processes(dataset, tmp_path):
+    arguments = comparison("pfedclub", dataset)
+    cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
+    for code, _, said in together(tmp_path, [*arguments, "--run-dir", str(tmp_path / "two")]):
+        assert code == 0, said
+    assert_same_runs(tmp_path / "two" / "pfedclub", tmp_path / "one" / "pfedclub")
+
+
+def assert_same_runs(some, others):
+    """Compare all that the seeds of a method have left."""
+    for seed in SEEDS:
+        one, two = some / seed, others / seed
+        assert lines(one) == lines(two)
+        assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
+        jax.tree.map(np.testing.assert_array_equal, state(one), state(two))
 
 
 def resumed(folder, compared):
@@ -169,7 +176,7 @@ def resumed(folder, compared):
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(undisturbed))
 
 
-@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("lost", [long(0), 1])
 def test_a_lost_process_ends_the_run_and_both_resume_it(lost, compared, dataset, tmp_path):
     arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
     for code, _, said in together(tmp_path, arguments, SIGNAL.format(2, lost, "SIGKILL")):
@@ -207,7 +214,7 @@ def test_a_full_disk_ends_all_processes(compared, dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("amendment", "what"),
-    [(OTHER_OPTIONS, "options"), pytest.param(OTHER_DATA, "data", marks=pytest.mark.long)],
+    [(OTHER_OPTIONS, "options"), long(OTHER_DATA, "data")],
     ids=("options", "data"),
 )
 def test_processes_that_have_different_things_all_refuse(amendment, what, dataset, tmp_path):
