@@ -27,13 +27,15 @@ channels leave behind their biases, norms and next layers' inputs, which enter t
 changes them.
 
 DraftFed (doi:10.1109/TMC.2023.3283557) compares itself with `granularity=weight,rewind=true`, p = 0.2 and
-targets from 0.8 to 0.1. It stops once a ratio is not above the target, which may then be far below it. Here
-the last shares are as large as is missing: (kept - target) / (kept in layers that can be pruned) for weights,
-and for channels, which have inputs and outputs to lose, 1 - sqrt(1 - that).
+targets from 0.8 to 0.1. It stops once a ratio is not above its target, and may then be far below it. Here the
+last shares are only as large as is missing: of weights (kept - target) / (kept in layers that can be pruned),
+of channels, which have inputs and outputs to lose, 1 - sqrt(1 - that). A target below what is never pruned
+(of weights the classifier, biases and norms) has clients prune until they miss the threshold.
 
 A client without validation rows does not prune (unless at threshold 0). It deploys w_i under the newest
 averages, as it would start a round. Traffic: the entries held, with BatchNorm's statistics if these are
 averaged, and the mask, 32 bits to a scalar, both ways. Operations are counted as those of the whole network.
+The ratios of each round's clients are written down and drawn.
 """
 
 from typing import Literal, NamedTuple
@@ -137,6 +139,11 @@ def accuracy(client: Client, w: Weights, federation: Federation):
     return correct.astype(logits.dtype) / jnp.maximum(size, 1).astype(logits.dtype)
 
 
+def kept_ratio(held: Mask):
+    """||m||_0 / ||1||_0 of the parameters, ()."""
+    return pruning.scalars(held.params).astype(float) / tree.scalars(held.params)
+
+
 def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Server:
     """The server after a round.
 
@@ -187,10 +194,10 @@ def build(config: Hermes) -> Algorithm:
 
     def share(client, held, w, federation, hyper):
         """How much of each layer a client prunes, ()."""
-        kept, left = pruning.scalars(held.params), pruning.kernels(client.model, held, config.granularity)
-        missing = kept.astype(float) - hyper.target * tree.scalars(held.params)
-        missing = jnp.clip(missing / pruning.scalars(left).astype(float), 0, 1)
-        if config.granularity == "channel":
+        layers = pruning.kernels(client.model, held, config.granularity)
+        of_layers = pruning.scalars(layers).astype(float) / tree.scalars(held.params)
+        missing = jnp.clip((kept_ratio(held) - hyper.target) / of_layers, 0, 1)
+        if config.granularity == "channel":  # which have inputs and outputs to lose
             missing = 1 - jnp.sqrt(1 - missing)
         good = accuracy(client, w, federation) >= hyper.threshold
         return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
@@ -203,7 +210,8 @@ def build(config: Hermes) -> Algorithm:
             part = share(client, own.held, w, federation, hyper)
             held = pruning.pruned(model, own.held, w, part, config.granularity)
             if config.rewind:
-                w = tree.where(differ(held, own.held), server.initial, w)
+                has_pruned = pruning.scalars(held) < pruning.scalars(own.held)
+                w = tree.where(has_pruned, server.initial, w)
             plain = cross_entropy(model)
             trained = descend(
                 lambda w, batch, key: plain(pruning.only(held, w), batch, key),
@@ -213,10 +221,12 @@ def build(config: Hermes) -> Algorithm:
                 hyper,
             )
             # Neither gradient nor decay has moved what is pruned; its statistics are of zeros.
-            return Own(trained.weights, held, now), trained.loss
+            traffic = message(model, held), message(model, own.held)
+            return Own(trained.weights, held, now), trained.loss, *traffic, kept_ratio(held)
 
-        before = gather(state.own, cohort)
-        own, loss = zip(*map_clients(client, key, federation, cohort, state.server, before), strict=True)
+        own = gather(state.own, cohort)
+        outputs = map_clients(client, key, federation, cohort, state.server, own)
+        own, loss, up, down, kept = zip(*outputs, strict=True)
         server = per_group(
             lambda server, own, slots: averaged(server, sent(own.held), own.weights, slots.mask, now),
             state.server,
@@ -225,10 +235,10 @@ def build(config: Hermes) -> Algorithm:
         )
         return State(hyper, server, scatter(state.own, cohort, own), now), Info(
             loss,
-            up=traffic(federation, cohort, own),
-            down=traffic(federation, cohort, before),
-            findings={"kept": summary(cohort, own)},
-            trained=own_models.predictors(tuple(of_group.weights for of_group in own)),
+            of_those_present(up, cohort),
+            of_those_present(down, cohort),
+            {"kept": summary(kept, cohort)},
+            own_models.predictors(tuple(of_group.weights for of_group in own)),
         )
 
     def sent(held: Mask) -> Mask:
@@ -237,31 +247,23 @@ def build(config: Hermes) -> Algorithm:
             return held
         return held._replace(stats=jax.tree.map(jnp.zeros_like, held.stats))
 
-    def traffic(federation, cohort, own):
-        """Per group (k_g,) int32: the entries held, and the mask."""
-
-        def of_group(model, own, slots):
-            mask = -(-pruning.bits(model, tree.one(own.weights), config.granularity) // 32)
-            return jnp.where(slots.mask, jax.vmap(pruning.scalars)(sent(own.held)) + mask, 0)
-
-        return per_group(of_group, federation.models, own, cohort.groups)
+    def message(model, held):
+        """The scalars of a model and its mask, () int32."""
+        return pruning.scalars(sent(held)) + -(-pruning.bits(model, held, config.granularity) // 32)
 
     return Algorithm(init, receive, step, personal=receive)
 
 
-def differ(one: Mask, other: Mask):
-    """Whether two masks differ, ()."""
-    return pruning.scalars(one) != pruning.scalars(other)
+def of_those_present(counts: PerGroup, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) int32: the counts, 0 in empty places."""
+    return per_group(lambda counts, slots: jnp.where(slots.mask, counts, 0), counts, cohort.groups)
 
 
-def summary(cohort: Cohort, own: PerGroup) -> dict:
-    """The kept ratios of the round's clients."""
-    ratios = [
-        jax.vmap(pruning.scalars)(o.held.params).astype(float) / tree.scalars(tree.one(o.held.params))
-        for o in own
-    ]
-    ratio, present = jnp.concatenate(ratios), jnp.concatenate([slots.mask for slots in cohort.groups])
-    return {"mean": ratio.mean(where=present), "least": ratio.min(where=present, initial=1)}
+def summary(kept: PerGroup, cohort: Cohort) -> dict:
+    """The kept ratios of the round's clients, from (k_g,) of each group."""
+    ratios = jnp.concatenate(kept)
+    present = jnp.concatenate([slots.mask for slots in cohort.groups])
+    return {"mean": ratios.mean(where=present), "least": ratios.min(where=present, initial=1)}
 
 
 hermes = Method(

@@ -32,9 +32,9 @@ def only(held: Mask, weights: Weights) -> Weights:
     return jax.tree.map(lambda held, w: jnp.where(held, w, 0), held, weights)
 
 
-def scalars(tree_: Any) -> jax.Array:
+def scalars(mask: Any) -> jax.Array:
     """How many entries of a mask, or of a part of it, are held: () int32."""
-    return tree.total([held.sum(dtype=jnp.int32) for held in jax.tree.leaves(tree_)])
+    return sum((held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask)), jnp.int32(0))
 
 
 def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
