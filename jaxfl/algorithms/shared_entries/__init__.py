@@ -1,1 +1,1 @@
-"""Methods in which clients hold some entries of a network each, and share those that several hold."""
+"""Methods that average what networks of several architectures have in common."""
