@@ -1,0 +1,280 @@
+"""Hermes: every client prunes a network of its own, and entries that several clients hold are averaged.
+
+Li et al. 2021, "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom,
+doi:10.1145/3447993.3483278. w_i is client i's model, m_i its mask, everything at first, S_t the cohort. In a
+round a client of S_t
+
+    takes what the server has averaged of its entries since it was last there; the others stay its own
+    prunes, if the accuracy on its validation rows >= threshold and its kept ratio > target:
+        m_i loses a share p of what is left of each layer but the classifier
+    w_i <- LocalSGD over CE(m_i w_i), E epochs
+
+and then of every entry that at least two clients of S_t hold, per architecture,
+
+    w   <- sum_{i in S_t} m_i w_i / sum_{i in S_t} m_i
+
+An entry that one alone holds stays that client's. The kept ratio is that of parameters, ||m_i||_0 / ||1||_0.
+What is pruned are channels (of convolutions, units of dense layers), with all that is lost with them, or
+single weights (see `hermes_pruning`). With `rewind` what is left starts again from the initial weights
+whenever a client has pruned, as lottery tickets do.
+
+The authors have published no code. LotteryFL's, by some of them, prunes weights, Plato's version of Hermes
+channels. Where the paper leaves something open we do what both do: prune before the local training, so that
+what is sent has been trained; after it, a rewound client would send its initial weights. But both measure the
+accuracy on test rows, and prune the classifier as well, whereby Plato's clients lose classes. LotteryFL's
+server also takes what one client alone holds; Plato's averages only what all hold, by their rows, and its
+channels leave behind their biases, norms and next layers' inputs, which enter the means though nothing
+changes them.
+
+DraftFed (doi:10.1109/TMC.2023.3283557) compares itself with `granularity=weight,rewind=true`, p = 0.2 and
+targets from 0.8 to 0.1. It stops once a ratio is not above its target, and may then be far below it. Here the
+last shares are only as large as is missing: of weights (kept - target) / (kept in layers that can be pruned),
+of channels, which have inputs and outputs to lose, 1 - sqrt(1 - that). A target below what is never pruned
+(of weights the classifier, biases and norms) has clients prune until they miss the threshold.
+
+A client without validation rows does not prune (unless at threshold 0). It deploys w_i under the newest
+averages, as it would start a round. Traffic: the entries held, with BatchNorm's statistics if these are
+averaged, and the mask, 32 bits to a scalar, both ways. Operations are counted as those of the whole network.
+The ratios of each round's clients are written down and drawn.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
+from jaxfl.algorithms.shared_entries.hermes_pruning import Mask
+from jaxfl.authoring import (
+    Algorithm,
+    Client,
+    Cohort,
+    Federation,
+    Info,
+    JaxflError,
+    Method,
+    PerGroup,
+    Training,
+    Weights,
+    count_correct,
+    cross_entropy,
+    descend,
+    gather,
+    initial_weights,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    scatter,
+    sweep,
+    tree,
+    within,
+)
+
+
+@options
+class Hermes(Training):
+    """Options of Hermes."""
+
+    granularity: Literal["channel", "weight"] = "channel"
+    """What is pruned: channels of convolutions and units of dense layers, or single weights."""
+    prune: float = within("[0, 1)", 0.2)
+    """p, the share of what is left of each layer that a client prunes in a round."""
+    target: float = within("(0, 1]", 0.5)
+    """Kept ratio of the parameters down to which a client prunes; 1 prunes nothing."""
+    threshold: float = within("[0, 1]", 0.5)
+    """Accuracy on a client's validation rows, of what it received, from which it prunes."""
+    rewind: bool = False
+    """Whether what is left starts again from the initial weights whenever a client has pruned."""
+
+
+class Own(NamedTuple):
+    """What is a client's: its model, 0 where it is pruned, its mask, the rounds until it last took part."""
+
+    weights: Weights
+    held: Mask
+    since: jax.Array
+
+
+class Server(NamedTuple):
+    """What the server knows of an architecture.
+
+    Args:
+      mean: the last average of every entry.
+      since: int32, the rounds until it was made; 0 of the initial weights.
+      initial: the weights that clients rewind to; None where they do not.
+    """
+
+    mean: Weights
+    since: Weights
+    initial: Weights | None
+
+
+class State(NamedTuple):
+    """Per group the server's part and the clients' (n_g, ...), and how many rounds there have been."""
+
+    hyper: Hermes
+    server: PerGroup
+    own: PerGroup
+    rounds: jax.Array
+
+
+def begun(server: Server, own: Own) -> Weights:
+    """What a client starts a round from: of its entries the newer one, the server's or its own."""
+    return jax.tree.map(
+        lambda held, mean, since, w: jnp.where(held & (since >= own.since), mean, w),
+        own.held,
+        server.mean,
+        server.since,
+        own.weights,
+    )
+
+
+def accuracy(client: Client, w: Weights, federation: Federation):
+    """The share of a client's validation rows that a model gets right, (); 0 without such rows."""
+    rows, size, model = client.validation_rows, client.validation_size, client.model
+    logits = sweep(lambda x: model.apply(w.params, w.stats, x, train=False)[0], rows, size, federation)
+    correct = count_correct(logits, client.relabel[federation.labels[rows]], size)
+    return correct.astype(logits.dtype) / jnp.maximum(size, 1).astype(logits.dtype)
+
+
+def kept_ratio(held: Mask):
+    """||m||_0 / ||1||_0 of the parameters, ()."""
+    return pruning.scalars(held.params).astype(float) / tree.scalars(held.params)
+
+
+def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Server:
+    """The server after a round.
+
+    Args:
+      server: before.
+      sent: the masks of the cohort, (k, ...).
+      weights: its models, (k, ...), 0 where they are pruned.
+      present: (k,) bool.
+      now: () int32, the rounds until the end of this one.
+    """
+
+    def over_clients(leaf):
+        return jnp.tensordot(present.astype(leaf.dtype), leaf, 1, precision="highest")
+
+    sums = jax.tree.map(over_clients, weights)
+    counts = jax.tree.map(lambda sent, w: over_clients(sent.astype(w.dtype)), sent, weights)
+    return server._replace(
+        mean=tree.mean_of_holders(sums, counts, server.mean, least=2),
+        since=jax.tree.map(lambda count, since: jnp.where(count >= 2, now, since), counts, server.since),
+    )
+
+
+def build(config: Hermes) -> Algorithm:
+    """Receive, prune, train, average what is common."""
+
+    def init(key, federation, hyper):
+        if not federation.validates:
+            raise JaxflError(
+                "hermes prunes by the accuracy on validation rows, but clients have none; add "
+                "--validation-fraction 0.2."
+            )
+
+        def start(w, group):
+            never = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), w)
+            own = tree.stack(Own(w, pruning.whole(w), jnp.int32(0)), len(group.id))
+            return Server(w, never, w if config.rewind else None), own
+
+        groups = per_group(start, initial_weights(key, federation), federation.groups)
+        server, own = zip(*groups, strict=True)
+        return State(hyper, server, own, jnp.int32(0))
+
+    def receive(key, state, federation, cohort):
+        def client(key, client, server, own):
+            return begun(server, own)
+
+        own = gather(state.own, cohort)
+        return own_models.predictors(map_clients(client, key, federation, cohort, state.server, own))
+
+    def share(client, held, w, federation, hyper):
+        """How much of each layer a client prunes, ()."""
+        layers = pruning.kernels(client.model, held, config.granularity)
+        of_layers = pruning.scalars(layers).astype(float) / tree.scalars(held.params)
+        missing = jnp.clip((kept_ratio(held) - hyper.target) / of_layers, 0, 1)
+        if config.granularity == "channel":  # which have inputs and outputs to lose
+            missing = 1 - jnp.sqrt(1 - missing)
+        good = accuracy(client, w, federation) >= hyper.threshold
+        return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
+
+    def step(key, state, federation, cohort):
+        hyper, now = state.hyper, state.rounds + 1
+
+        def client(key, client, server, own):
+            model, w = client.model, begun(server, own)
+            part = share(client, own.held, w, federation, hyper)
+            held = pruning.pruned(model, own.held, w, part, config.granularity)
+            if config.rewind:
+                has_pruned = pruning.scalars(held) < pruning.scalars(own.held)
+                w = tree.where(has_pruned, server.initial, w)
+            plain = cross_entropy(model)
+            trained = descend(
+                lambda w, batch, key: plain(pruning.only(held, w), batch, key),
+                pruning.only(held, w),
+                key,
+                own_rows(client, federation, hyper),
+                hyper,
+            )
+            # Neither gradient nor decay has moved what is pruned; its statistics are of zeros.
+            traffic = message(model, held), message(model, own.held)
+            return Own(trained.weights, held, now), trained.loss, *traffic, kept_ratio(held)
+
+        own = gather(state.own, cohort)
+        outputs = map_clients(client, key, federation, cohort, state.server, own)
+        own, loss, up, down, kept = zip(*outputs, strict=True)
+        server = per_group(
+            lambda server, own, slots: averaged(server, sent(own.held), own.weights, slots.mask, now),
+            state.server,
+            own,
+            cohort.groups,
+        )
+        return State(hyper, server, scatter(state.own, cohort, own), now), Info(
+            loss,
+            of_those_present(up, cohort),
+            of_those_present(down, cohort),
+            {"kept": summary(kept, cohort)},
+            own_models.predictors(tuple(of_group.weights for of_group in own)),
+        )
+
+    def sent(held: Mask) -> Mask:
+        """What a client sends of what it holds: no statistics where they stay local."""
+        if config.bn_stats == "aggregate":
+            return held
+        return held._replace(stats=jax.tree.map(jnp.zeros_like, held.stats))
+
+    def message(model, held):
+        """The scalars of a model and its mask, () int32."""
+        return pruning.scalars(sent(held)) + -(-pruning.bits(model, held, config.granularity) // 32)
+
+    return Algorithm(init, receive, step, personal=receive)
+
+
+def of_those_present(counts: PerGroup, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) int32: the counts, 0 in empty places."""
+    return per_group(lambda counts, slots: jnp.where(slots.mask, counts, 0), counts, cohort.groups)
+
+
+def summary(kept: PerGroup, cohort: Cohort) -> dict:
+    """The kept ratios of the round's clients, from (k_g,) of each group."""
+    ratios = jnp.concatenate(kept)
+    present = jnp.concatenate([slots.mask for slots in cohort.groups])
+    return {"mean": ratios.mean(where=present), "least": ratios.min(where=present, initial=1)}
+
+
+hermes = Method(
+    "hermes",
+    build,
+    Hermes,
+    "every client prunes a network of its own; entries that several hold are averaged",
+    "Li et al. 2021, doi:10.1145/3447993.3483278",
+    """@inproceedings{li2021hermes,
+  title={Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients},
+  author={Li, Ang and Sun, Jingwei and Li, Pengcheng and Pu, Yu and Li, Hai and Chen, Yiran},
+  booktitle={ACM MobiCom}, year={2021}}""",
+    needs=lambda config: {"validation"},
+)

@@ -1,0 +1,141 @@
+"""What Hermes prunes: masks over the entries of a network, which only shrink.
+
+A mask is a tree of bools in the form of the weights, True where an entry is held. Of every layer but the
+classifier a share of what is left goes, but never the last of it: single weights, those of the least |w|; or
+whole channels, those whose kernels have the least L1 norm (Li et al. 2017, arXiv:1608.08710).
+
+A channel takes with it all that no signal passes any more: its kernel, bias and norm, and the inputs that
+other layers have from it alone. How networks join their channels (in a row, by sums, side by side, flattened)
+need not be known for that: with positive weights and without biases an entry has a gradient of exactly 0 if
+and only if nothing passes it (Tanaka et al. 2020, "SynFlow", arXiv:2006.05467).
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.authoring import Model, Weights, tree
+
+Mask = Weights  # of bools
+FAINT = 1e-6  # the signal: far from where an activation would saturate
+
+
+def whole(weights: Weights) -> Mask:
+    """Nothing is pruned."""
+    return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), weights)
+
+
+def only(held: Mask, weights: Weights) -> Weights:
+    """The weights that are held, 0 elsewhere."""
+    return jax.tree.map(lambda held, w: jnp.where(held, w, 0), held, weights)
+
+
+def scalars(mask: Any) -> jax.Array:
+    """How many entries of a mask, or of a part of it, are held: () int32."""
+    return sum((held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask)), jnp.int32(0))
+
+
+def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
+    """The leaves, of some weights or a mask, from which is pruned, by the names of their paths.
+
+    A depthwise convolution (three axes) has the channels of the layer before it, and none of its own.
+    """
+    named = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(weights.params)}
+    return {
+        "/".join(path): leaf
+        for path, leaf in named.items()
+        if path[0] not in model.head.names
+        and leaf.ndim > 1
+        and not (granularity == "channel" and leaf.ndim == 3)
+    }
+
+
+def bits(model: Model, weights: Weights, granularity: str) -> int:
+    """Bits that tell a mask: one for each channel, or weight, that can be pruned."""
+    found = kernels(model, weights, granularity).values()
+    return sum(leaf.shape[-1] if granularity == "channel" else leaf.size for leaf in found)
+
+
+def pruned(model: Model, held: Mask, weights: Weights, share, granularity: str) -> Mask:
+    """The mask after a client has pruned.
+
+    Args:
+      model: its architecture.
+      held: the mask before.
+      weights: by which it chooses.
+      share: () in [0, 1], of what is left in each layer, rounded to a whole number. 0 changes nothing.
+      granularity: "channel" or "weight".
+    """
+    chosen = kernels(model, weights, granularity)
+
+    def of_leaf(path, held):
+        name = "/".join(tree.names(path))
+        if name not in chosen:
+            return held
+        if granularity == "weight":
+            return largest(held, jnp.abs(chosen[name]), share)
+        inputs = range(held.ndim - 1)
+        stay = largest(held.any(inputs), jnp.abs(chosen[name]).sum(inputs), share)
+        return held & jnp.broadcast_to(stay, held.shape)
+
+    less = held._replace(params=jax.tree.map_with_path(of_leaf, held.params))
+    return less if granularity == "weight" else connected(model, held, less)
+
+
+def largest(held, size, share):
+    """Of the entries held those that stay, when a share of them goes, the smallest first.
+
+    Args:
+      held: bools of any shape.
+      size: what is compared, of the same shape.
+      share: ().
+    """
+    order = jnp.argsort(jnp.where(held, size, jnp.inf).reshape(-1))
+    left = held.sum(dtype=jnp.int32)
+    gone = jnp.round(share * left.astype(share.dtype)).astype(jnp.int32)
+    stays = jnp.arange(held.size, dtype=jnp.int32) >= jnp.minimum(gone, left - 1)
+    return held & jnp.zeros(held.size, bool).at[order].set(stays).reshape(held.shape)
+
+
+def connected(model: Model, before: Mask, after: Mask) -> Mask:
+    """The second mask without what no signal passes in it, but did in the first one."""
+    both = jax.tree.map(lambda *masks: jnp.stack(masks), before.params, after.params)
+    passed = jax.vmap(lambda params: signal(model, after._replace(params=params)))(both)
+    cut = jax.tree.map(lambda passed: passed[0] & ~passed[1], passed)
+    params = jax.tree.map(lambda held, cut: held & ~cut, after.params, cut)
+    alive = {}  # the channels of each layer and norm that have anything besides a bias
+    for path, held in jax.tree.leaves_with_path(params):
+        if tree.names(path)[-1] != "bias":
+            found = held.any(range(held.ndim - 1))
+            alive[layer(path, held)] = alive.get(layer(path, held), False) | found
+
+    def with_its_layer(path, held):
+        return held & alive.get(layer(path, held), True) if held.ndim == 1 else held
+
+    return Weights(*(jax.tree.map_with_path(with_its_layer, part) for part in (params, after.stats)))
+
+
+def layer(path, leaf) -> tuple:
+    """Whose leaf it is: biases, scales and statistics of as many channels are found by that."""
+    return tree.names(path)[:-1], leaf.shape[-1:]
+
+
+def signal(model: Model, held: Mask) -> dict:
+    """Which parameters pass something on from an image to a score, by those that are held; no bias does."""
+    dtype = jnp.result_type(float)
+
+    def positive(path, held):
+        if tree.names(path)[-1] == "bias":
+            return jnp.zeros(held.shape, dtype)
+        return held.astype(dtype) / math.prod(held.shape[:-1])  # the mean of a layer's inputs
+
+    def variance(path, held):
+        return jnp.full(held.shape, tree.names(path)[-1] == "var", dtype)
+
+    params = jax.tree.map_with_path(positive, held.params)
+    stats = jax.tree.map_with_path(variance, held.stats)
+    x = jnp.full((1, *model.shape), FAINT, dtype)
+    gradient = jax.grad(lambda params: model.apply(params, stats, x, train=False)[0].sum())(params)
+    return jax.tree.map(lambda held, slope: held & (slope != 0), held.params, gradient)

@@ -1,0 +1,284 @@
+"""Hermes (Li et al. 2021, doi:10.1145/3447993.3483278): own masks, means over those who hold an entry."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, SHAPE, SIZES, assert_same, tiny_partition, tiny_source
+from reference import nets
+from reference.training import descend, plain_loss
+
+from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
+from jaxfl.data.federation import federate
+from jaxfl.errors import JaxflError
+from jaxfl.models.blocks import ConvBlock
+from jaxfl.models.build import network
+from jaxfl.models.conv import spatial_mean
+from jaxfl.models.model import Block
+from jaxfl.models.zoo.densenet import DenseLayer
+from jaxfl.models.zoo.mobilenet import InvertedResidual
+from methods import recording
+from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
+from methods.rounds import COHORTS, TRAINING, alike, initial, mlp, run
+
+
+def start(clients, initial, options):
+    """Everybody holds all of the initial model; nothing has been averaged."""
+    return {
+        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "held": {
+            i: {name: np.ones(w.shape, bool) for name, w in initial[client.group].items()}
+            for i, client in enumerate(clients)
+        },
+        "there": dict.fromkeys(range(len(clients)), 0),
+        "mean": dict(enumerate(initial)),
+        "made": {g: {name: np.zeros(w.shape) for name, w in of_g.items()} for g, of_g in enumerate(initial)},
+        "initial": dict(enumerate(initial)) if options.rewind else {},
+        "rounds": 0,
+    }
+
+
+def begun(state, clients, i):
+    """The own model, with what the server has averaged of its entries since client i was there."""
+    g, held, there = clients[i].group, state["held"][i], state["there"][i]
+    return {
+        name: np.where(held[name] & (state["made"][g][name] >= there), state["mean"][g][name], w)
+        for name, w in state["own"][i].items()
+    }
+
+
+def step(state, clients, cohort, options):
+    """Receive, prune, train; average what two or more of the cohort hold."""
+    own, held, losses, now = dict(state["own"]), dict(state["held"]), {}, state["rounds"] + 1
+    for i, draw in cohort.draws.items():
+        client, w = clients[i], begun(state, clients, i)
+        held[i] = pruned(client, state["held"][i], w, options)
+        if options.rewind and count(held[i]) < count(state["held"][i]):
+            w = state["initial"][client.group]
+        w = {name: value * held[i][name] for name, value in w.items()}
+        own[i], losses[i] = descend(w, masked(plain_loss(client), held[i]), draw["train"], options)
+    there = state["there"] | dict.fromkeys(cohort.draws, now)
+    mean = {g: dict(of_g) for g, of_g in state["mean"].items()}
+    made = {g: dict(of_g) for g, of_g in state["made"].items()}
+    for g in mean:
+        members = [i for i in cohort.draws if clients[i].group == g]
+        for name in mean[g]:
+            if not members or (nets.is_statistic(name) and options.bn_stats == "local"):
+                continue
+            holders = sum(held[i][name].astype(int) for i in members)
+            total = sum(own[i][name] for i in members)
+            mean[g][name] = np.where(holders > 1, total / np.maximum(holders, 1), mean[g][name])
+            made[g][name] = np.where(holders > 1, now, made[g][name])
+    new = {"own": own, "held": held, "there": there, "mean": mean, "made": made, "rounds": now}
+    return state | new, losses
+
+
+def masked(loss, held):
+    """The loss without gradients of what is pruned."""
+
+    def of_rows(w, rows):
+        value, gradients = loss(w, rows)
+        free = {name: gradient * held[name] for name, gradient in gradients.items() if name in held}
+        return value, gradients | free
+
+    return of_rows
+
+
+def count(held):
+    """Parameters held."""
+    return sum(mask.sum() for name, mask in held.items() if not nets.is_statistic(name))
+
+
+def pruned(client, held, w, options):
+    """The mask after a client has looked at its accuracy and its kept ratio."""
+    layers = [f"{name}/kernel" for name in ("conv1/conv", "fc1/linear") if f"{name}/kernel" in w]
+    good = nets.logits(client.net, w, client.x_validation).argmax(1) == client.y_validation
+    size = sum(mask.size for name, mask in held.items() if not nets.is_statistic(name))
+    missing = count(held) - options.target * size
+    if good.mean() < options.threshold or missing <= 0:
+        return held
+    missing = min(missing / sum(held[layer].sum() for layer in layers), 1)
+    if options.granularity == "channel":
+        missing = 1 - np.sqrt(1 - missing)
+    held = {name: mask.copy() for name, mask in held.items()}
+    for layer in layers:
+        goes = smallest_weights if options.granularity == "weight" else smallest_channels
+        goes(held, layer, w[layer], min(options.prune, missing))
+    if options.granularity == "channel":
+        cut_off(held, layers)
+    return held
+
+
+def how_many(share, left):
+    """How many of those left go."""
+    return min(int(np.round(share * left)), left - 1)
+
+
+def smallest_weights(held, layer, w, share):
+    """Take the smallest weights of a kernel."""
+    left = [place for place in np.ndindex(w.shape) if held[layer][place]]
+    for place in sorted(left, key=lambda place: abs(w[place]))[: how_many(share, len(left))]:
+        held[layer][place] = False
+
+
+def smallest_channels(held, layer, w, share):
+    """Take the channels with the smallest kernels."""
+    left = [c for c in range(w.shape[-1]) if held[layer][..., c].any()]
+    for c in sorted(left, key=lambda c: np.abs(w[..., c]).sum())[: how_many(share, len(left))]:
+        held[layer][..., c] = False
+
+
+def cut_off(held, layers):
+    """Take what belongs to channels without a kernel: their biases, norms and the next layer's inputs."""
+    for layer, following in zip(layers, [*layers[1:], f"{nets.HEAD}/kernel"], strict=True):
+        channels = held[layer].shape[-1]
+        for c in range(channels):
+            if not held[layer][..., c].any():
+                for name in held:
+                    if nets.block_of(name) == nets.block_of(layer):
+                        held[name][..., c] = False
+                outputs = held[following].shape[-1]
+                held[following].reshape(-1, channels, outputs)[:, c] = False
+
+
+def scores(state, clients, draws, options, x):
+    """Received and deployed is what a round would start from."""
+    newest = [nets.logits(client.net, begun(state, clients, i), x) for i, client in enumerate(clients)]
+    return {"received": newest, "deployed": newest}
+
+
+# ---- what connects it with jaxfl
+
+
+def view(state, federation, t):
+    """Models, masks, and when what was there."""
+    own, server = recording.by_client(state.own, federation), recording.by_group(state.server)
+    return {
+        "own": {i: of_client.weights for i, of_client in own.items()},
+        "held": {i: of_client.held for i, of_client in own.items()},
+        "there": {i: of_client.since for i, of_client in own.items()},
+        "mean": {g: of_group.mean for g, of_group in server.items()},
+        "made": {g: of_group.since for g, of_group in server.items()},
+        "initial": {g: of_group.initial for g, of_group in server.items()},
+        "rounds": state.rounds,
+    }
+
+
+SHORT = {"threshold": 0.0, "prune": 0.4, "target": 0.05}
+
+
+def traffic(model, models, t):
+    """Down what the tiny models have left after pruning once, up after twice; and a bit for each channel."""
+
+    def scalars(units, channels):
+        inputs = 16 * channels if channels else 64
+        return channels * (9 + 1) + units * (inputs + 1) + CLASSES * (units + 1)
+
+    convolves = model.name == "cnn"
+    return scalars(2, convolves * 1) + 1, scalars(3, convolves * 2) + 1
+
+
+# ---- what must hold
+
+
+@functools.cache
+def validating(sizes=SIZES):
+    """The tiny clients with validation rows."""
+    source = tiny_source()
+    partition = tiny_partition(source, sizes)
+    partition = partition._replace(validation=tuple(rows[:6] for rows in partition.test))
+    return federate(source, partition, ((mlp(norm="batch"), len(sizes)),))
+
+
+EQUAL = (max(SIZES),) * len(SIZES)
+
+
+def without_pruning_it_is_fedavg_of_equal_clients():
+    hermes = run("hermes", validating(EQUAL), target=1.0, **TRAINING)
+    fedavg = run("fedavg", validating(EQUAL), **TRAINING)
+    for (state, info), (expected, report) in zip(hermes, fedavg, strict=True):
+        assert_same(state.server[0].mean, expected.shared[0], tolerance=1e-5)
+        assert_same(info.loss, report.loss, tolerance=1e-5)
+        assert info.findings["kept"]["least"] == 1
+
+
+def masks_only_shrink_and_what_is_pruned_is_0():
+    rounds = run("hermes", validating(EQUAL), COHORTS * 3, target=0.1, threshold=0.2, **TRAINING)
+    states = [jax.device_get(state.own[0]) for state, _ in rounds]
+    for own in states:
+        for held, w in zip(jax.tree.leaves(own.held), jax.tree.leaves(own.weights), strict=True):
+            assert not w[~held].any()
+    for before, after in itertools.pairwise(states):
+        shrinks = jax.tree.map(lambda old, new: (new <= old).all(), before.held, after.held)
+        assert all(jax.tree.leaves(shrinks))
+    units = states[-1].held.params["fc1"]["linear"]["kernel"].any(1)
+    assert units.any(1).all() and not units.all()
+    assert rounds[-1][1].findings["kept"]["mean"] < 0.5
+
+
+def what_goes_with_channels_had_no_effect():
+    """In networks that join channels by sums, side by side, by gates and by depthwise convolutions."""
+    body = [
+        Block("stem", ConvBlock(6, 3, 1)),
+        Block("inverted", InvertedResidual(6, 8, squeezed=3)),
+        Block("dense", DenseLayer(4, spatial_mean)),
+    ]
+    model = network("joins", body, shape=SHAPE, classes=CLASSES)
+    x = jax.random.normal(jax.random.key(2), (4, *SHAPE))
+
+    @jax.jit
+    def compared(w):
+        w = jax.tree.map(lambda leaf: leaf + 0.1, w)  # norms shift as well
+        held = pruning.pruned(model, pruning.whole(w), w, jnp.float32(0.4), "channel")
+        inputs = jax.tree.map(with_all_inputs, held)
+        both = jax.tree.map(lambda *leaves: jnp.stack(leaves), pruning.only(held, w), pruning.only(inputs, w))
+        logits = jax.lax.map(lambda w: model.apply(w.params, w.stats, x, train=False)[0], both)
+        return logits, pruning.scalars(held) / pruning.scalars(inputs)
+
+    def with_all_inputs(mask):
+        return jnp.broadcast_to(mask.any(range(mask.ndim - 1)), mask.shape)
+
+    (actual, expected), ratio = compared(model.init(jax.random.key(0)))
+    assert_same(actual, expected, tolerance=1e-5)
+    assert ratio < 0.8
+
+
+def a_federation_without_validation_rows_is_refused():
+    with pytest.raises(JaxflError, match="--validation-fraction"):
+        initial("hermes", alike())
+
+
+hermes = Case(
+    "hermes",
+    start,
+    step,
+    scores,
+    view=view,
+    traffic=traffic,
+    short=SHORT,
+    comparisons={
+        "": Comparison(
+            {"prune": 0.3, "target": 0.4, "threshold": 0.3},
+            [("prune", 0.5), ("target", 0.6), ("threshold", 0.7), ("granularity", "weight")],
+            ((CONVOLVING, 3), (SMALL, 2)),
+        ),
+        "weights, rewound, local statistics": local_statistics(
+            ("rewind", False),
+            ("prune", 0.4),
+            granularity="weight",
+            rewind=True,
+            prune=0.3,
+            target=0.3,
+            threshold=0.3,
+        ),
+    },
+    reductions=(
+        without_pruning_it_is_fedavg_of_equal_clients,
+        masks_only_shrink_and_what_is_pruned_is_0,
+        what_goes_with_channels_had_no_effect,
+        a_federation_without_validation_rows_is_refused,
+    ),
+)
