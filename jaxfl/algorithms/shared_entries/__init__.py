@@ -1,1 +1,1 @@
-"""Methods that average what networks of several architectures have in common."""
+"""Methods that average the entries that several networks have in common."""
