@@ -9,7 +9,7 @@ import numpy as np
 from jaxfl.mechanisms.reassembly import stitching
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.mechanisms.reassembly.chain import Chain, Part
-from jaxfl.mechanisms.reassembly.networks import Network, weights_of
+from jaxfl.mechanisms.reassembly.networks import Network
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.models.model import Weights
 
@@ -63,7 +63,6 @@ def assemble(
             return Part(
                 layer, Weights(stitching.initial(jax.random.key(int(rng.integers(2**31))), layer), {})
             )
-        network = networks[layer.client]
-        return Part(network.blocks[layer.index].model, weights_of(network, layer.index))
+        return networks[layer.client].parts[layer.index]
 
     return tuple(map(part, layers))
