@@ -1,4 +1,4 @@
-"""pFedClub between rounds: networks taken apart, stitched together, trained and chosen as teachers."""
+"""pFedClub and pFedHR between rounds: networks taken apart, stitched together, trained, chosen to teach."""
 
 import copy
 import dataclasses
@@ -13,8 +13,10 @@ import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, assert_same, tiny_cnn, tiny_models, tiny_partition, tiny_source
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
+from jaxfl.algorithms.reassembly import pfedhr
 from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
+from jaxfl.algorithms.reassembly.pfedhr import PFedHR
 from jaxfl.config.options import check
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort, Slots
@@ -84,8 +86,8 @@ class Round(NamedTuple):
 
 def teach(federation, config, seed=0, present=SOME, seen=None):
     """One server step; `seen` are clients that have had a teacher before, by position."""
-    method = "pfedclub-plus" if isinstance(config, PFedClubPlus) else "pfedclub"
-    algorithm = METHODS[method].build(config)
+    (method,) = (method for method in METHODS.values() if method.config is type(config))
+    algorithm = method.build(config)
     state = algorithm.init(jax.random.key(0), federation, traced(config))
     state = state._replace(weights=own_weights(federation))
     if seen:
@@ -505,7 +507,7 @@ def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch)
 
 @pytest.mark.parametrize("room", [0, 2**29])
 def test_what_does_not_learn_is_computed_once(federation, room):
-    """With room no part before the first that learns runs twice, in no epoch and no network that begins so."""
+    """With room no part before the first that learns runs twice, in no epoch and for no other network."""
     options, recording, epochs = PFedClub(server_epochs=2, server_batch=5), Recording(), 2
     key, round_ = jax.random.key(0), cohort(((0,), (0,)))
     known = (jnp.zeros(3, bool), jnp.zeros(2, bool))
@@ -623,6 +625,71 @@ def test_a_round_reports_the_cohorts_models_after_training(federation):
     after, info = jax.jit(algorithm.step)(jax.random.key(1), state, federation, cohort(SOME))
     for predictor, weights, some in zip(info.trained, after.weights, SOME, strict=True):
         assert_same(predictor.stacked, jax.tree.map(lambda leaf: leaf[np.array(some)], weights))  # noqa: B023
+
+
+# ---- pFedHR
+
+
+def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts, monkeypatch):
+    """By value: which is chosen, by which likeness, its size, what it says; no client's own model moves."""
+    begun, learnt = [], []
+    monkeypatch.setattr(pfedhr, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
+    monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.append(tuned(*args)) or learnt[-1])
+    config = PFedHR(server_epochs=1, candidates=2, shortest=2, longest=3, groups=2)
+    done = teach(federation, config)
+    assert_same(done.after.weights, done.before.weights)
+    assert [len(network) for network in learnt] == [2 * blocks + 1 for blocks in (2, 3)]
+
+    for before, after in zip(begun, learnt, strict=True):
+        blocks = [part for part in before if not is_stitch(part)]
+        assert [is_stitch(part) for part in before] == [True, False] * len(blocks) + [True]
+        assert (before[0].layer.source, before[-1].layer.target) == (SHAPE, (CLASSES,))
+        for old, new in zip(before, after, strict=True):
+            moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights.params, old.weights.params)
+            assert max(jax.tree.leaves(moved)) > 0  # blocks as well
+
+    def says(network, x):
+        for part in network:
+            if is_stitch(part):
+                kernel, bias = (np.asarray(part.weights.params[name]) for name in ("kernel", "bias"))
+                x = (np.reshape(x, (len(x), -1)) @ kernel + bias).reshape(len(x), *part.layer.target)
+            else:
+                x = np.asarray(run(parts, (part,), x))
+        return x
+
+    images = tuning.images_of(federation).x
+    opinions = [says(network, images) for network in learnt]
+    own = networks(done.before.weights, federation, cohort(SOME))
+    for found in done.findings["assembled"]:
+        client, (g, i) = found["client"], divmod(found["client"], 3)
+        logits = np.asarray(run(parts, own[client].parts, images))
+        cosine = [
+            np.mean(
+                [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in zip(logits, other, strict=True)]
+            )
+            for other in opinions
+        ]
+        np.testing.assert_allclose(found["alpha"], cosine, rtol=1e-4, atol=1e-5)
+        teacher = learnt[int(np.argmax(cosine))]
+        x = np.asarray(federation.inputs(federation.groups[g].rows[i]))
+        np.testing.assert_allclose(done.after.teacher_logits[g][i], says(teacher, x), rtol=1e-4, atol=1e-5)
+        sizes = [
+            part.weights.params["kernel"].size + part.weights.params["bias"].size for part in teacher[::2]
+        ]
+        sizes += [part.layer.size for part in teacher[1::2]]
+        assert found["teacher"] == done.after.teacher_size[g][i] == sum(sizes)
+
+
+def test_pfedhr_refuses_what_nobody_can_hold(federation, monkeypatch):
+    with pytest.raises(JaxflError, match="--shortest 5 is more than --longest 4"):
+        METHODS["pfedhr"].build(PFedHR(shortest=5, longest=4))
+    _, candidate = candidate_of(federation, (3, 0), (0, 0))
+    monkeypatch.setattr(assembly, "LARGEST_STITCH", 64 * 64 + 64 - 1)
+    with pytest.raises(
+        JaxflError, match="from \\(8, 8, 1\\) to \\(8, 8, 1\\) has 4,160 weights; choose stitch=fit"
+    ):
+        assembly.layers(candidate.blocks, SHAPE, CLASSES, "dense")
+    assembly.layers(candidate.blocks, SHAPE, CLASSES)
 
 
 # ---- the identity teacher

@@ -42,6 +42,11 @@ def is_stitch(part: Part) -> bool:
     return isinstance(part.layer, Stitch)
 
 
+def every_part(part: Part) -> bool:
+    """All of them, for `train`."""
+    return True
+
+
 @functools.lru_cache(maxsize=512)
 def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
     """What a part puts out for one example."""
