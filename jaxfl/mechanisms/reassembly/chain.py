@@ -100,9 +100,9 @@ class CompiledParts:
             learns, key = True, None
         return self.program(_forward, part.layer, learns)(part.weights, x, key if learns else None)
 
-    def backward(self, saved, dy) -> dict[str, Any]:
+    def backward(self, part: Part, x, saved, dy) -> dict[str, Any]:
         """The gradients with respect to the input "x" and, if the part learns, to its "params"."""
-        return self.program(_backward)(saved, dy)
+        return self.program(_backward)(saved, (part.weights, x), dy)
 
 
 def run(parts: CompiledParts, chain: Chain, x) -> jax.Array:
@@ -140,11 +140,12 @@ def gradients(
     first, passed, found = min(places), [], {}
     x = run(parts, chain[:first], x)  # nothing learns before the first of them
     for place, part in enumerate(chain[first:], first):
-        x, saved, stats = parts.forward(part, x, place in places, (key, place))
-        passed.append((place, saved, stats))
+        y, saved, stats = parts.forward(part, x, place in places, (key, place))
+        passed.append((place, part, x, saved, stats))
+        x = y
     dy = parts.program(_gradient, loss)(x, target)
-    for place, saved, stats in reversed(passed):
-        gradient = parts.backward(saved, dy)
+    for place, part, x, saved, stats in reversed(passed):
+        gradient = parts.backward(part, x, saved, dy)
         dy = gradient["x"]
         if place in places:
             found[place] = gradient["params"], stats
@@ -221,10 +222,26 @@ def _forward(layer: Model | Stitch, learns: bool) -> Callable:
             of_part = jax.random.fold_in(*key) if learns else None
             return layer.apply(params, weights.stats, x, train=learns, key=of_part)
 
-        return jax.vjp(output, {"x": x, "params": weights.params} if learns else {"x": x}, has_aux=True)
+        wanted = {"x": x, "params": weights.params} if learns else {"x": x}
+        y, back, stats = jax.vjp(output, wanted, has_aux=True)
+        return y, _without(back, (weights, x)), stats
 
     return forward
 
 
+def _without(back: Callable, given) -> jax.tree_util.Partial:
+    """``(given, dy) -> gradients``, as ``back(dy)``, that holds no array of `given`: it would be a copy."""
+    known, (leaves, structure) = jax.tree.leaves(given), jax.tree.flatten(back)
+    places = [next((i for i, array in enumerate(known) if array is leaf), None) for leaf in leaves]
+
+    def restored(own, given, dy):
+        own, known = iter(own), jax.tree.leaves(given)
+        leaves = [next(own) if place is None else known[place] for place in places]
+        return jax.tree.unflatten(structure, leaves)(dy)[0]
+
+    own = [leaf for leaf, place in zip(leaves, places, strict=True) if place is None]
+    return jax.tree_util.Partial(restored, own)
+
+
 def _backward():
-    return lambda saved, dy: saved(dy)[0]
+    return lambda saved, given, dy: saved(given, dy)
