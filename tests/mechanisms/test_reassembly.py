@@ -1,4 +1,4 @@
-"""pFedClub's plain parts: signatures, groups, candidates, the teacher; against formulas written out here."""
+"""The plain parts of re-assembly: signatures, groups, candidates, the teacher; by formulas written out."""
 
 import itertools
 import json
@@ -18,6 +18,7 @@ from jaxfl.algorithms.reassembly.cmsr import (
     identity,
     search,
 )
+from jaxfl.algorithms.reassembly.pfedhr import candidate, candidates, draw
 from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.grouping import ITERATIONS, kmeans, kmedoids
 from jaxfl.mechanisms.reassembly.matching import match
@@ -340,6 +341,50 @@ def test_a_candidate_describes_itself():
         assert [entry["similarity"] for entry in blocks] == [
             pool.similarity[place(own), place(other)] for own, other in pairs
         ]
+
+
+# --- candidates of pFedHR
+
+
+def two_kinds(pool, rng):
+    """Some blocks of a pool made dense."""
+    blocks = tuple(b._replace(kind=str(rng.choice(["conv", "fc"]))) for b in pool.blocks)
+    return pool._replace(blocks=blocks)
+
+
+@given(seed=seeds, length=st.integers(1, 8), groups=st.integers(1, 4))
+@quick
+def test_a_candidate_of_pfedhr_keeps_the_rules(seed, length, groups):
+    rng = np.random.default_rng(seed)
+    pool = two_kinds(random_pool(seed, groups=groups), rng)
+    kinds, found = {b.kind for b in pool.blocks}, {b.group for b in pool.blocks}
+    blocks = candidate(pool, rng, length)
+    assert set(blocks) <= set(pool.blocks) and len(set(blocks)) == len(blocks)
+    assert {b.group for b in blocks} == found and {b.kind for b in blocks} == kinds
+    assert len(blocks) == min(max(length, len(found), len(kinds)), len(pool.blocks))
+    conv = [b.index for b in blocks if b.kind == "conv"]
+    dense = [b.index for b in blocks if b.kind == "fc"]
+    assert [b.kind for b in blocks] == ["conv"] * len(conv) + ["fc"] * len(dense)
+    assert conv == sorted(conv) and dense == sorted(dense)
+
+
+def test_lengths_of_pfedhr_come_in_turn():
+    pool = two_kinds(random_pool(0, depth=9), np.random.default_rng(0))
+    found = candidates(pool, np.random.default_rng(0), range(4, 7), 8)
+    assert [len(blocks) for blocks in found] == [4, 5, 6, 4, 5, 6, 4, 5]
+
+
+def test_pfedhr_draws_evenly_within_groups_and_among_the_rest():
+    blocks = tuple(block(client, index, index % 2) for client in range(2) for index in range(3))
+    pool, rng = Pool(blocks, np.ones((6, 6))), np.random.default_rng(0)
+    drawn = [draw(pool, rng, 3) for _ in range(3000)]
+    assert [{b.group for b in found[:2]} for found in drawn] == [{0, 1}] * 3000
+    for group, members in ((0, 4), (1, 2)):
+        first = [found[group] for found in drawn]
+        counts = [first.count(b) for b in blocks if b.group == group]
+        assert len(counts) == members and chisquare(counts).pvalue > 0.01
+    # Of the four that are left, three are of the group of four.
+    assert chisquare([sum(found[2].group == k for found in drawn) for k in (0, 1)], [2250, 750]).pvalue > 0.01
 
 
 # --- matching

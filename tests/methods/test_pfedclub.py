@@ -1,7 +1,9 @@
-"""pFedClub between rounds: networks taken apart, stitched together, trained and chosen as teachers."""
+"""pFedClub and pFedHR between rounds: networks taken apart, stitched together, trained, chosen to teach."""
 
+import copy
 import dataclasses
 import itertools
+from collections import Counter
 from typing import NamedTuple
 
 import jax
@@ -11,8 +13,10 @@ import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, assert_same, tiny_cnn, tiny_models, tiny_partition, tiny_source
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
+from jaxfl.algorithms.reassembly import pfedhr
 from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
+from jaxfl.algorithms.reassembly.pfedhr import PFedHR
 from jaxfl.config.options import check
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort, Slots
@@ -21,8 +25,17 @@ from jaxfl.data.federation import Batch, federate
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import assembly, stitching, teachers, tuning
 from jaxfl.mechanisms.reassembly.blocks import Pool
-from jaxfl.mechanisms.reassembly.chain import CompiledParts, gradients, is_stitch, run, train
+from jaxfl.mechanisms.reassembly.chain import (
+    CompiledParts,
+    gradients,
+    is_stitch,
+    output_shape,
+    run,
+    train,
+)
 from jaxfl.mechanisms.reassembly.networks import Network, blocks_of, networks, references, weights_of
+from jaxfl.mechanisms.reassembly.seen import Seen
+from jaxfl.mechanisms.reassembly.server import assembled, logits_of, take_apart, tuned
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.mechanisms.reassembly.teachers import State, from_teacher
 from jaxfl.mechanisms.reassembly.tuning import Images
@@ -73,8 +86,8 @@ class Round(NamedTuple):
 
 def teach(federation, config, seed=0, present=SOME, seen=None):
     """One server step; `seen` are clients that have had a teacher before, by position."""
-    method = "pfedclub-plus" if isinstance(config, PFedClubPlus) else "pfedclub"
-    algorithm = METHODS[method].build(config)
+    (method,) = (method for method in METHODS.values() if method.config is type(config))
+    algorithm = method.build(config)
     state = algorithm.init(jax.random.key(0), federation, traced(config))
     state = state._replace(weights=own_weights(federation))
     if seen:
@@ -245,7 +258,8 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
         return -picked.mean()
 
     expected = jax.jit(jax.grad(loss))({place: chain[place].weights.params for place in places})
-    found, _ = gradients(parts, chain, images.x, images.y, tuning.cross_entropy, places, key=None)
+    found = gradients(parts, chain, images.x, images.y, tuning.cross_entropy, places, key=None)
+    found = {place: gradient for place, (gradient, _) in found.items()}
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
 
@@ -459,26 +473,16 @@ def test_the_key_decides_and_the_places_of_clients_do_not(federation, parts, tau
 
 
 class Recording(CompiledParts):
-    """A cache that remembers which parts it was asked for."""
+    """A cache that remembers which parts it was asked for, and how often."""
 
     def __init__(self):
         super().__init__()
-        self.asked = set()
+        self.asked = Counter()
 
-    def forward(self, part, x):
+    def forward(self, part, x, *how):
         """As there."""
-        self.asked.add(("forward", part[0], x.shape))
-        return super().forward(part, x)
-
-    def backward(self, part, x, dy):
-        """As there."""
-        self.asked.add(("backward", part[0], x.shape))
-        return super().backward(part, x, dy)
-
-    def backward_training(self, part, x, key, dy):
-        """As there."""
-        self.asked.add(("backward in training", part[0], x.shape))
-        return super().backward_training(part, x, key, dy)
+        self.asked[part.layer, x.shape] += 1
+        return super().forward(part, x, *how)
 
 
 def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch):
@@ -492,13 +496,56 @@ def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch)
             for of_client in findings["assembled"]
         }
     assert len(assemblies) > 5
-    layers = {kind.shape for _, kind, _ in recording.asked if isinstance(kind, Stitch)}
-    others = 3  # activations, logits, the loss
-    assert recording.compilations <= len(recording.asked) + len(layers) + others
+    stitches = {layer.shape for layer, _ in recording.asked if isinstance(layer, Stitch)}
+    others = 2  # activations with logits, the loss
+    assert recording.compilations <= 2 * len(recording.asked) + len(stitches) + others
     before = recording.compilations
     for seed in range(3):
         teach(federation, config, seed)
     assert recording.compilations == before
+
+
+@pytest.mark.parametrize("room", [0, 2**29])
+def test_what_does_not_learn_is_computed_once(federation, room):
+    """With room no part before the first that learns runs twice, in no epoch and for no other network."""
+    options, recording, epochs = PFedClub(server_epochs=2, server_batch=5), Recording(), 2
+    key, round_ = jax.random.key(0), cohort(((0,), (0,)))
+    known = (jnp.zeros(3, bool), jnp.zeros(2, bool))
+    server = take_apart(
+        key, options, is_stitch, own_weights(federation), known, federation, round_, recording
+    )
+    images, batches = server.images, PUBLIC // options.server_batch
+    server = server._replace(seen=Seen(recording, images.x, options.server_batch, room))
+    for places in (((3, 0), (3, 2), (3, 3)), ((3, 0), (0, 1))):
+        by_place = {(block.client, block.index): block for block in server.pool.blocks}
+        network = assembled(server, [by_place[place] for place in places])
+        assert [is_stitch(part) for part in network[:2]] == [False, True]
+        rng = copy.deepcopy(server.rng)
+        loss, drawn = tuning.objective(images, options, recording, rng)
+        lr = options.server_lr
+        expected = train(recording, network, drawn, loss, lr, trains=is_stitch, key=key)
+        logits = run(recording, expected, images.x)
+        asked = recording.asked.copy()
+        found = tuned(server, network)
+        assert_same([part.weights for part in found], [part.weights for part in expected], tolerance=1e-5)
+        np.testing.assert_allclose(logits_of(server, found), logits, rtol=1e-4, atol=1e-5)
+        first, shape = network[0].layer, (options.server_batch, *SHAPE)
+        again = recording.asked[first, shape] - asked[first, shape]
+        assert again == (batches * (epochs + 1) if room == 0 else batches if places[1] == (3, 2) else 0)
+
+
+def test_room_is_for_the_latest(federation, parts):
+    members, candidate = candidate_of(federation, (3, 0), (3, 1), (3, 2), (3, 3))
+    chain = assembly.assemble(candidate.blocks, members, np.random.default_rng(0))
+    assert chain == members[3].parts  # the same parts, whatever they are put together to
+    images = tuning.images_of(federation).x
+    sizes = [4 * PUBLIC * np.prod(output_shape(part.layer)) for part in chain]
+    seen = Seen(parts, images, PUBLIC, room=max(sizes))
+    for length in (4, 2, 1):
+        done, x = seen.behind(chain[:length])
+        assert done == length and sum(kept.nbytes for kept in seen._remembered.values()) <= max(sizes)
+        np.testing.assert_allclose(x, run(parts, chain[:length], images), rtol=1e-5, atol=1e-6)
+    assert Seen(parts, images, PUBLIC, room=max(sizes) - 1).behind(chain)[0] == int(np.argmax(sizes))
 
 
 def test_teachers_of_the_plus_variant_never_exceed_their_bound(federation, parts):
@@ -578,6 +625,71 @@ def test_a_round_reports_the_cohorts_models_after_training(federation):
     after, info = jax.jit(algorithm.step)(jax.random.key(1), state, federation, cohort(SOME))
     for predictor, weights, some in zip(info.trained, after.weights, SOME, strict=True):
         assert_same(predictor.stacked, jax.tree.map(lambda leaf: leaf[np.array(some)], weights))  # noqa: B023
+
+
+# ---- pFedHR
+
+
+def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts, monkeypatch):
+    """By value: which is chosen, by which likeness, its size, what it says; no client's own model moves."""
+    begun, learnt = [], []
+    monkeypatch.setattr(pfedhr, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
+    monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.append(tuned(*args)) or learnt[-1])
+    config = PFedHR(server_epochs=1, candidates=2, shortest=2, longest=3, groups=2)
+    done = teach(federation, config)
+    assert_same(done.after.weights, done.before.weights)
+    assert [len(network) for network in learnt] == [2 * blocks + 1 for blocks in (2, 3)]
+
+    for before, after in zip(begun, learnt, strict=True):
+        blocks = [part for part in before if not is_stitch(part)]
+        assert [is_stitch(part) for part in before] == [True, False] * len(blocks) + [True]
+        assert (before[0].layer.source, before[-1].layer.target) == (SHAPE, (CLASSES,))
+        for old, new in zip(before, after, strict=True):
+            moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights.params, old.weights.params)
+            assert max(jax.tree.leaves(moved)) > 0  # blocks as well
+
+    def says(network, x):
+        for part in network:
+            if is_stitch(part):
+                kernel, bias = (np.asarray(part.weights.params[name]) for name in ("kernel", "bias"))
+                x = (np.reshape(x, (len(x), -1)) @ kernel + bias).reshape(len(x), *part.layer.target)
+            else:
+                x = np.asarray(run(parts, (part,), x))
+        return x
+
+    images = tuning.images_of(federation).x
+    opinions = [says(network, images) for network in learnt]
+    own = networks(done.before.weights, federation, cohort(SOME))
+    for found in done.findings["assembled"]:
+        client, (g, i) = found["client"], divmod(found["client"], 3)
+        logits = np.asarray(run(parts, own[client].parts, images))
+        cosine = [
+            np.mean(
+                [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in zip(logits, other, strict=True)]
+            )
+            for other in opinions
+        ]
+        np.testing.assert_allclose(found["alpha"], cosine, rtol=1e-4, atol=1e-5)
+        teacher = learnt[int(np.argmax(cosine))]
+        x = np.asarray(federation.inputs(federation.groups[g].rows[i]))
+        np.testing.assert_allclose(done.after.teacher_logits[g][i], says(teacher, x), rtol=1e-4, atol=1e-5)
+        sizes = [
+            part.weights.params["kernel"].size + part.weights.params["bias"].size for part in teacher[::2]
+        ]
+        sizes += [part.layer.size for part in teacher[1::2]]
+        assert found["teacher"] == done.after.teacher_size[g][i] == sum(sizes)
+
+
+def test_pfedhr_refuses_what_nobody_can_hold(federation, monkeypatch):
+    with pytest.raises(JaxflError, match="--shortest 5 is more than --longest 4"):
+        METHODS["pfedhr"].build(PFedHR(shortest=5, longest=4))
+    _, candidate = candidate_of(federation, (3, 0), (0, 0))
+    monkeypatch.setattr(assembly, "LARGEST_STITCH", 64 * 64 + 64 - 1)
+    with pytest.raises(
+        JaxflError, match="from \\(8, 8, 1\\) to \\(8, 8, 1\\) has 4,160 weights; choose stitch=fit"
+    ):
+        assembly.layers(candidate.blocks, SHAPE, CLASSES, "dense")
+    assembly.layers(candidate.blocks, SHAPE, CLASSES)
 
 
 # ---- the identity teacher

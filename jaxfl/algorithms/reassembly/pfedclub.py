@@ -29,7 +29,7 @@ from jaxfl.mechanisms.reassembly.chain import is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.reassembly.server import Server, assembled, predictions, size, timed, tuned
+from jaxfl.mechanisms.reassembly.server import Server, assembled, logits_of, size, timed, tuned
 from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 
@@ -65,7 +65,7 @@ def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.i
         bound = 1 + float(eta(server.options))
         return {client: teacher_of(config, server, client, bound) for client in server.cohort}
 
-    return learning_from_teachers(config, assemble)
+    return learning_from_teachers(config, assemble, trains=is_stitch)
 
 
 def build_plus(config: PFedClubPlus) -> Algorithm:
@@ -91,10 +91,10 @@ def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> T
     with timed(server.seconds, server.parts, "search"):
         candidates = bounded(search, lambda candidate: size(server, candidate.blocks), largest, own)
     with timed(server.seconds, server.parts, "stitching"):
-        networks = [tuned(server, assembled(server, c.blocks), is_stitch) for c in candidates]
+        networks = [tuned(server, assembled(server, c.blocks)) for c in candidates]
         jax.block_until_ready([part.weights for network in networks for part in network])
     with timed(server.seconds, server.parts, "matching"):
-        logits = [predictions(server, network, server.images.x) for network in networks]
+        logits = [logits_of(server, network) for network in networks]
         best, alpha = match(server.logits[client], logits)
     chosen = candidates[best]
     return Teacher(networks[best], size(server, chosen.blocks), describe(own), describe(chosen), alpha)

@@ -10,7 +10,7 @@ Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized
     similarity -> groups of blocks                                      `grouping`
     groups -> candidates, sequences of blocks                           each method's own
     blocks -> layers with stitches between them -> a network            `assembly`, `stitching`
-    public images -> a network's stitches, or all of it, trained        `tuning`, `views`, `chain`
+    public images -> a network's stitches, or all of it, trained        `tuning`, `views`, `chain`, `seen`
     logits of a client's model and of candidates -> which one           `matching`, or a method's own
     the chosen one's logits -> the client's state -> local training     `teachers`
 

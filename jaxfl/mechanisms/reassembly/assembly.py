@@ -6,12 +6,15 @@ from typing import Literal
 import jax
 import numpy as np
 
+from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import stitching
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.mechanisms.reassembly.chain import Chain, Part
-from jaxfl.mechanisms.reassembly.networks import Network, weights_of
+from jaxfl.mechanisms.reassembly.networks import Network
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.models.model import Weights
+
+LARGEST_STITCH = 2**28  # weights: a gigabyte, and training needs five times as much
 
 
 def layers(
@@ -28,18 +31,33 @@ def layers(
       classes: number of logits.
       stitch: "fit" stitches where shapes differ, see `stitching.between`; "dense" puts a linear map of
         everything to everything before every block and at the end, as the authors' code of pFedHR does.
+
+    Raises:
+      JaxflError: if a dense one is too large.
     """
     found, dense = [], stitch == "dense"
     for block in blocks:
         if dense:
-            found.append(Stitch(shape, block.input_shape, relu=False, dense=True))
+            found.append(_dense(shape, block.input_shape))
         elif between := stitching.between(shape, block.input_shape, vector=block.kind == "fc"):
             found.append(between)
         found.append(block)
         shape = block.output_shape
-    if dense or shape != (classes,):
-        found.append(Stitch(shape, (classes,), relu=False, dense=dense))
+    if dense:
+        found.append(_dense(shape, (classes,)))
+    elif shape != (classes,):
+        found.append(Stitch(shape, (classes,), relu=False))
     return found
+
+
+def _dense(source: tuple[int, ...], target: tuple[int, ...]) -> Stitch:
+    stitch = Stitch(source, target, relu=False, dense=True)
+    if stitch.size > LARGEST_STITCH:
+        raise JaxflError(
+            f"A dense stitching layer from {source} to {target} has {stitch.size:,} weights; choose "
+            "stitch=fit or networks whose maps are smaller."
+        )
+    return stitch
 
 
 def size(layers: Sequence[BlockRef | Stitch]) -> int:
@@ -63,7 +81,6 @@ def assemble(
             return Part(
                 layer, Weights(stitching.initial(jax.random.key(int(rng.integers(2**31))), layer), {})
             )
-        network = networks[layer.client]
-        return Part(network.blocks[layer.index].model, weights_of(network, layer.index))
+        return networks[layer.client].parts[layer.index]
 
     return tuple(map(part, layers))

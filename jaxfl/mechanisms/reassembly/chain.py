@@ -1,14 +1,17 @@
 """Assembled networks as chains of parts: clients' blocks, and stitching layers between them.
 
-A chain is not compiled as a whole. Its parts are: forward and backward of every block and stitching layer are
-programs of their own, compiled once per shape and shared by all chains of a run.
+A chain is not compiled as a whole. Its parts are: every block and stitching layer has programs of its own,
+for its output, for the output with what the gradient needs, for the gradient. They are compiled once per
+shape and shared by all chains of a run.
 """
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl.core.programs import Program
@@ -19,10 +22,16 @@ from jaxfl.models.model import Model, Weights
 
 
 class Part(NamedTuple):
-    """A block of a client's model or a stitching layer, with its weights; a stitch has no statistics."""
+    """A block of a client's model or a stitching layer, with its weights; a stitch has no statistics.
+
+    It equals itself alone, as weights are not compared: a part that has learnt is another one.
+    """
 
     layer: Model | Stitch
     weights: Weights
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 Chain = tuple[Part, ...]
@@ -33,11 +42,26 @@ def is_stitch(part: Part) -> bool:
     return isinstance(part.layer, Stitch)
 
 
+def every_part(part: Part) -> bool:
+    """All of them, for `train`."""
+    return True
+
+
+@functools.lru_cache(maxsize=512)
+def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
+    """What a part puts out for one example."""
+    if isinstance(layer, Stitch):
+        return layer.target
+    x = jax.ShapeDtypeStruct((1, *layer.shape), jnp.result_type(float))
+    like = jax.eval_shape(layer.init, jax.random.key(0))
+    return jax.eval_shape(functools.partial(layer.apply, train=False), *like, x)[0].shape[1:]
+
+
 class CompiledParts:
     """A cache: the programs of all parts that a run has met.
 
     Attributes:
-      compilations: how many were compiled, one per part, direction and shape.
+      compilations: how many were compiled.
       seconds: how long that took.
     """
 
@@ -60,35 +84,45 @@ class CompiledParts:
             self._programs[make, *of] = Program(make(*of))
         return self._programs[make, *of]
 
-    def forward(self, part: Part, x):
-        """The output of a part in evaluation mode."""
-        return self.program(_forward, part.layer)(part.weights, x)
+    def forward(self, part: Part, x, learns: bool = False, key=None) -> tuple[jax.Array, Any, dict]:
+        """What a part puts out.
 
-    def backward(self, part: Part, x, dy):
-        """The gradient with respect to the input, in evaluation mode."""
-        return self.program(_backward, part.layer)(part.weights, x, dy)
+        Args:
+          part: in training mode if it learns, otherwise in evaluation mode.
+          x: a batch of what it takes.
+          learns: whether it is on the way to a gradient with respect to its parameters.
+          key: for dropout then; one of the batch, and the place in the chain.
 
-    def forward_training(self, part: Part, x, key) -> tuple[jax.Array, dict]:
-        """The output of a part in training mode, and its statistics after it."""
-        if is_stitch(part):
-            return self.forward(part, x), part.weights.stats
-        return self.program(_forward_training, part.layer)(part.weights, x, key)
+        Returns:
+          The output, what `backward` takes, and the statistics afterwards.
+        """
+        if is_stitch(part):  # the same in both modes: one program
+            learns, key = True, None
+        return self.program(_forward, part.layer, learns)(part.weights, x, key if learns else None)
 
-    def backward_training(self, part: Part, x, key, dy) -> tuple[dict, jax.Array]:
-        """Gradients with respect to the parameters and to the input, in training mode with the same key."""
-        return self.program(_backward_training, part.layer)(part.weights, x, key, dy)
+    def backward(self, part: Part, x, saved, dy) -> dict[str, Any]:
+        """The gradients with respect to the input "x" and, if the part learns, to its "params"."""
+        return self.program(_backward)(saved, (part.weights, x), dy)
 
 
 def run(parts: CompiledParts, chain: Chain, x) -> jax.Array:
-    """Logits of a batch in evaluation mode."""
+    """What comes out of a chain in evaluation mode, of a batch."""
     for part in chain:
-        x = parts.forward(part, x)
+        x, *_ = parts.forward(part, x)
     return x
+
+
+def run_all(parts: CompiledParts, chain: Chain, x, batch_size: int) -> np.ndarray:
+    """The same of any number of rows (n, ...), in batches of one shape."""
+    x, batch_size = np.asarray(x), min(batch_size, len(x))
+    places = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size).reshape(-1, batch_size)
+    outputs = [run(parts, chain, x[of_batch]) for of_batch in places]
+    return np.concatenate(outputs)[: len(x)]
 
 
 def gradients(
     parts: CompiledParts, chain: Chain, x, target, loss: Callable, places: Collection[int], key
-) -> tuple[dict[int, dict], dict[int, dict]]:
+) -> dict[int, tuple[dict, dict]]:
     """Of a loss with respect to the parameters of some parts.
 
     Args:
@@ -101,24 +135,21 @@ def gradients(
       key: for dropout in them.
 
     Returns:
-      By place the gradient, and by place the statistics that BatchNorm has afterwards.
+      By place the gradient, and the statistics that BatchNorm has afterwards.
     """
-    inputs, keys, found, stats = [], {}, {}, {}
-    for place, part in enumerate(chain):
-        inputs.append(x)
-        if place in places:
-            keys[place] = None if is_stitch(part) else jax.random.fold_in(key, place)
-            x, stats[place] = parts.forward_training(part, x, keys[place])
-        else:
-            x = parts.forward(part, x)
+    first, passed, found = min(places), [], {}
+    x = run(parts, chain[:first], x)  # nothing learns before the first of them
+    for place, part in enumerate(chain[first:], first):
+        y, saved, stats = parts.forward(part, x, place in places, (key, place))
+        passed.append((place, part, x, saved, stats))
+        x = y
     dy = parts.program(_gradient, loss)(x, target)
-    for place in reversed(range(min(places), len(chain))):  # nothing learns before the first of them
-        part, x = chain[place], inputs[place]
+    for place, part, x, saved, stats in reversed(passed):
+        gradient = parts.backward(part, x, saved, dy)
+        dy = gradient["x"]
         if place in places:
-            found[place], dy = parts.backward_training(part, x, keys[place], dy)
-        else:
-            dy = parts.backward(part, x, dy)
-    return found, stats
+            found[place] = gradient["params"], stats
+    return found
 
 
 def train(
@@ -161,11 +192,11 @@ def train(
                 "--server-batch, or take more public images."
             )
         of_batch = jax.random.fold_in(key, number)
-        found, stats = gradients(parts, tuple(trained), x, target, loss, places, of_batch)
-        for place in places:
+        found = gradients(parts, tuple(trained), x, target, loss, places, of_batch)
+        for place, (gradient, stats) in found.items():
             layer, weights = trained[place]
-            params, moments[place] = update(lr, weights.params, moments[place], found[place])
-            trained[place] = Part(layer, Weights(params, stats[place]))
+            params, moments[place] = update(lr, weights.params, moments[place], gradient)
+            trained[place] = Part(layer, Weights(params, stats))
     return tuple(trained)
 
 
@@ -182,28 +213,35 @@ def _gradient(loss: Callable) -> Callable:
     return jax.grad(loss)
 
 
-def _forward(layer: Model | Stitch) -> Callable:
-    if isinstance(layer, Stitch):
-        return lambda weights, x: stitching.apply(layer, weights.params, x)
-    return lambda weights, x: layer.apply(weights.params, weights.stats, x, train=False)[0]
-
-
-def _backward(layer: Model | Stitch) -> Callable:
-    forward = _forward(layer)
-    return lambda weights, x, dy: jax.vjp(functools.partial(forward, weights), x)[1](dy)[0]
-
-
-def _forward_training(block: Model) -> Callable:
-    return lambda weights, x, key: block.apply(weights.params, weights.stats, x, train=True, key=key)
-
-
-def _backward_training(layer: Model | Stitch) -> Callable:
-    def backward(weights, x, key, dy):
-        def forward(params, x):
+def _forward(layer: Model | Stitch, learns: bool) -> Callable:
+    def forward(weights, x, key):
+        def output(wanted):
+            params, x = wanted.get("params", weights.params), wanted["x"]
             if isinstance(layer, Stitch):
-                return stitching.apply(layer, params, x)
-            return layer.apply(params, weights.stats, x, train=True, key=key)[0]
+                return stitching.apply(layer, params, x), weights.stats
+            of_part = jax.random.fold_in(*key) if learns else None
+            return layer.apply(params, weights.stats, x, train=learns, key=of_part)
 
-        return jax.vjp(forward, weights.params, x)[1](dy)
+        wanted = {"x": x, "params": weights.params} if learns else {"x": x}
+        y, back, stats = jax.vjp(output, wanted, has_aux=True)
+        return y, _without(back, (weights, x)), stats
 
-    return backward
+    return forward
+
+
+def _without(back: Callable, given) -> jax.tree_util.Partial:
+    """``(given, dy) -> gradients``, as ``back(dy)``, that holds no array of `given`: it would be a copy."""
+    known, (leaves, structure) = jax.tree.leaves(given), jax.tree.flatten(back)
+    places = [next((i for i, array in enumerate(known) if array is leaf), None) for leaf in leaves]
+
+    def restored(own, given, dy):
+        own, known = iter(own), jax.tree.leaves(given)
+        leaves = [next(own) if place is None else known[place] for place in places]
+        return jax.tree.unflatten(structure, leaves)(dy)[0]
+
+    own = [leaf for leaf, place in zip(leaves, places, strict=True) if place is None]
+    return jax.tree_util.Partial(restored, own)
+
+
+def _backward():
+    return lambda saved, given, dy: saved(given, dy)

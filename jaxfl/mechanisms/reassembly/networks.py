@@ -2,19 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.client_map import gather, map_clients
 from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.protocol import Cohort
-from jaxfl.data.federation import Client, Federation, PerGroup
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
-from jaxfl.mechanisms.reassembly.chain import CompiledParts
+from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part, output_shape
 from jaxfl.models.model import Model, Weights
 
 
@@ -34,7 +33,8 @@ class Block(NamedTuple):
     end: int
 
 
-class Network(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Network:
     """The network of a client.
 
     Args:
@@ -56,6 +56,11 @@ class Network(NamedTuple):
         """|w_m|, parameters."""
         return sum(block.model.size for block in self.blocks)
 
+    @functools.cached_property
+    def parts(self) -> Chain:
+        """Its blocks with their weights: the same parts for all networks that are made of them."""
+        return tuple(Part(block.model, weights_of(self, r)) for r, block in enumerate(self.blocks))
+
 
 @functools.lru_cache(maxsize=64)
 def blocks_of(model: Model) -> tuple[Block, ...]:
@@ -68,23 +73,28 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
         if piece.size == 0:
             continue
         like = jax.eval_shape(piece.init, jax.random.key(0))
-        x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
-        y, _ = jax.eval_shape(functools.partial(piece.apply, train=False), *like, x)
         kernels = [leaf for leaf in jax.tree.leaves(like.params) if leaf.ndim > 2]
-        found.append(Block(piece, "conv" if kernels else "fc", y.shape[1:], place))
-        pending, shape = (), y.shape[1:]
+        pending, shape = (), output_shape(piece)
+        found.append(Block(piece, "conv" if kernels else "fc", shape, place))
     return tuple(found)
 
 
 def networks(weights: PerGroup, federation: Federation, cohort: Cohort) -> dict[int, Network]:
     """The networks of a cohort by the clients' ids, in their order; weights (n_g, ...) per group."""
     found = {}
-    for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
-        for position in np.asarray(slots.index)[np.asarray(slots.mask)].tolist():
-            own = jax.tree.map(lambda leaf: on_one_device(leaf[position]), weights[g])  # noqa: B023
-            client = int(group.id[position])
-            found[client] = Network(client, g, position, blocks_of(group.model), own)
-    return dict(sorted(found.items()))
+    for client, g, position, _ in present(federation, cohort):
+        own = jax.tree.map(lambda leaf: on_one_device(leaf[position]), weights[g])  # noqa: B023
+        found[client] = Network(client, g, position, blocks_of(federation.models[g]), own)
+    return found
+
+
+def present(federation: Federation, cohort: Cohort) -> list[tuple[int, int, int, int]]:
+    """The clients of a cohort in the order of their ids: (id, group, position in it, place in the cohort)."""
+    return sorted(
+        (int(group.id[slots.index[place]]), g, int(slots.index[place]), int(place))
+        for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True))
+        for place in np.flatnonzero(slots.mask)
+    )
 
 
 def weights_of(network: Network, index: int) -> Weights:
@@ -111,49 +121,36 @@ def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[Blo
     )
 
 
-def activations(weights: Weights, client: Client, federation: Federation, rows) -> tuple[jax.Array, ...]:
-    """What blocks take and put out on public images: the images and every output, maps averaged over space.
+class Look(NamedTuple):
+    """What the networks of a cohort make of public images.
 
     Args:
-      weights: of the client.
-      client: with its model.
-      federation: the images.
-      rows: (n,) int32, of the federation's images.
-
-    Returns:
-      R + 1 arrays (n, d), as `jaxfl.mechanisms.reassembly.signatures` takes them; 0 of an absent client.
+      activations: R + 1 arrays (n, d), what blocks take and put out: the images and every output, maps
+        averaged over space, as `jaxfl.mechanisms.reassembly.signatures` takes them.
+      logits: (P, C).
     """
-    client = visiting(client, rows)
-    ends = [block.end for block in blocks_of(client.model)]
 
-    def of_batch(x):
-        outputs, _ = client.model.outputs(*weights, x, train=False)
-        return tuple(y.mean(tuple(range(1, y.ndim - 1))) for y in (x, *(outputs[end] for end in ends)))
-
-    return sweep(of_batch, client.rows, client.size, federation)
+    activations: tuple[np.ndarray, ...]
+    logits: np.ndarray
 
 
-def on_public_images(
-    parts: CompiledParts, f: Callable, weights: PerGroup, federation: Federation, cohort: Cohort, rows
-) -> dict[int, Any]:
-    """What the networks of a cohort make of public images, by client id.
+def look(
+    parts: CompiledParts, weights: PerGroup, federation: Federation, cohort: Cohort, some
+) -> dict[int, Look]:
+    """What the networks of a cohort make of the public images, by client id.
 
     Args:
       parts: the run's programs.
-      f: ``(weights, client, federation, rows) -> arrays (n, ...)``, such as `activations` or
-        `jaxfl.mechanisms.public_images.logits`.
       weights: (n_g, ...) per group.
       federation: clients and images.
       cohort: whose networks.
-      rows: (n,) int32, of the federation's images.
+      some: (n,) int32, numbers of the public images whose activations are wanted.
     """
-    seen = jax.device_get(parts.program(_of_clients, f)(weights, federation, cohort, rows))
-    found = {}
-    for group, slots, of_group in zip(federation.groups, cohort.groups, seen, strict=True):
-        for place in np.flatnonzero(slots.mask):
-            client = int(group.id[slots.index[place]])
-            found[client] = jax.tree.map(lambda leaf: leaf[place], of_group)  # noqa: B023
-    return found
+    seen = jax.device_get(parts.program(_look)(weights, federation, cohort, some))
+    return {
+        client: jax.tree.map(lambda leaf: leaf[place], seen[g])  # noqa: B023
+        for client, g, _, place in present(federation, cohort)
+    }
 
 
 def on_one_device(array: jax.Array) -> jax.Array:
@@ -161,10 +158,20 @@ def on_one_device(array: jax.Array) -> jax.Array:
     return array.addressable_data(0)
 
 
-def _of_clients(f: Callable) -> Callable:
-    def look(weights, federation, cohort, rows):
+def _look():
+    def look(weights, federation, cohort, some):
         def client(key, client, nothing, own):
-            return f(own, client, federation, rows)
+            visitor = visiting(client, federation.public)
+            ends = [block.end for block in blocks_of(client.model)]
+
+            def of_batch(x):
+                outputs, _ = client.model.outputs(*own, x, train=False)
+                return tuple(
+                    y.mean(tuple(range(1, y.ndim - 1))) for y in (x, *(outputs[end] for end in ends))
+                )
+
+            outputs = sweep(of_batch, visitor.rows, visitor.size, federation)
+            return Look(tuple(y[some] for y in outputs), outputs[-1])
 
         seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
         return federation.keep_replicated(seen)

@@ -2,36 +2,37 @@
 
 server = take_apart(...)                         models -> blocks in groups
 chain  = assembled(server, blocks)               blocks -> a network
-chain  = tuned(server, chain, trains)            trained on the public images
-logits = predictions(server, chain, images)
+chain  = tuned(server, chain)                    trained on the public images
+logits = logits_of(server, chain)                what it says of them
+logits = predictions(server, chain, images)      and of any others
 """
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.mechanisms import public_images
 from jaxfl.mechanisms.reassembly import assembly, chain, grouping, tuning
 from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
 from jaxfl.mechanisms.reassembly.networks import (
     Network,
-    activations,
+    look,
     networks,
     on_one_device,
-    on_public_images,
+    present,
     references,
 )
 from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
 
 
@@ -46,7 +47,9 @@ class Server(NamedTuple):
       logits: by client of the cohort, what its own model says of the public images (P, C).
       classes: C.
       images: the public images.
+      trains: which parts of a network learn there, see `chain.train`.
       parts: the run's programs.
+      seen: the public images behind parts that do not.
       rng: of the round.
       key: of the round, for what needs JAX's randomness.
       seconds: by step, how long it has taken; see `timed`.
@@ -59,7 +62,9 @@ class Server(NamedTuple):
     logits: dict[int, np.ndarray]
     classes: int
     images: tuning.Images
+    trains: Callable[[Part], bool]
     parts: CompiledParts
+    seen: Seen
     rng: np.random.Generator
     key: jax.Array
     seconds: dict[str, float]
@@ -68,6 +73,7 @@ class Server(NamedTuple):
 def take_apart(
     key,
     options: Reassembly,
+    trains: Callable[[Part], bool],
     weights: PerGroup,
     known: PerGroup,
     federation: Federation,
@@ -79,6 +85,7 @@ def take_apart(
     Args:
       key: of this step.
       options: with their rates.
+      trains: which parts of assembled networks learn.
       weights: the clients' models (n_g, ...).
       known: (n_g,) bool, whose models the server has seen before.
       federation: clients and public images.
@@ -90,11 +97,9 @@ def take_apart(
     givers = cohort if options.pool == "cohort" else with_known(cohort, known)
     members = networks(weights, federation, givers)
     with timed(seconds, parts, "signatures"):
-        rows = np.asarray(federation.public)
-        chosen = jnp.asarray(rows[np.sort(rng.permutation(len(rows))[: options.signature_images])])
-        acts = on_public_images(parts, activations, weights, federation, givers, chosen)
-        logits = on_public_images(parts, public_images.logits, weights, federation, cohort, federation.public)
-        signed = signatures([acts[client] for client in members])
+        some = np.sort(rng.permutation(len(images.x))[: options.signature_images])
+        looks = look(parts, weights, federation, givers, some)
+        signed = signatures([of_client.activations for of_client in looks.values()])
     with timed(seconds, parts, "grouping"):
         alike = similarity(signed)
         if options.grouping == "kmeans":
@@ -102,15 +107,18 @@ def take_apart(
         else:
             labels = grouping.kmedoids(alike, options.groups)
         pool = Pool(references(list(members.values()), labels), alike)
+    ids = tuple(client for client, *_ in present(federation, cohort))
     return Server(
         options=options,
         networks=members,
-        cohort=tuple(sorted(logits)),
+        cohort=ids,
         pool=pool,
-        logits=logits,
+        logits={client: looks[client].logits for client in ids},
         classes=federation.models[0].classes,
         images=images,
+        trains=trains,
         parts=parts,
+        seen=Seen(parts, images.x, options.server_batch),
         rng=rng,
         key=key,
         seconds=seconds,
@@ -143,19 +151,33 @@ def assembled(server: Server, blocks: Sequence[BlockRef]) -> Chain:
     return assembly.assemble(layers(server, blocks), server.networks, server.rng)
 
 
-def tuned(server: Server, network: Chain, trains: Callable[[Part], bool]) -> Chain:
-    """A network some parts of which, see `chain.train`, have been trained on the public images."""
-    options = server.options
-    loss, batches = tuning.objective(server.images, options, server.parts, server.rng)
-    return chain.train(server.parts, network, batches, loss, options.server_lr, trains=trains, key=server.key)
+def tuned(server: Server, network: Chain) -> Chain:
+    """A network of which the parts that learn have been trained on the public images."""
+    images, rest = server.images, network
+    if server.options.labelled:  # otherwise every epoch has other views
+        images, rest = begun(server, network)
+    loss, batches = tuning.objective(images, server.options, server.parts, server.rng)
+    lr = server.options.server_lr
+    learnt = chain.train(server.parts, rest, batches, loss, lr, trains=server.trains, key=server.key)
+    return network[: len(network) - len(rest)] + learnt
+
+
+def logits_of(server: Server, network: Chain) -> np.ndarray:
+    """What a network says of the public images (P, C), in evaluation mode."""
+    images, rest = begun(server, network)
+    return predictions(server, rest, images.x)
+
+
+def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:
+    """The public images behind the first parts of a network, which do not learn, and the parts to come."""
+    frozen = itertools.takewhile(lambda part: not server.trains(part), network)
+    done, x = server.seen.behind(tuple(frozen))
+    return server.images._replace(x=x), network[done:]
 
 
 def predictions(server: Server, network: Chain, x) -> np.ndarray:
     """Logits (n, C) of a network on images (n, H, W, C), in batches of one shape."""
-    batch = min(server.options.server_batch, len(x))
-    places = np.resize(np.arange(len(x)), -(-len(x) // batch) * batch).reshape(-1, batch)
-    logits = [np.asarray(chain.run(server.parts, network, x[of_batch])) for of_batch in places]
-    return np.concatenate(logits)[: len(x)]
+    return chain.run_all(server.parts, network, x, server.options.server_batch)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from jaxfl.core.training import descend, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import own_models, public_images
-from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts
+from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
 from jaxfl.mechanisms.reassembly.networks import on_one_device
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
@@ -72,7 +72,9 @@ class State(NamedTuple):
 
 
 def learning_from_teachers(
-    config: Reassembly, assemble: Callable[[Server], Mapping[int, Teacher]]
+    config: Reassembly,
+    assemble: Callable[[Server], Mapping[int, Teacher]],
+    trains: Callable[[Part], bool],
 ) -> Algorithm:
     """Build a method from the way in which its server assembles teachers.
 
@@ -80,6 +82,7 @@ def learning_from_teachers(
       config: the method's options.
       assemble: ``server -> {client id: Teacher}`` for all clients of ``server.cohort``; it runs between
         rounds, outside of jit.
+      trains: which parts of assembled networks learn on the public images, see `chain.train`.
     """
     parts = CompiledParts()
 
@@ -124,7 +127,7 @@ def learning_from_teachers(
 
     def host(key, state, federation, cohort):
         hyper = jax.device_get(state.hyper)
-        server = take_apart(key, hyper, state.weights, state.has_teacher, federation, cohort, parts)
+        server = take_apart(key, hyper, trains, state.weights, state.has_teacher, federation, cohort, parts)
         teachers = assemble(server)
         with timed(server.seconds, parts, "teacher logits"):
             state = with_teachers(server, state, federation, teachers)

@@ -16,7 +16,7 @@ from jaxfl.mechanisms.reassembly.views import view
 
 
 class Images(NamedTuple):
-    """The public images D_p on one device.
+    """The public images D_p.
 
     Args:
       x: (P, H, W, C), normalised.
@@ -25,19 +25,19 @@ class Images(NamedTuple):
       top: (), the largest value of an image.
     """
 
-    x: jax.Array
-    y: jax.Array
-    mean: jax.Array
-    std: jax.Array
-    top: jax.Array
+    x: np.ndarray
+    y: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    top: np.ndarray
 
 
 def images_of(federation: Federation) -> Images:
     """The federation's public images."""
     rows = np.asarray(federation.public)
     arrays = federation.inputs(rows), federation.labels[rows], federation.mean, federation.std
-    top = on_one_device(federation.images.max()).astype(federation.mean.dtype)
-    return Images(*map(on_one_device, arrays), top=top)
+    top = federation.images.max().astype(federation.mean.dtype)
+    return Images(*(np.asarray(on_one_device(array)) for array in (*arrays, top)))
 
 
 def cross_entropy(logits, labels):
@@ -62,7 +62,8 @@ def objective(
     """A loss, and the batches (x, target) of some epochs, as `chain.train` takes them.
 
     Args:
-      images: P of them; a batch has `server_batch`, or all where there are fewer.
+      images: P of them, with labels perhaps behind some parts of a network; a batch has `server_batch`, or
+        all where there are fewer.
       options: with their rates.
       parts: the run's programs.
       rng: draws the order of images and their views.
@@ -93,7 +94,7 @@ def _pairs_of_views(images: Images, options, parts: CompiledParts, rng) -> Itera
     for places in _orders(len(images.y), options, rng):
         key = jax.random.key(int(rng.integers(2**31)))
         views = parts.program(_two_views)(key, images._replace(x=images.x[places]))
-        yield views, (jnp.tile(jnp.arange(len(places), dtype=jnp.int32), 2), options.tau)
+        yield views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
 
 
 def _two_views():

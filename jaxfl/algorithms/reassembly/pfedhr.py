@@ -1,0 +1,138 @@
+"""pFedHR: a server assembles a few networks from blocks of all clients' and gives each client one as teacher.
+
+Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly", NeurIPS,
+arXiv:2308.08643; what pFedClub, its successor, says of it; the authors' code (github.com/JackqqWang/pfedHR).
+Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
+
+    w_m <- SGD over CE(w_m) + lam KL(softmax w*_m || softmax w_m)                                  E epochs
+    blocks of all w_m into K groups by what they do on D_p
+    candidates c_1..c_S for all clients: of 4, 5, 6, 4, ... blocks, at least one of every group
+    stitching layers before every block and at the end; all of c_s trained on D_p
+    w*_m <- argmax_s mean over D_p of cos(logits of w_m, logits of c_s)
+
+and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Of pFedClub other are
+the candidates, which belong to no client, and that all of their weights are trained.
+
+Stitching layers are those of the code, linear maps of everything to everything, also before the first block:
+of w x h x c numbers to as many they have (w h c)^2 weights, so that most of a teacher is stitches. With
+``stitch=fit`` they are pFedClub's small ones.
+
+Where paper and code differ: the paper keeps the blocks as they are and trains the stitches; the code trains
+all, as we do. In the code candidates share their blocks with each other and with the clients' models, so that
+each training changes all of them, and the clients' models are fine-tuned on D_p before they are compared;
+here every candidate trains copies, and w_m stays what the client sent. Where a draw lacks a kind of block,
+the code goes back to the least length; we draw again. It orders blocks by their number among those of their
+kind, we by their place in their model. The clients' side follows pFedClub's paper, where pFedHR is a rival.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import numpy as np
+
+from jaxfl.authoring import Algorithm, JaxflError, Method, options, within
+from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool, describe
+from jaxfl.mechanisms.reassembly.chain import every_part
+from jaxfl.mechanisms.reassembly.matching import match
+from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.picture import draw_assembled
+from jaxfl.mechanisms.reassembly.server import Server, assembled, logits_of, size, timed, tuned
+from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
+
+
+@options
+class PFedHR(Reassembly):
+    """Options of pFedHR; `candidates` is S, the networks among which all clients find their teachers."""
+
+    stitch: Literal["fit", "dense"] = "dense"
+    """Stitching layers: dense ones before every block, or small ones where shapes differ."""
+    shortest: int = within("[1, inf)", 4)
+    """Blocks of the first candidate; the next has one more. There are at least as many as groups."""
+    longest: int = within("[1, inf)", 6)
+    """Blocks after which it begins anew with the shortest."""
+
+
+def build(config: PFedHR) -> Algorithm:
+    """Learn from the teacher; between rounds, assemble a few networks and find everybody's teacher."""
+    if config.shortest > config.longest:
+        raise JaxflError(
+            f"--shortest {config.shortest} is more than --longest {config.longest}; a candidate has from the "
+            "one to the other number of blocks."
+        )
+    lengths = range(config.shortest, config.longest + 1)
+
+    def assemble(server: Server) -> dict[int, Teacher]:
+        with timed(server.seconds, server.parts, "search"):
+            chosen = candidates(server.pool, server.rng, lengths, config.candidates)
+        with timed(server.seconds, server.parts, "stitching"):
+            networks = [tuned(server, assembled(server, blocks)) for blocks in chosen]
+            jax.block_until_ready([part.weights for network in networks for part in network])
+        with timed(server.seconds, server.parts, "matching"):
+            logits = [logits_of(server, network) for network in networks]
+            matches = {client: match(server.logits[client], logits) for client in server.cohort}
+        return {
+            client: Teacher(
+                networks[best],
+                size(server, chosen[best]),
+                describe(server.pool.own(client)),
+                describe(chosen[best]),
+                alpha,
+            )
+            for client, (best, alpha) in matches.items()
+        }
+
+    return learning_from_teachers(config, assemble, trains=every_part)
+
+
+def candidates(
+    pool: Pool, rng: np.random.Generator, lengths: Sequence[int], number: int
+) -> list[tuple[BlockRef, ...]]:
+    """Sequences of blocks, of these lengths in turn."""
+    in_turn = itertools.islice(itertools.cycle(lengths), number)
+    return [candidate(pool, rng, length) for length in in_turn]
+
+
+def candidate(pool: Pool, rng: np.random.Generator, length: int) -> tuple[BlockRef, ...]:
+    """Random blocks, at least one of every group and of every kind, in an order that makes a network.
+
+    Convolutions come before dense blocks, and each kind in the order of their places in their own models.
+
+    Args:
+      pool: the blocks of the round.
+      rng: draws.
+      length: how many; more where there are more groups or kinds, fewer where there are no more blocks.
+    """
+    kinds = {block.kind for block in pool.blocks}
+    while True:
+        blocks = draw(pool, rng, max(length, len(kinds)))
+        if {block.kind for block in blocks} == kinds:
+            return tuple(sorted(blocks, key=lambda block: (block.kind != "conv", block.index)))
+
+
+def draw(pool: Pool, rng: np.random.Generator, length: int) -> list[BlockRef]:
+    """One block of each group, and of all others as many as are missing; nothing is drawn twice."""
+    groups = [[b for b in pool.blocks if b.group == k] for k in sorted({b.group for b in pool.blocks})]
+    chosen = [group[rng.integers(len(group))] for group in groups]
+    others = [block for block in pool.blocks if block not in chosen]
+    more = rng.permutation(len(others))[: max(0, length - len(chosen))]
+    return chosen + [others[i] for i in more]
+
+
+BIBTEX = """@inproceedings{wang2023pfedhr,
+  title={Towards Personalized Federated Learning via Heterogeneous Model Reassembly},
+  author={Wang, Jiaqi and Yang, Xingyi and Cui, Suhan and Che, Liwei and Lyu, Lingjuan and Xu, Dongkuan and
+    Ma, Fenglong},
+  booktitle={NeurIPS}, year={2023}}"""
+
+pfedhr = Method(
+    "pfedhr",
+    build,
+    PFedHR,
+    "a server assembles a few networks from clients' blocks; each client learns from the one most like it",
+    "Wang et al. 2023, arXiv:2308.08643",
+    BIBTEX,
+    needs=lambda config: {"public"},
+    pictures={"assembled.png": draw_assembled},
+)

@@ -1,0 +1,53 @@
+"""What the first parts of networks make of the public images: computed once for all that begin alike.
+
+Parts that do not learn put out the same in every epoch, and in every network that begins with them.
+"""
+
+import math
+from itertools import takewhile
+
+import numpy as np
+
+from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part, output_shape, run_all
+
+ROOM = 2**29  # bytes
+
+
+class Seen:
+    """The public images on their way through networks, of which the latest are remembered.
+
+    They take up to `room` bytes of the host's memory, and twice as much while the next ones are computed.
+    Where the images would not have room behind a part, they are left before it.
+    """
+
+    def __init__(self, parts: CompiledParts, images: np.ndarray, batch_size: int, room: int = ROOM):
+        """Nothing is computed yet; images (P, ...) will go through a part in batches of one size."""
+        self._parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
+        self._remembered = {}
+
+    def behind(self, chain: Chain) -> tuple[int, np.ndarray]:
+        """How far the images have come, and what they are there.
+
+        Returns:
+          Through how many parts of the chain, all of them if there is room, and (P, ...).
+        """
+        x, room = self._images, takewhile(self._has_room, chain)
+        done = 0
+        for done, part in enumerate(room, 1):
+            begun = chain[:done]
+            if begun in self._remembered:
+                x = self._remembered.pop(begun)
+            else:
+                x = run_all(self._parts, (part,), x, self._batch_size)
+            self._remembered[begun] = x  # as the latest
+            self._forget()
+        return done, x
+
+    def _has_room(self, part: Part) -> bool:
+        of_one = math.prod(output_shape(part.layer)) * self._images.dtype.itemsize
+        return len(self._images) * of_one <= self._room
+
+    def _forget(self):
+        """The earliest, until the others have room."""
+        while sum(x.nbytes for x in self._remembered.values()) > self._room:
+            del self._remembered[next(iter(self._remembered))]
