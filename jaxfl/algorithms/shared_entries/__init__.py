@@ -1,0 +1,1 @@
+"""Methods that average what networks of several architectures have in common."""
