@@ -1,8 +1,8 @@
 """Static batch normalisation, without running statistics (Diao et al. 2021, "HeteroFL", section 3.3).
 
 In training a batch is normalised by itself, and nothing is remembered. Before a network is used it gathers
-what its norms see of some images: the mean over mini-batches, each normalised by itself, of their means and of
-their variances, as in the authors' code.
+what its norms see of some images: the mean over mini-batches, each normalised by itself, of their means and
+of their variances, as in the authors' code.
 """
 
 import jax
