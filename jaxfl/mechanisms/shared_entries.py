@@ -77,6 +77,24 @@ def in_common(*networks: Sequence[Layer]) -> int:
     return len(list(alike))
 
 
+def beginning(networks: dict[Model, tuple[Layer, ...]]) -> int:
+    """How many layers all architectures have in common, from the first on.
+
+    Raises:
+      JaxflError: if their first ones differ.
+    """
+    count = in_common(*networks.values())
+    if not count:
+        first = (
+            f"{model.name} with {found[0] if found else 'its head'}" for model, found in networks.items()
+        )
+        raise JaxflError(
+            "What all architectures share are the layers with which they begin, but the first ones differ: "
+            f"{'; '.join(first)}; choose --models that begin alike, or other options of the method."
+        )
+    return count
+
+
 def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None]) -> Places:
     """Places of layers that are shared as a whole.
 
@@ -197,15 +215,7 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
     def of(federation) -> tuple[Algorithm, Places]:
         """The method for these architectures, and what they share."""
         bodies = {model: layers(model)[:-1] for model in federation.models}
-        count = in_common(*bodies.values())
-        if not count:
-            begin = "; ".join(
-                f"{model.name} with {of[0] if of else 'its head'}" for model, of in bodies.items()
-            )
-            raise JaxflError(
-                f"All architectures are to share their first layers, but these differ: they begin {begin}; "
-                "leave that out, or choose --models that begin alike."
-            )
+        count = beginning(bodies)
         places = whole_layers(federation.models, lambda g, number: 0 if number < count else None)
         shared = {model: {layer.block for layer in of[:count]} for model, of in bodies.items()}
         return method(keep=lambda model: lambda path: path[1] not in shared[model]), places

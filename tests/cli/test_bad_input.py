@@ -187,8 +187,10 @@ REFUSED = [
     ("run fedgh @own.args --models mlp --labels independent", "of other classes on every client under"),
     (
         "run fedper @own.args --share prefix",
-        "first layers, but these differ: they begin linear with body (bias 3, kernel 64x3); mlp with fc1",
+        "but the first ones differ: linear with body (bias 3, kernel 64x3); mlp with fc1 (bias 4,",
+        "choose --models that begin alike",
     ),
+    ("run flexifed @own.args --strategy basic-common", "but the first ones differ: linear with body"),
     (
         "run heterofl @own.args --models mcmahan,width=0.1 fmnist_small,width=0.1",
         "fmnist_small is no part of mcmahan, though their layers have the same names: its block 'conv1'",

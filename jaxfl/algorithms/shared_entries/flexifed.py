@@ -48,7 +48,7 @@ from jaxfl.authoring import (
     tree,
 )
 from jaxfl.mechanisms import shared_entries
-from jaxfl.mechanisms.shared_entries import Places, in_common, layers
+from jaxfl.mechanisms.shared_entries import Places, beginning, in_common, layers
 
 
 @options
@@ -68,8 +68,8 @@ class State(NamedTuple):
 
 
 def basic(models: Sequence[Model]) -> Callable:
-    """Layer l of architecture g is that of the first one, where all have it."""
-    count = in_common(*map(layers, models))
+    """Layer l of architecture g is that of the first one, where all have it; one layer at least."""
+    count = beginning({model: layers(model) for model in models})
     return lambda g, number: 0 if number < count else None
 
 
