@@ -85,12 +85,12 @@ class Model:
     @functools.cached_property
     def head(self) -> "Model":
         """The classifier: the last block, from z (B, d) to logits (B, classes)."""
-        return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self._shapes[-1])
+        return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self.shapes[-1])
 
     def init(self, key: jax.Array) -> Weights:
         """Draws initial weights; those of a block depend on `key` and on its own name only."""
         params, stats = {}, {}
-        for (name, module), shape in zip(self.blocks, self._shapes, strict=True):
+        for (name, module), shape in zip(self.blocks, self.shapes, strict=True):
             x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
             variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
             params[name] = variables.get("params", {})
@@ -139,7 +139,7 @@ class Model:
     ) -> tuple[tuple[jax.Array, ...], dict]:
         """Runs the blocks in order: as `apply`, but returns what every block puts out."""
         found, updated = [], {}
-        for block, shape in zip(self.blocks, self._shapes, strict=True):
+        for block, shape in zip(self.blocks, self.shapes, strict=True):
             alone = dataclasses.replace(self, blocks=(block,), shape=shape)
             x, new = alone.apply(params, stats, x, train=train, key=key, mask=mask)
             found.append(x)
@@ -189,7 +189,7 @@ class Model:
         apart = [(trains[i], i if i in tapped else None) for i in range(len(self.blocks))]
         updated, taps = {}, {}
         params, x = self._reduced((params, x))
-        for run in runs([block.module for block in self.blocks], self._shapes, apart):
+        for run in runs([block.module for block in self.blocks], self.shapes, apart):
             i, names = run[0], [self.names[i] for i in run]
             call = functools.partial(
                 self._call, self.blocks[i], train=trains[i], mask=mask, tapped=i in tapped
@@ -201,7 +201,7 @@ class Model:
                 updated[names[0]] = new
                 taps |= enumerate(left, ends[i] - len(left) + 1)
             else:
-                growth = self._outlines[i].output[-1] - self._shapes[i][-1]
+                growth = self._outlines[i].output[-1] - self.shapes[i][-1]
                 x, new = loop(call, variables, keys, growth, x)
                 updated |= zip(names, new, strict=True)
         full = jnp.result_type(float)
@@ -238,6 +238,11 @@ class Model:
                 for kind in kinds & found.keys():
                     found[kind].append(leaf.astype(jnp.result_type(float)))
         return tuple(found[CONVOLVED] or found[DENSE])
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of one example that each block takes."""
+        return self.shape, *(block.output for block in self._outlines[:-1])
 
     @functools.cached_property
     def convolutions(self) -> int:
@@ -299,11 +304,6 @@ class Model:
             found.append(outline(module, shape, jnp.result_type(float)))
             shape = found[-1].output
         return tuple(found)
-
-    @property
-    def _shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of one example that each block takes."""
-        return self.shape, *(block.output for block in self._outlines[:-1])
 
     def _leaves(self, collection: str) -> list[jax.ShapeDtypeStruct]:
         """Shapes of all parameters, or of all statistics."""

@@ -185,6 +185,21 @@ REFUSED = [
     ),
     ("run fedproto @own.args --models mlp --labels independent", "of other classes on every client under"),
     ("run fedgh @own.args --models mlp --labels independent", "of other classes on every client under"),
+    (
+        "run fedper @own.args --share prefix",
+        "but the first ones differ: linear with body (bias 3, kernel 64x3); mlp with fc1 (bias 4,",
+        "choose --models that begin alike",
+    ),
+    ("run flexifed @own.args --strategy basic-common", "but the first ones differ: linear with body"),
+    (
+        "run heterofl @own.args --models mcmahan,width=0.1 fmnist_small,width=0.1",
+        "fmnist_small is no part of mcmahan, though their layers have the same names: its block 'conv1'",
+        "such as --models cnn4 cnn4,width=0.5",
+    ),
+    (
+        "run heterofl @own.args --models shufflenet,width=0.1 shufflenet,width=0.05",
+        "'stage1_1' interleaves channels",
+    ),
     ("run fedavg @own.args --models mlp,width=nan", "width is nan; give a positive factor"),
     ("run fedavg @own.args --models lenet5,width=inf", "width is inf; give a positive factor"),
     ("run fedavg @own.args --models alexnet,dropout=1", "dropout is 1.0; give a probability"),

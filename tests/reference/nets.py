@@ -205,12 +205,16 @@ CONV2 = conv("conv2/conv"), relu, max_pool
 CONV3 = conv("conv3/conv"), relu, max_pool
 FC = flatten, dense("fc1/linear"), relu
 NORMAL_FC = flatten, dense("fc1/linear"), batch_norm("fc1/norm"), relu
+NORMAL_FC2 = dense("fc2/linear"), batch_norm("fc2/norm"), relu
+NORMAL_FC3 = dense("fc3/linear"), batch_norm("fc3/norm"), relu
 NORMAL_CONV1 = conv("conv1/conv"), batch_norm("conv1/conv/norm"), relu, max_pool
 
 BLOCKS = {}  # network: {block: layers}, the head included
 NETS = {  # by the names of the tests' models
     "mlp": network(fc1=FC),
     "mlp of BatchNorm": network(fc1=NORMAL_FC),
+    "two layers": network(fc1=NORMAL_FC, fc2=NORMAL_FC2),
+    "three layers": network(fc1=NORMAL_FC, fc2=NORMAL_FC2, fc3=NORMAL_FC3),
     "cnn": network(conv1=CONV1, fc1=FC),
     "cnn of BatchNorm": network(conv1=NORMAL_CONV1, fc1=FC),
     "mcmahan": network(conv1=CONV1, conv2=CONV2, fc1=FC),

@@ -4,19 +4,30 @@ Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extracto
 
     (theta_i, phi_i) <- LocalSGD(theta, phi_i)
     theta            <- sum_i n_i theta_i / sum_i n_i
+
+With `share="prefix"` theta is one for clients of all architectures: the layers with which all extractors
+begin. What follows them is personal. This is the FedPer of DraftFed's comparison on mixed ResNets.
 """
 
+import functools
+from typing import Literal
+
 from jaxfl.authoring import Algorithm, FineTuning, Method, fine_tuning, head, options, sharing
+from jaxfl.mechanisms.shared_entries import first_layers
 
 
 @options
 class FedPer(FineTuning):
     """Options of FedPer."""
 
+    share: Literal["body", "prefix"] = "body"
+    """The extractor, within each architecture, or its first layers that all architectures have in common."""
+
 
 def build(config: FedPer) -> Algorithm:
-    """Keep the head."""
-    return sharing(config, keep=head, tune=fine_tuning(config))
+    """Keep the head, or all but the common layers."""
+    method = functools.partial(sharing, config, tune=fine_tuning(config))
+    return method(keep=head) if config.share == "body" else first_layers(method)
 
 
 fedper = Method(

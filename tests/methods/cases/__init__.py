@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 from conftest import CLASSES, SHAPE, tiny_cnn
 
 from jaxfl.models import zoo
+from jaxfl.models.blocks import DenseBlock
+from jaxfl.models.build import plain_cnn
 from jaxfl.registry import METHODS
 from methods import recording
 
@@ -35,6 +37,10 @@ def on_batch_norm(model):
 SMALL = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4)
 NORMALISED = on_batch_norm(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm="batch"))
 CONVOLVING = on_batch_norm(tiny_cnn("cnn", norm=True))
+TWO_LAYERS, THREE_LAYERS = (  # that begin as NORMALISED does
+    plain_cnn(name, [], [DenseBlock(5, norm=True)] * depth, shape=SHAPE, classes=CLASSES)
+    for name, depth in [("two layers", 2), ("three layers", 3)]
+)
 
 
 class Comparison(NamedTuple):

@@ -1,25 +1,40 @@
-"""FedPer (Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2): own heads."""
+"""FedPer (Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2): own heads, or all but layer one."""
 
+import numpy as np
 from conftest import assert_same
 from reference import nets, sharing
 
 from jaxfl.core import tree
-from methods.cases import Case, Comparison, local_statistics
+from methods.cases import NORMALISED, TWO_LAYERS, Case, Comparison, local_statistics
 from methods.recording import phases
-from methods.rounds import EVERYONE, TRAINING, alike, run
+from methods.rounds import EVERYONE, TRAINING, alike, reported, run
 
-stays = nets.in_head
+
+def begins(name):
+    """Whether a leaf belongs to the layer with which all networks of the comparison begin."""
+    return nets.block_of(name) == "fc1"
 
 
 def start(clients, initial, options):
-    """The server has the extractors; every client has a copy of the initial head."""
-    return sharing.begun(clients, initial, stays, options)
+    """The server has the extractors, or the first layer of the first one; clients have copies of the rest."""
+    if options.share == "body":
+        return sharing.begun(clients, initial, nets.in_head, options)
+    first = {name: w for name, w in initial[0].items() if begins(name)}
+    return sharing.begun(clients, [w | first for w in initial], lambda name: not begins(name), options)
 
 
 def step(state, clients, cohort, options):
     """(theta_i, phi_i) <- SGD(theta, phi_i); theta <- sum_i n_i theta_i / sum_i n_i."""
     trained, losses = sharing.trained_jointly(state, clients, cohort, options)
-    return sharing.averaged(state, clients, trained, stays, options), losses
+    if options.share == "body":
+        return sharing.averaged(state, clients, trained, nets.in_head, options), losses
+    after = sharing.averaged(state, clients, trained, lambda name: not begins(name), options)
+    rows = [clients[i].size for i in trained]
+    theta = {
+        name: np.average([w[name] for w in trained.values()], axis=0, weights=rows)
+        for name in state["shared"][0]
+    }
+    return after | {"shared": {group: theta for group in after["shared"]}}, losses
 
 
 def one_round_of_local_training_is_the_same_whatever_is_shared():
@@ -35,6 +50,15 @@ def one_round_of_local_training_is_the_same_whatever_is_shared():
         assert_same(info.loss, fedavg[1].loss)
 
 
+def of_one_architecture_the_common_layers_are_the_body():
+    prefix, body = (
+        run("fedper", alike(), cohorts=((0, 3, 4),), share=share, **TRAINING)[0]
+        for share in ("prefix", "body")
+    )
+    assert_same(prefix[0].shared, body[0].shared, tolerance=1e-6)
+    assert_same((prefix[0].kept, reported(prefix[1])), (body[0].kept, reported(body[1])))
+
+
 fedper = Case(
     "fedper",
     start,
@@ -44,7 +68,11 @@ fedper = Case(
     traffic=lambda model, models, t: model.body.size,
     comparisons={
         "": Comparison({"ft_epochs": 2}, mistakes=[("weight_decay", 0.011), ("ft_part", "head")]),
+        "prefix": Comparison({"share": "prefix"}, [("share", "body")], ((NORMALISED, 3), (TWO_LAYERS, 2))),
         "local statistics": local_statistics(("ft_part", "all"), ft_epochs=1, ft_part="head"),
     },
-    reductions=(one_round_of_local_training_is_the_same_whatever_is_shared,),
+    reductions=(
+        one_round_of_local_training_is_the_same_whatever_is_shared,
+        of_one_architecture_the_common_layers_are_the_body,
+    ),
 )

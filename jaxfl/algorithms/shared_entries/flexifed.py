@@ -1,0 +1,149 @@
+"""FlexiFed: clients of any architecture average the layers with which their networks begin alike.
+
+Wang et al. 2023, "FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model
+Architectures", WWW 2023, section 3. w_il is layer l of client i's own network, S_t the cohort:
+
+    w_i  <- LocalSGD(w_i)                                    i in S_t
+    w_il <- mean_j w_jl                                      over C_il, some clients of S_t
+
+    basic-common        C_il = S_t, for the layers that the networks of all architectures have in common from
+                        the first on; all others are the client's own
+    clustered-common    and for these others the clients with the architecture of i
+    max-common          the clients whose first l layers are like those of i
+
+Two layers are alike if they are of the same kind and their leaves have the same shapes; BatchNorm goes with
+its layer. Architectures are compared, not the networks that are there in a round, as in the authors' code,
+where all clients take part. Common layers start from the same weights; in the code all start from their own.
+Means are uniform. Who is not there keeps its network, and what clients deploy is their own.
+
+Traffic: the network up, down its layers that are averaged.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    Model,
+    PerGroup,
+    Training,
+    cross_entropy,
+    descend,
+    gather,
+    initial_weights,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+)
+from jaxfl.mechanisms import shared_entries
+from jaxfl.mechanisms.shared_entries import Places, beginning, in_common, layers
+
+
+@options
+class FlexiFed(Training):
+    """Options of FlexiFed."""
+
+    strategy: Literal["max-common", "clustered-common", "basic-common"] = "max-common"
+    """Which layers are averaged: what any two networks have in common from the first on; what all have in
+    common, and the rest within each architecture; or only what all have in common."""
+
+
+class State(NamedTuple):
+    """The clients' networks per group (n_g, ...)."""
+
+    hyper: FlexiFed
+    weights: PerGroup
+
+
+def basic(models: Sequence[Model]) -> Callable:
+    """Layer l of architecture g is that of the first one, where all have it; one layer at least."""
+    count = beginning({model: layers(model) for model in models})
+    return lambda g, number: 0 if number < count else None
+
+
+def clustered(models: Sequence[Model]) -> Callable:
+    """As `basic`, and its own architecture's behind these."""
+    count = in_common(*map(layers, models))
+    return lambda g, number: 0 if number < count else g
+
+
+def maximal(models: Sequence[Model]) -> Callable:
+    """Layer l of architecture g is that of the first one with the same layers up to it."""
+    networks = [layers(model) for model in models]
+
+    def owner(g, number):
+        return next(first for first, other in enumerate(networks) if in_common(other, networks[g]) > number)
+
+    return owner
+
+
+STRATEGIES = {"basic-common": basic, "clustered-common": clustered, "max-common": maximal}
+
+
+def build(config: FlexiFed) -> Algorithm:
+    """Own models, of which common layers are averaged."""
+
+    def common(models) -> Places:
+        places = shared_entries.whole_layers(models, STRATEGIES[config.strategy](models))
+        local = config.bn_stats == "local"
+        return {leaf: place for leaf, place in places.items() if not (local and leaf[1] == "stats")}
+
+    def init(key, federation, hyper):
+        weights, places = initial_weights(key, federation), common(federation.models)
+        alike = shared_entries.hand_out(weights, places, weights)
+        stacked = per_group(lambda w, group: tree.stack(w, len(group.id)), alike, federation.groups)
+        return State(hyper, stacked)
+
+    def personal(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        places, hyper = common(federation.models), state.hyper
+
+        def client(key, client, nothing, w):
+            trained = descend(cross_entropy(client.model), w, key, own_rows(client, federation, hyper), hyper)
+            return trained.weights, trained.loss
+
+        own = gather(state.weights, cohort)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        present = per_group(lambda n: (n > 0).astype(n.dtype), rows_uploaded(federation, cohort))
+        one = per_group(tree.one, trained)
+        nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
+        means = shared_entries.mean(trained, present, places, shared_entries.shared_leaves(nobody, places))
+        merged = shared_entries.hand_out(means, places, trained)
+        merged = jax.tree.map(lambda leaf, of_all: jnp.broadcast_to(leaf, of_all.shape), merged, trained)
+        down = tree.split(one, lambda path: path in places)[0]
+        return State(hyper, scatter(state.weights, cohort, merged)), Info(
+            loss,
+            sent_up(cohort, own_models.scalars_sent(trained, config.bn_stats)),
+            sent_down(cohort, down),
+            trained=own_models.predictors(trained),
+        )
+
+    return Algorithm(init, personal, step, personal)
+
+
+flexifed = Method(
+    "flexifed",
+    build,
+    FlexiFed,
+    "clients of any architecture average the layers with which their networks begin alike",
+    "Wang et al. 2023, doi:10.1145/3543507.3583347",
+    """@inproceedings{wang2023flexifed,
+  title={{FlexiFed}: Personalized Federated Learning for Edge Clients with Heterogeneous Model Architectures},
+  author={Wang, Kaibin and He, Qiang and Chen, Feifei and Chen, Chunyang and Huang, Faliang and Jin, Hai and
+          Yang, Yun},
+  booktitle={WWW}, pages={2979--2990}, year={2023}}""",
+)

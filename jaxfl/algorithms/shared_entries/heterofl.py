@@ -1,0 +1,244 @@
+"""HeteroFL: clients train slices of one network, each as wide as they can afford.
+
+Diao et al. 2021, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
+Clients", arXiv:2010.01264, Algorithm 1. The architectures of the federation are one network in several
+widths, the widest of which, W, is the server's. W[r] are the first channels of all its hidden layers, a share
+r of them; client i has the width r_i and the classes Y_i:
+
+    W_i  <- LocalSGD over CE(mask_i f(W_i / r_i)), from W[r_i]       i in S_t
+    W_e  <- mean_i (W_i)_e                                           over those i in S_t that hold entry e
+
+    scaler      what a convolution or a hidden dense layer puts out is divided by r_i, before its norm: here
+                its kernel and its bias are. Where widths were rounded, r_i is the share of that layer.
+    mask_i      makes the logits of classes that i lacks 0; i holds the classifier's entries of Y_i
+    static BN   no running statistics: batches are normalised by themselves, and before networks are used they
+                gather statistics over the training rows of all clients with that width, see `static_norm`;
+                with bn_stats="local" over the client's own
+
+Means are uniform, what nobody holds stays, and gradients are clipped to length 1, as in the authors' code.
+
+The paper predicts with the whole W, by static statistics over all data; here a client deploys its slice, as
+in pFedClub's comparison, under its mask, as in the authors' code. W needs no scaler there, as its r is 1. A
+slice keeps it: without, every layer that no norm follows would put out r_i times what it did in training.
+
+Networks whose layers have other names share nothing: each has a W of its own.
+
+Traffic: the slice each way, without static statistics.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.algorithms.shared_entries.static_norm import gathered, rows_of_all, unknown
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    Model,
+    PerGroup,
+    Predictor,
+    Training,
+    Weights,
+    descend,
+    gather,
+    initial_weights,
+    map_clients,
+    mean,
+    options,
+    own_rows,
+    per_group,
+    rows_uploaded,
+    scatter,
+    sent_down,
+    sent_up,
+    tree,
+    within,
+)
+from jaxfl.core import flops
+from jaxfl.mechanisms import shared_entries
+from jaxfl.mechanisms.shared_entries import hand_out, shared_leaves, slices
+from jaxfl.mechanisms.sharing import separate
+from jaxfl.models.slices import shapes
+
+
+@options
+class HeteroFL(Training):
+    """Options of HeteroFL."""
+
+    clip_norm: float | None = within("(0, inf)", 1.0)
+    """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it."""
+    scaler: bool = True
+    """Divide what hidden layers put out by the share of channels that a client has."""
+    masked: bool = True
+    """Make the logits of classes that a client lacks 0, in training and where it predicts."""
+    static_bn: bool = True
+    """Gather BatchNorm's statistics before networks are used; otherwise running ones are averaged."""
+
+
+class State(NamedTuple):
+    """Per group: W in the place of the widest network, None elsewhere; what clients keep (n_g, ...)."""
+
+    hyper: HeteroFL
+    shared: PerGroup
+    kept: PerGroup
+
+
+def build(config: HeteroFL) -> Algorithm:
+    """Slices of W out, means of their entries in."""
+
+    def divide(weights):
+        """(kept, shared) leaves. Static statistics are neither."""
+        statistics = "local" if config.static_bn else config.bn_stats
+        kept, shared = separate(weights, lambda path: False, statistics)
+        return jax.tree.map(lambda leaf: None, kept) if config.static_bn else kept, shared
+
+    def init(key, federation, hyper):
+        weights, places = initial_weights(key, federation), slices(federation.models)
+        kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
+        kept = per_group(lambda own, group: tree.stack(own, len(group.id)), kept, federation.groups)
+        return State(hyper, shared_leaves(shared, places), kept)
+
+    def cut_out(state, federation):
+        """Per group its slice of W, without what clients keep."""
+        _, form = zip(*(divide(shapes(model)) for model in federation.models), strict=True)
+        return hand_out(state.shared, slices(federation.models), form)
+
+    def scalers(federation):
+        """Per group r of every leaf of the parameters."""
+        found = rates(federation.models)
+        return found if config.scaler else jax.tree.map(lambda r: 1.0, found)
+
+    def classes(federation, cohort):
+        """Per group (k_g, C) bool, the classes that clients have."""
+        clients = per_group(tree.take, federation.groups, cohort.groups)
+        return tuple(client.class_counts > 0 for client in clients)
+
+    def predictors(shared, kept, federation, cohort):
+        known = classes(federation, cohort) if config.masked else (None,) * len(kept)
+        return per_group(lambda w, *own: Predictor(w, own, predict), shared, kept, known)
+
+    def receive(key, state, federation, cohort):
+        shared, kept = cut_out(state, federation), gather(state.kept, cohort)
+        shared = per_group(lambda w, r: w._replace(params=scaled(w.params, r)), shared, scalers(federation))
+
+        def of_all(group, w):
+            stats = gathered(group.model, w.params, *rows_of_all(group), federation, key)
+            return w._replace(stats=stats)
+
+        def of_client(key, client, w, own):
+            stats = gathered(client.model, w.params, client.rows, client.size, federation, key)
+            return own._replace(stats=stats)
+
+        if config.static_bn and config.bn_stats == "aggregate":
+            shared = per_group(of_all, federation.groups, shared)
+        elif config.static_bn:
+            kept = map_clients(of_client, key, federation, cohort, shared, kept)
+        return predictors(shared, kept, federation, cohort)
+
+    def step(key, state, federation, cohort):
+        hyper, models = state.hyper, federation.models
+        received = cut_out(state, federation)
+
+        def client(key, client, common, kept):
+            (w, r), model = common, client.model
+            start = tree.combine(w, kept)
+            if config.static_bn:
+                start = start._replace(stats=unknown(model))
+            known = client.class_counts > 0 if config.masked else None
+            rows = own_rows(client, federation, hyper)
+            trained = descend(objective(model, r, known), start, key, rows, hyper)
+            kept, shared = divide(trained.weights)
+            used = trained.weights._replace(params=scaled(shared.params, r))
+            if config.static_bn:
+                with flops.collect():  # this is not training
+                    stats = gathered(model, used.params, client.rows, client.size, federation, key)
+                used = used._replace(stats=stats)
+            return kept, shared, used, trained.loss
+
+        common, own = per_group(lambda *both: both, received, scalers(federation)), gather(state.kept, cohort)
+        kept, sent, used, loss = zip(*map_clients(client, key, federation, cohort, common, own), strict=True)
+
+        def weights(model, rows, known):
+            """1 for a client that is there, in the classifier for each class that it has."""
+            present = (rows > 0).astype(rows.dtype)
+            of_blocks = dict.fromkeys(model.names, present)
+            of_classes = present[:, None] * known.astype(rows.dtype)
+            return Weights(of_blocks | dict.fromkeys(model.head.names, of_classes), present)
+
+        holders = per_group(weights, models, rows_uploaded(federation, cohort), classes(federation, cohort))
+        shared = shared_entries.mean(sent, holders, slices(models), state.shared)
+        traffic = per_group(tree.one, sent)
+        return State(hyper, shared, scatter(state.kept, cohort, kept)), Info(
+            loss,
+            sent_up(cohort, traffic),
+            sent_down(cohort, traffic),
+            trained=predictors((None,) * len(models), used, federation, cohort),
+        )
+
+    return Algorithm(init, receive, step, receive)
+
+
+@functools.cache
+def rates(models: tuple[Model, ...]) -> PerGroup:
+    """Per group r of every leaf of the parameters; 1 of what is no kernel or bias of a hidden layer."""
+    leaves = {
+        tree.names(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(tuple(map(shapes, models)))
+    }
+    places = slices(models)
+
+    def of_leaf(path, leaf):
+        group, _, block, *_ = name = tree.names(path)
+        # A depthwise kernel, of three axes, sums over no other channels: nothing is missing there.
+        linear = len(leaves.get((*name[:-1], "kernel"), ())) in (2, 4)
+        hidden = block not in models[int(group)].head.names
+        return leaf.shape[-1] / leaves[places[name].leaf][-1] if linear and hidden else 1.0
+
+    return tuple(w.params for w in jax.tree.map_with_path(of_leaf, tuple(map(shapes, models))))
+
+
+def scaled(params, r):
+    """Every layer's W / r."""
+    return jax.tree.map(lambda leaf, r: leaf if r == 1 else leaf / r, params, r)
+
+
+def masked(logits, known):
+    """Logits (B, C), 0 for classes that a client lacks; `known` is (C,) bool, or None for no mask."""
+    return logits if known is None else jnp.where(known[None], logits, 0)
+
+
+def objective(model: Model, r, known) -> Callable:
+    """CE(mask f(W / r)), as `descend` takes it."""
+
+    def loss(w, batch, key):
+        logits, stats = model.apply(
+            scaled(w.params, r), w.stats, batch.x, train=True, key=key, mask=batch.mask
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(masked(logits, known), batch.y)
+        return mean(losses, batch), stats
+
+    return loss
+
+
+def predict(model, shared, own, x):
+    """Logits under the mask; the weights are partly shared, partly the client's own, and scaled."""
+    kept, known = own
+    weights = tree.combine(shared, kept)
+    return masked(model.apply(weights.params, weights.stats, x, train=False)[0], known)
+
+
+heterofl = Method(
+    "heterofl",
+    build,
+    HeteroFL,
+    "clients train slices of one network, each as wide as they can afford",
+    "Diao et al. 2021, arXiv:2010.01264",
+    """@inproceedings{diao2021heterofl,
+  title={{HeteroFL}: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},
+  author={Diao, Enmao and Ding, Jie and Tarokh, Vahid},
+  booktitle={ICLR}, year={2021}}""",
+)

@@ -1,0 +1,242 @@
+"""Entries that several architectures share: a leaf of one is a place in a leaf that others have as well.
+
+The place is the whole leaf, where networks begin with the same layers, or a slice of it, where one network is
+a narrower form of another. So it is known before anything runs who holds an entry e:
+
+    e <- sum_i a_i e_i / sum_i a_i       over the clients i of all architectures that hold e, with weights a_i
+
+Leaves go by their paths in a tuple of the weights of all architectures: ("1", "params", "conv1", "conv",
+"kernel"). A shared one goes by its path in the first architecture that has it, or in the widest one. A tree
+of shared leaves has None in the place of all others.
+"""
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import tree
+from jaxfl.core.client_map import rows_uploaded
+from jaxfl.core.protocol import Algorithm
+from jaxfl.data.federation import PerGroup
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model
+from jaxfl.models.slices import cut, shapes
+
+Leaf = tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """Where a leaf is: ``shared[leaf][index]``."""
+
+    leaf: Leaf
+    index: Any = ...
+
+
+Places = dict[Leaf, Place]  # of the leaves that are shared; all others stay where they are
+
+# ---- which entries are shared
+
+
+class Layer(NamedTuple):
+    """A block that has leaves: BatchNorm is part of the layer that it follows.
+
+    Args:
+      block: its name.
+      kind: of module, and shapes of all its leaves by their names. Layers are alike where this is the same.
+    """
+
+    block: str
+    kind: tuple
+
+    def __str__(self):
+        sizes = (f"{path[-1]} {'x'.join(map(str, shape))}" for path, shape in self.kind[1:])
+        return f"{self.block} ({', '.join(sizes)})"
+
+
+@functools.cache
+def layers(model: Model) -> tuple[Layer, ...]:
+    """The layers of a network, in order."""
+    weights, found = shapes(model), []
+    for block, module in model.blocks:
+        leaves = jax.tree.leaves_with_path((weights.params[block], weights.stats[block]))
+        if leaves:
+            kind = type(module).__name__, *((tree.names(path), leaf.shape) for path, leaf in leaves)
+            found.append(Layer(block, kind))
+    return tuple(found)
+
+
+def in_common(*networks: Sequence[Layer]) -> int:
+    """How many layers some networks have in common, from the first on."""
+    levels = zip(*networks, strict=False)
+    alike = itertools.takewhile(lambda level: len({layer.kind for layer in level}) == 1, levels)
+    return len(list(alike))
+
+
+def beginning(networks: dict[Model, tuple[Layer, ...]]) -> int:
+    """How many layers all architectures have in common, from the first on.
+
+    Raises:
+      JaxflError: if their first ones differ.
+    """
+    count = in_common(*networks.values())
+    if not count:
+        first = (
+            f"{model.name} with {found[0] if found else 'its head'}" for model, found in networks.items()
+        )
+        raise JaxflError(
+            "What all architectures share are the layers with which they begin, but the first ones differ: "
+            f"{'; '.join(first)}; choose --models that begin alike, or other options of the method."
+        )
+    return count
+
+
+def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None]) -> Places:
+    """Places of layers that are shared as a whole.
+
+    Args:
+      models: the architectures.
+      owner: ``(g, l) -> architecture`` by which layer l of architecture g goes; None where it is not shared.
+    """
+    places = {}
+    for g, model in enumerate(models):
+        blocks = {layer.block: number for number, layer in enumerate(layers(model))}
+        for path, _ in jax.tree.leaves_with_path(shapes(model)):
+            collection, block, *rest = tree.names(path)
+            first = owner(g, blocks[block])
+            if first is not None:
+                same = layers(models[first])[blocks[block]].block
+                places[str(g), collection, block, *rest] = Place((str(first), collection, same, *rest))
+    return places
+
+
+@functools.cache
+def slices(models: tuple[Model, ...]) -> Places:
+    """Places of networks in the widest one whose layers have the same names, of all their leaves.
+
+    Raises:
+      JaxflError: if one of these is no slice of the widest.
+    """
+    alike = collections.defaultdict(list)
+    paths = [[tree.names(path) for path, _ in jax.tree.leaves_with_path(shapes(model))] for model in models]
+    for g, names in enumerate(paths):
+        alike[tuple(names)].append(g)
+    places = {}
+    for names, members in alike.items():
+        widest = max(members, key=lambda g: models[g].size)
+        for g in members:
+            for name, index in zip(names, cut(models[widest], models[g]), strict=True):
+                places[str(g), *name] = Place((str(widest), *name), index)
+    return places
+
+
+# ---- to and from the clients
+
+
+def shared_leaves(weights: PerGroup, places: Places) -> PerGroup:
+    """Of all architectures' weights the leaves by which places go."""
+    leaves = {place.leaf for place in places.values()}
+    return tree.split(weights, lambda path: path in leaves)[0]
+
+
+def hand_out(shared: PerGroup, places: Places, own: PerGroup) -> PerGroup:
+    """The weights of all architectures, with what they share.
+
+    Args:
+      shared: the shared leaves.
+      places: which of the leaves are shared.
+      own: leaves of the form of all architectures' weights; those without a place stay.
+    """
+    of_name = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(shared)}
+
+    def of_leaf(path, leaf):
+        place = places.get(tree.names(path))
+        return leaf if place is None else of_name[place.leaf][place.index]
+
+    return jax.tree.map_with_path(of_leaf, own)
+
+
+def add_up(parts: PerGroup, places: Places, form: PerGroup) -> PerGroup:
+    """Sums over architectures, entry by entry, in the form of the shared leaves."""
+    sums = {tree.names(path): jnp.zeros_like(leaf) for path, leaf in jax.tree.leaves_with_path(form)}
+    for path, part in jax.tree.leaves_with_path(parts):
+        if place := places.get(tree.names(path)):
+            sums[place.leaf] = sums[place.leaf].at[place.index].add(part)
+    return jax.tree.map_with_path(lambda path, _: sums[tree.names(path)], form)
+
+
+def mean(models: PerGroup, weights: PerGroup, places: Places, old: PerGroup) -> PerGroup:
+    """The mean of every entry over the clients that hold it.
+
+    Args:
+      models: per group (k_g, ...), what they hold.
+      weights: per group the clients' weights (k_g,), or a tree of these for parts of the model; (k_g, c) has
+        one for each entry of a leaf's last axis.
+      places: which entries are shared.
+      old: the shared leaves, for entries that nobody holds.
+
+    Returns:
+      The new shared leaves.
+    """
+    weights = tuple(map(jax.tree.broadcast, weights, models))
+
+    def of_leaf(leaf, weight):
+        axes = "k,k...->..." if weight.ndim == 1 else "kc,k...c->...c"
+        return jnp.einsum(axes, weight, leaf, precision="highest")
+
+    def count(leaf, weight):
+        return jnp.broadcast_to(weight.sum(0), leaf.shape[1:])
+
+    sums, counts = (add_up(jax.tree.map(f, models, weights), places, old) for f in (of_leaf, count))
+    return tree.mean_of_holders(sums, counts, old)
+
+
+# ---- methods of `jaxfl.mechanisms.sharing` whose clients share first layers
+
+
+def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
+    """A method whose clients, of all architectures, share the layers with which all of these begin.
+
+    The extractors are compared; no head is shared. The mean is by training rows.
+
+    Args:
+      method: ``(keep=...) -> Algorithm``, of the mechanism `sharing`.
+
+    Raises:
+      JaxflError: at `init`, if the architectures begin with different layers.
+    """
+    plain = method()
+    untuned = plain.personal is plain.receive
+
+    def of(federation) -> tuple[Algorithm, Places]:
+        """The method for these architectures, and what they share."""
+        bodies = {model: layers(model)[:-1] for model in federation.models}
+        count = beginning(bodies)
+        places = whole_layers(federation.models, lambda g, number: 0 if number < count else None)
+        shared = {model: {layer.block for layer in of[:count]} for model, of in bodies.items()}
+        return method(keep=lambda model: lambda path: path[1] not in shared[model]), places
+
+    def init(key, federation, hyper):
+        algorithm, places = of(federation)
+        state = algorithm.init(key, federation, hyper)
+        return state._replace(shared=hand_out(state.shared, places, state.shared))
+
+    def step(key, state, federation, cohort):
+        algorithm, places = of(federation)
+        after, info = algorithm.step(key, state, federation, cohort)
+        means = jax.tree.map(lambda leaf: leaf[None], after.shared)  # of each architecture
+        rows = tuple(n.sum()[None] for n in rows_uploaded(federation, cohort))
+        shared = mean(means, rows, places, shared_leaves(state.shared, places))
+        return after._replace(shared=hand_out(shared, places, after.shared)), info
+
+    def receive(key, state, federation, cohort):
+        return of(federation)[0].receive(key, state, federation, cohort)
+
+    def personal(key, state, federation, cohort):
+        return of(federation)[0].personal(key, state, federation, cohort)
+
+    return Algorithm(init, receive, step, receive if untuned else personal)

@@ -1,0 +1,101 @@
+"""Which entries of a network's leaves are those of a narrower one: the first channels of every layer.
+
+Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. What a layer puts out is numbered from 0 in both
+networks, and the narrower one has the first numbers. What a layer takes need not be numbered so: flattened
+maps have these numbers at every pixel, and behind a concatenation (a module with `extends = True`, see
+`jaxfl.models.repeated`) each part has its own first ones.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model, Weights
+
+Index = tuple  # of slices and arrays of positions, one for each axis of a leaf
+
+
+class Numbers(NamedTuple):
+    """What the channels of the narrow network that meet in a block are called in the wide one.
+
+    Attributes:
+        known: {(length of an axis, its length in the wide network): (length,) int}; first numbers elsewhere.
+        flat: The same of what the block takes, as one vector.
+    """
+
+    known: dict[tuple[int, int], np.ndarray]
+    flat: np.ndarray
+
+
+def shapes(model: Model) -> Weights:
+    """Of a model's leaves."""
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+@functools.cache
+def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
+    """Where the entries of a narrow network are in a wide one.
+
+    Args:
+        wide: A network.
+        narrow: One with leaves of the same names, and at most as many channels in each layer.
+
+    Returns:
+        For each of `jax.tree.leaves(narrow.init(key))` an index: the wide network's leaf, indexed, has its
+        shape.
+
+    Raises:
+        JaxflError: If the narrow network is no slice of the wide one.
+    """
+    numbers = _of_blocks(wide, narrow)
+
+    def of_leaf(path: Any, leaf, whole) -> Index:
+        block = path[1].key
+        beside = 2 if leaf.ndim > 2 else 0  # axes of a kernel's pixels
+        if leaf.shape[:beside] != whole.shape[:beside] or any(np.greater(leaf.shape, whole.shape)):
+            _refuse(wide, narrow, f"its block {block!r} has another kernel or more channels")
+        lengths = zip(leaf.shape, whole.shape, strict=True)
+        axes: list[Any] = [numbers[block].known.get(pair, np.arange(pair[0])) for pair in lengths]
+        if leaf.ndim == 2 and len(numbers[block].flat) == leaf.shape[0]:
+            axes[0] = numbers[block].flat
+        first = [np.array_equal(axis, np.arange(len(axis))) for axis in axes]
+        if first.count(False) > 1:
+            return np.ix_(*axes)
+        return tuple(
+            slice(len(axis)) if is_first else axis for axis, is_first in zip(axes, first, strict=True)
+        )
+
+    leaves = zip(jax.tree.leaves_with_path(shapes(narrow)), jax.tree.leaves(shapes(wide)), strict=True)
+    return tuple(of_leaf(path, leaf, whole) for (path, leaf), whole in leaves)
+
+
+def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
+    """The numbers of the channels that meet in each block."""
+    of_wide, of_narrow = ((*model.shapes, (model.classes,)) for model in (wide, narrow))
+    found, taken = {}, np.arange(narrow.shape[-1])
+    for i, (block, module) in enumerate(narrow.blocks):
+        *pixels, channels = of_wide[i]
+        if pixels != list(of_narrow[i][:-1]):
+            _refuse(wide, narrow, f"its block {block!r} takes maps of another size")
+        if getattr(module, "interleaves", False) and wide != narrow:
+            _refuse(wide, narrow, f"{block!r} interleaves channels, which leaves no first ones")
+        flat = channels * np.arange(math.prod(pixels))[:, None] + taken[None]
+        found[block] = Numbers({(len(taken), channels): taken}, flat.ravel())
+        handed_on = np.arange(of_narrow[i + 1][-1])
+        if getattr(module, "extends", False):
+            added = handed_on[: len(handed_on) - len(taken)]
+            handed_on = np.concatenate([taken, channels + added])
+            found[block].known[len(handed_on), of_wide[i + 1][-1]] = handed_on
+        taken = handed_on
+    return found
+
+
+def _refuse(wide: Model, narrow: Model, why: str):
+    raise JaxflError(
+        f"{narrow.name} is no part of {wide.name}, though their layers have the same names: {why}; give one "
+        "network in several widths, such as --models cnn4 cnn4,width=0.5, or networks of other layers."
+    )

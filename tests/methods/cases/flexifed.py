@@ -1,0 +1,141 @@
+"""FlexiFed (Wang et al. 2023, doi:10.1145/3543507.3583347, section 3), its three strategies."""
+
+import numpy as np
+from conftest import assert_same
+from reference import nets
+from reference.training import descend, plain_loss
+
+from jaxfl.algorithms.shared_entries.flexifed import STRATEGIES
+from jaxfl.mechanisms.shared_entries import whole_layers
+from methods import recording
+from methods.cases import NORMALISED, THREE_LAYERS, TWO_LAYERS, Case, Comparison, local_statistics
+from methods.rounds import ALWAYS, TRAINING, equal, reported, run
+
+
+def start(clients, initial, options):
+    """Own models, common layers as the first architecture that has them."""
+    own = {}
+    for i, client in enumerate(clients):
+        own[i] = dict(initial[client.group])
+        for level, block in enumerate(nets.BLOCKS[client.net]):
+            first = partners(clients, initial, i, level, options)[0]
+            own[i] |= renamed(initial[clients[first].group], clients[first], level, block, options)
+    return {"own": own}
+
+
+def step(state, clients, cohort, options):
+    """w_i <- SGD(w_i); then layer for layer the mean over C_il, as far as it is there."""
+    own, losses, initial = dict(state["own"]), {}, of_architectures(state, clients)
+    trained = {}
+    for i, draw in cohort.draws.items():
+        trained[i], losses[i] = descend(own[i], plain_loss(clients[i]), draw["train"], options)
+    for i in trained:
+        own[i] = dict(trained[i])
+        for level, block in enumerate(nets.BLOCKS[clients[i].net]):
+            present = [j for j in partners(clients, initial, i, level, options) if j in trained]
+            of_each = [renamed(trained[j], clients[j], level, block, options) for j in present]
+            own[i] |= {name: np.mean([leaves[name] for leaves in of_each], axis=0) for name in of_each[0]}
+    return {"own": own}, losses
+
+
+def of_architectures(state, clients):
+    """Weights of each architecture, for their shapes."""
+    first = {client.group: i for i, client in reversed(list(enumerate(clients)))}
+    return [state["own"][first[group]] for group in sorted(first)]
+
+
+def partners(clients, weights, i, level, options):
+    """C_il: the clients with which i shares a layer, at least itself."""
+
+    def kinds(j, levels):
+        blocks = list(nets.BLOCKS[clients[j].net])[:levels]
+        leaves = weights[clients[j].group].items()
+        return [
+            {(name.split(block)[1], value.shape) for name, value in leaves if nets.block_of(name) == block}
+            for block in blocks
+        ]
+
+    everyone = range(len(clients))
+    if options.strategy == "max-common":
+        return [j for j in everyone if kinds(j, level + 1) == kinds(i, level + 1)]
+    if all(kinds(j, level + 1) == kinds(i, level + 1) for j in everyone):
+        return list(everyone)
+    mine = [j for j in everyone if clients[j].group == clients[i].group]
+    return mine if options.strategy == "clustered-common" else [i]
+
+
+def renamed(weights, client, level, block, options):
+    """A client's leaves of a layer that are sent, renamed to a block that another client has there."""
+    theirs = list(nets.BLOCKS[client.net])[level]
+    return {
+        name.replace(theirs, block): value
+        for name, value in weights.items()
+        if nets.block_of(name) == theirs and not (options.bn_stats == "local" and nets.is_statistic(name))
+    }
+
+
+def scores(state, clients, draws, options, x):
+    """A client deploys its own model and receives no other."""
+    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
+    return {"received": own, "deployed": own}
+
+
+# ---- what another method computes, and which layers are common
+
+
+def with_one_architecture_it_is_fedavg():
+    for (flexifed, report), (fedavg, expected) in zip(
+        run("flexifed", equal(), ALWAYS, **TRAINING), run("fedavg", equal(), ALWAYS, **TRAINING), strict=True
+    ):
+        assert_same(recording.at(flexifed.weights, 2)[0], fedavg.shared[0], tolerance=1e-6)
+        assert_same(reported(report), reported(expected), tolerance=1e-6)
+
+
+def strategies_say_by_whom_layers_go():
+    models = NORMALISED, TWO_LAYERS, THREE_LAYERS, TWO_LAYERS
+    owners = {name: owner_of(models, strategy(models)) for name, strategy in STRATEGIES.items()}
+    assert owners == {
+        "basic-common": ["0 ", "0  ", "0   ", "0  "],
+        "clustered-common": ["00", "011", "0222", "033"],
+        "max-common": ["00", "011", "0122", "011"],
+    }
+
+
+def owner_of(models, owner):
+    """Of each architecture whose layers it has: a figure for each layer, a blank for an own one."""
+    places = whole_layers(models, owner)
+    return [
+        "".join(places.get((str(g), "params", block, *rest), [" "])[0][0] for block, rest in kernels)
+        for g, kernels in enumerate(
+            [(name, ("kernel",) if name == "classifier" else ("linear", "kernel")) for name in model.names]
+            for model in models
+        )
+    ]
+
+
+flexifed = Case(
+    "flexifed",
+    start,
+    step,
+    scores,
+    view=recording.own_models,
+    traffic=lambda model, models, t: model.size,
+    comparisons={
+        "": Comparison(
+            {},
+            [("strategy", "clustered-common"), ("strategy", "basic-common")],
+            ((NORMALISED, 2), (TWO_LAYERS, 2), (THREE_LAYERS, 1)),
+        ),
+        "clustered-common": Comparison(
+            {"strategy": "clustered-common"},
+            [("strategy", "max-common")],
+            ((NORMALISED, 1), (TWO_LAYERS, 2), (THREE_LAYERS, 2)),
+        ),
+        "basic-common, local statistics": local_statistics(
+            ("strategy", "max-common"),
+            strategy="basic-common",
+            models=((NORMALISED, 3), (TWO_LAYERS, 2)),
+        ),
+    },
+    reductions=(with_one_architecture_it_is_fedavg, strategies_say_by_whom_layers_go),
+)
