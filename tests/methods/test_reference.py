@@ -2,7 +2,7 @@
 
 The references know no keys, no padding and no devices. What jaxfl draws from a client's key in a round is
 recorded and handed to them as arrays. jaxfl's rounds are scanned; in a method's first comparison its lists
-of rows are padded and its clients dealt to four devices, in its last one two clients run side by side.
+of rows and cohorts are padded, as for four devices, in its last one two clients run side by side.
 Nothing of this may change a result.
 """
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny_partition, tiny_source
+from conftest import long, tiny_partition, tiny_source
 from jax.sharding import AxisType
 from reference import nets, training
 
@@ -30,12 +30,18 @@ from methods.recording import at
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
 COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
-COMPARISONS = [(method, name) for method, case in CASES.items() for name in case.comparisons]
-MISTAKES = [
-    (method, name, *mistake)
-    for method, name in COMPARISONS
-    for mistake in CASES[method].comparisons[name].mistakes
+COMPARISONS = [
+    (comparison, method, name)
+    for method, case in CASES.items()
+    for name, comparison in case.comparisons.items()
 ]
+FIRST = [(method, next(iter(case.comparisons))) for method, case in CASES.items() if case.comparisons]
+ON_DEVICES = ("fedavg", "mnfl")  # of the others with the long tests
+
+
+def row(*values, seldom):
+    """A row of a parametrised test, which perhaps only runs with the long ones."""
+    return long(*values) if seldom else values
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +51,30 @@ def double_precision():
         yield
 
 
-@pytest.mark.parametrize(("method", "name"), COMPARISONS)
+@pytest.mark.parametrize(
+    ("method", "name"), [row(method, name, seldom=of.long) for of, method, name in COMPARISONS]
+)
 def test_method_agrees_with_its_reference(method, name):
     run, setting = jaxfl_run(method, name)
     assert_agree(run, reference_run(method, setting))
 
 
-@pytest.mark.parametrize(("method", "name", "option", "value"), MISTAKES)
+@pytest.mark.parametrize(
+    ("method", "name"), [row(*first, seldom=first[0] not in ON_DEVICES) for first in FIRST]
+)
+def test_method_on_four_devices_agrees_with_its_reference(method, name):
+    run, setting = jaxfl_run(method, name, devices=4)
+    assert_agree(run, reference_run(method, setting))
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "option", "value"),
+    [
+        row(method, name, *mistake, seldom=of.long)
+        for of, method, name in COMPARISONS
+        for mistake in of.mistakes
+    ],
+)
 def test_reference_with_another_option_disagrees(method, name, option, value):
     run, setting = jaxfl_run(method, name)
     other = dataclasses.replace(setting.options, **{option: value})
@@ -92,7 +115,7 @@ class Setting(NamedTuple):
 
 
 @functools.cache
-def jaxfl_run(method, name):
+def jaxfl_run(method, name, devices=1):
     """All states, losses and final logits of a method, and the setting that gave them."""
     case, comparison = CASES[method], CASES[method].comparisons[name]
     source, models = tiny_source(), comparison.models
@@ -103,6 +126,9 @@ def jaxfl_run(method, name):
     slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, COHORT_SEED)
     if name == next(iter(case.comparisons)):
         federation, slots = widened(federation), tuple(map(dealt, federation.groups, slots))
+    if devices > 1:
+        mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,))
+        federation = dataclasses.replace(federation, mesh=mesh)
     if name == next(reversed(case.comparisons)):
         federation = dataclasses.replace(federation, clients_at_once=2)
     options = METHODS[method].config(**TRAINING | comparison.options)
@@ -199,7 +225,7 @@ def reference_run(method, setting):
 
 
 def widened(federation):
-    """The same clients with longer lists of rows, on four devices."""
+    """The same clients with longer lists of rows."""
 
     def pad(group):
         names = ("rows", "validation_rows", "test_rows")
@@ -207,15 +233,11 @@ def widened(federation):
         wide = {name: jnp.pad(getattr(group, name), extra, constant_values=50) for name in names}
         return dataclasses.replace(group, **wide)
 
-    return dataclasses.replace(
-        federation,
-        groups=tuple(map(pad, federation.groups)),
-        mesh=jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,)),
-    )
+    return dataclasses.replace(federation, groups=tuple(map(pad, federation.groups)))
 
 
 def dealt(group, slots):
-    """Cohorts (rounds, k) of a group in eight places: the first two of a round on one device."""
+    """Cohorts (rounds, k) of a group in eight places, of four devices: the first two of a round on one."""
     places = [0, 1, 5, 6, 7][: slots.mask.shape[1]]
     index = np.full((ROUNDS, 8), len(group.id), np.int32)
     mask = np.zeros((ROUNDS, 8), bool)

@@ -321,7 +321,7 @@ DEEP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "depth"), {**SHALLOW, **DEEP}.items())
+@pytest.mark.parametrize(("name", "depth"), [*SHALLOW.items(), *(long(*deep) for deep in DEEP.items())])
 def test_depth_counts_the_convolutions_of_the_main_path(name, depth):
     assert getattr(zoo, name)(shape=COLOUR, classes=10).convolutions == depth
 

@@ -579,7 +579,7 @@ def test_metrics_that_are_cut_short(finished, tmp_path, capsys, lines):
 
 @with_failed_io
 @pytest.mark.filterwarnings("ignore:The checkpoint")
-@pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
+@pytest.mark.parametrize("share", [long(0.0), 0.4, long(0.99)])
 @pytest.mark.parametrize("name", ["config.json", "partition.npz", "checkpoints/16/state/manifest.ocdbt"])
 def test_other_files_that_are_cut_short(finished, tmp_path, capsys, name, share):
     run = unfinished(finished, tmp_path / "run")
@@ -592,7 +592,7 @@ def test_other_files_that_are_cut_short(finished, tmp_path, capsys, name, share)
         assert code == 2 and str(run / name) in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("share", [long(0.0), 0.5, long(0.99)])
 def test_data_that_are_cut_short(dataset, tmp_path, capsys, share):
     path = tmp_path / "cut.npz"
     shutil.copy(dataset[1], path)
@@ -637,11 +637,11 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
 @pytest.mark.parametrize(
     ("what", "where"),
     [
-        ("writing the configuration", (partition, "save", 1)),
+        long("writing the configuration", (partition, "save", 1)),
         ("writing metrics", (store, "append_metrics", 5)),
         ("writing a checkpoint", (checkpoint, "save", 2)),
-        ("drawing pictures", (store, "write_pictures", 1)),
-        ("writing the result", (store, "write_json", 1)),
+        long("drawing pictures", (store, "write_pictures", 1)),
+        long("writing the result", (store, "write_json", 1)),
     ],
 )
 @with_failed_io
@@ -691,7 +691,7 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop(helper.stem, None)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [long(0), 1])
 def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys, monkeypatch):
     run, path = tmp_path / "run", own[which]
     before = path.read_text()

@@ -281,11 +281,13 @@ compfl = Case(
             SOON | {"align": False, "head_init": "proto"},
             [("align", True), ("head_init", "keep")],
             ((SMALL, 3), (SMALLEST, 2)),
+            long=True,
         ),
         "without other experts, heads fitted": Comparison(
             SOON | {"greedy": False, "head_init": "keep+ft"},
             [("greedy", True), ("head_init", "keep")],
             ((SMALL, 3), (SMALLEST, 2)),
+            long=True,
         ),
         "without distillation, under adam, local statistics": local_statistics(
             ("kd", True),

@@ -142,6 +142,7 @@ fedap = Case(
             {"pretraining": "fedavg", "layers": "last", "passes": 1},
             [("pretraining", "sequential"), ("layers", "all")],
             ((tiny_cnn("mcmahan", (3, 2), (4, 2)), 3), (SMALL, 2)),
+            long=True,
         ),
         "local statistics": local_statistics(),
     },

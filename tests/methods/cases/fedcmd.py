@@ -369,6 +369,7 @@ fedcmd = Case(
             {"selection_rounds": 1, "personal": "conv2+classifier", "base": "stored", "score": "absolute"},
             [("base", "participants"), ("score", "signed"), ("personal", "conv2")],
             two_cnns(),
+            long=True,
         ),
         "of stored models": Comparison(
             {
@@ -383,7 +384,7 @@ fedcmd = Case(
             [("count", "clients"), ("tail", "cosine")],
             tiny_models(),
         ),
-        "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),)),
+        "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),), long=True),
         "local statistics": local_statistics(**SHORT),
     },
     reductions=(
