@@ -116,17 +116,17 @@ def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None
 
 @functools.cache
 def slices(models: tuple[Model, ...]) -> Places:
-    """Places of networks in the widest one whose layers have the same names, of all their leaves.
+    """Places of networks in the widest of those whose blocks and leaves have the same names, of all leaves.
 
     Raises:
       JaxflError: if one of these is no slice of the widest.
     """
     alike = collections.defaultdict(list)
     paths = [[tree.names(path) for path, _ in jax.tree.leaves_with_path(shapes(model))] for model in models]
-    for g, names in enumerate(paths):
-        alike[tuple(names)].append(g)
+    for g, (model, names) in enumerate(zip(models, paths, strict=True)):
+        alike[model.names, tuple(names)].append(g)
     places = {}
-    for names, members in alike.items():
+    for (_, names), members in alike.items():
         widest = max(members, key=lambda g: models[g].size)
         for g in members:
             for name, index in zip(names, cut(models[widest], models[g]), strict=True):

@@ -42,7 +42,7 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
 
     Args:
         wide: A network.
-        narrow: One with leaves of the same names, and at most as many channels in each layer.
+        narrow: One with blocks and leaves of the same names, and at most as many channels in each layer.
 
     Returns:
         For each of `jax.tree.leaves(narrow.init(key))` an index: the wide network's leaf, indexed, has its
@@ -55,10 +55,12 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
 
     def of_leaf(path: Any, leaf, whole) -> Index:
         block = path[1].key
-        beside = 2 if leaf.ndim > 2 else 0  # axes of a kernel's pixels
-        if leaf.shape[:beside] != whole.shape[:beside] or any(np.greater(leaf.shape, whole.shape)):
-            _refuse(wide, narrow, f"its block {block!r} has another kernel or more channels")
-        lengths = zip(leaf.shape, whole.shape, strict=True)
+        pixels = 2 if leaf.ndim > 2 else 0  # axes of a convolution's kernel
+        lengths = list(zip(leaf.shape, whole.shape, strict=False))
+        if leaf.ndim != whole.ndim or any(
+            n > m or (n < m and i < pixels) for i, (n, m) in enumerate(lengths)
+        ):
+            _refuse(wide, narrow, f"its block {block!r} has more channels or another kernel")
         axes: list[Any] = [numbers[block].known.get(pair, np.arange(pair[0])) for pair in lengths]
         if leaf.ndim == 2 and len(numbers[block].flat) == leaf.shape[0]:
             axes[0] = numbers[block].flat
