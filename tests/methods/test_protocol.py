@@ -19,7 +19,6 @@ from conftest import (
     cohort,
     comparable,
     differ,
-    long,
     tiny_models,
     tiny_partition,
     tiny_source,
@@ -162,6 +161,7 @@ def test_arguments_have_their_names_and_order(played):
             assert list(inspect.signature(function).parameters) == ARGUMENTS[name]
 
 
+@pytest.mark.long
 def test_the_check_of_own_methods_lets_it_pass(played, federation):
     method = METHODS[played.case.method]
     hyper = traced(method.config(**OPTIONS, **played.case.short))
@@ -287,7 +287,8 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
 # ---- the command, with several devices
 
 
-@pytest.mark.parametrize("name", [name if name == "fedavg" else long(name) for name in METHODS])
+@pytest.mark.long
+@pytest.mark.parametrize("name", METHODS)
 def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
     """All that it writes, and its last checkpoint, up to the tolerance that docs/devices.md states."""
     for devices in "14":

@@ -199,7 +199,7 @@ def whole_run(algorithm, round_key, use_key, preparation_key, state, federation,
 
     last = everyone(federation, at(cohorts, -1))
     if algorithm.prepare:
-        state, _ = algorithm.prepare(preparation_key, state, federation, last)
+        state, _ = algorithm.prepare(preparation_key, state, federation, in_other_places(federation, last))
     state, (states, info) = jax.lax.scan(one, state, cohorts)
     received = logits(algorithm.receive)
     deployed = received if algorithm.personal is algorithm.receive else logits(algorithm.personal)
@@ -243,6 +243,17 @@ def dealt(group, slots):
     mask = np.zeros((ROUNDS, 8), bool)
     index[:, places], mask[:, places] = slots.index, slots.mask
     return Slots(index, mask)
+
+
+def in_other_places(federation, cohort):
+    """A cohort of all clients as `balance` may arrange it: in another order, with empty places."""
+
+    def of_group(group):
+        index = np.full(8, len(group.id), np.int32)
+        index[[0, 1, 5, 6, 7][: len(group.id)]] = np.arange(len(group.id))[::-1]
+        return Slots(index, index < len(group.id))
+
+    return dataclasses.replace(cohort, groups=tuple(map(of_group, federation.groups)))
 
 
 def varied(partition):

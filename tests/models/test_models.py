@@ -577,7 +577,7 @@ def test_norm_option(name, norm):
         (zoo.mobilenet_v3, 15),
     ],
 )
-@pytest.mark.parametrize("width", [0.003, 0.37, 4.0])
+@pytest.mark.parametrize("width", [long(0.003), 0.37, long(4.0)])
 def test_pfedclub_blocks_at_any_width(factory, blocks, width):
     model = factory(shape=COLOUR, classes=10, width=width)
     assert len(model.blocks) == blocks and model.size > 0

@@ -214,7 +214,7 @@ def test_a_full_disk_ends_all_processes(compared, dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("amendment", "what"),
-    [(OTHER_OPTIONS, "options"), long(OTHER_DATA, "data")],
+    [long(OTHER_OPTIONS, "options"), (OTHER_DATA, "data")],
     ids=("options", "data"),
 )
 def test_processes_that_have_different_things_all_refuse(amendment, what, dataset, tmp_path):

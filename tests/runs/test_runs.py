@@ -12,7 +12,7 @@ import statistics
 import jax
 import numpy as np
 import pytest
-from conftest import arrays_of, comparable
+from conftest import arrays_of, comparable, long
 
 import jaxfl
 from jaxfl import cli, registry
@@ -491,7 +491,7 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
     assert files() == before
 
 
-@pytest.mark.parametrize("method", ["draftfed", "pfedclub"])
+@pytest.mark.parametrize("method", [long("draftfed"), "pfedclub"])
 def test_methods_with_public_images_resume(dataset, tmp_path, method):
     """Among them pFedClub, whose server assembles teachers between rounds: the same ones again."""
     original, folder = tmp_path / "original", tmp_path / "stopped"

@@ -175,10 +175,15 @@ def build(config: FedAP) -> Algorithm:
             return moments(client, w, federation)[-1 if config.layers == "last" else 0 :]
 
         found, matrix = map_clients(seen, key, federation, cohort, models), state.closeness
-        for group, layers in zip(federation.groups, found, strict=True):
+        blank = per_group(
+            lambda group, layers: tuple(jnp.zeros((len(group.id), *of[0].shape), of.dtype) for of in layers),
+            federation.groups,
+            found,
+        )
+        for group, layers in zip(federation.groups, scatter(blank, cohort, found), strict=True):
             matrix = put_pairs(matrix, group.id, group.id, closeness(distances(layers)))
         started = per_group(lambda w, group: tree.stack(w, len(group.id)), models, federation.groups)
-        loss = per_group(lambda group: jnp.zeros(len(group.id), federation.mean.dtype), federation.groups)
+        loss = per_group(jnp.zeros_like, rows_uploaded(federation, cohort))
         # Up: the model after each visit, and the moments; down: it before each, and at last to all.
         up = per_group(
             lambda w, layers: passes * tree.scalars(w) + tree.scalars(tree.one(layers)), models, found

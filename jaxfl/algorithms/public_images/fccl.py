@@ -137,8 +137,9 @@ def build(config: FCCL) -> Algorithm:
             trained = descend(cross_entropy(client.model), w, key, rows, state.hyper, epochs=epochs)
             return trained.weights, trained.loss
 
-        outputs = map_clients(client, key, federation, cohort, own=state.weights)
-        weights, loss = zip(*outputs, strict=True)
+        own = gather(state.weights, cohort)
+        weights, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        weights = scatter(state.weights, cohort, weights)
         nothing = (0,) * len(weights)
         info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
         return State(state.hyper, weights, weights, weights), info

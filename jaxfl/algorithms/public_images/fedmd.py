@@ -23,10 +23,14 @@ from jaxfl.authoring import (
     Method,
     cross_entropy,
     descend,
+    gather,
     map_clients,
     options,
     own_rows,
+    per_group,
     public_rows,
+    rows_uploaded,
+    scatter,
     sent_down,
     sent_up,
     within,
@@ -70,9 +74,10 @@ def build(config: FedMD) -> Algorithm:
 
         weights = state.weights
         if federation.labelled:
-            weights = map_clients(client, key, federation, cohort, own=weights)
+            trained = map_clients(client, key, federation, cohort, own=gather(weights, cohort))
+            weights = scatter(weights, cohort, trained)
         nothing = (0,) * len(weights)
-        loss = tuple(jnp.zeros(len(group.id)) for group in federation.groups)
+        loss = per_group(jnp.zeros_like, rows_uploaded(federation, cohort))
         info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
         return state._replace(weights=weights), info
 
