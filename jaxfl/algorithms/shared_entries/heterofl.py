@@ -19,7 +19,8 @@ Means are uniform, what nobody holds stays, and gradients are clipped to length 
 
 The paper predicts with the whole W, by static statistics over all data; here a client deploys its slice, as
 in pFedClub's comparison, under its mask, as in the authors' code. W needs no scaler there, as its r is 1. A
-slice keeps it: without, every layer that no norm follows would put out r_i times what it did in training.
+slice keeps it: without, every layer that no norm follows would put out r_i times what it did in training
+(CNN4 at r = 1/4, clients with five classes of CIFAR-10: 24 % right instead of 43 %).
 
 Networks whose layers have other names share nothing: each has a W of its own.
 
