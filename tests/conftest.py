@@ -93,6 +93,11 @@ def tiny_partition(source: Source, sizes=SIZES) -> Partition:
     )
 
 
+def validating(partition: Partition) -> Partition:
+    """The same with validation rows, which some methods need."""
+    return partition._replace(validation=tuple(rows[:6] for rows in partition.test))
+
+
 def cohort(federation, ids, t: int = 0, rounds: int = 3, places=None) -> Cohort:
     """Round t with the clients of these ids, in this order within their groups.
 

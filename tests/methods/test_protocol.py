@@ -22,6 +22,7 @@ from conftest import (
     tiny_models,
     tiny_partition,
     tiny_source,
+    validating,
 )
 
 from jaxfl import cli
@@ -79,9 +80,7 @@ class Played(NamedTuple):
 def federation():
     """Five unequal clients, two architectures; they have validation rows, which some methods need."""
     source = tiny_source()
-    partition = tiny_partition(source)
-    partition = partition._replace(validation=tuple(rows[:6] for rows in partition.test))
-    return federate(source, partition, tiny_models())
+    return federate(source, validating(tiny_partition(source)), tiny_models())
 
 
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)

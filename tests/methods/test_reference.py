@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import long, tiny_partition, tiny_source
+from conftest import long, tiny_partition, tiny_source, validating
 from jax.sharding import AxisType
 from reference import nets, training
 
@@ -259,10 +259,7 @@ def in_other_places(federation, cohort):
 def varied(partition):
     """The partition, every client with labels and validation rows of its own."""
     rng = np.random.default_rng(0)
-    return partition._replace(
-        relabel=rng.permuted(partition.relabel, axis=1),
-        validation=tuple(rows[:6] for rows in partition.test),
-    )
+    return validating(partition)._replace(relabel=rng.permuted(partition.relabel, axis=1))
 
 
 def reference_clients(source, partition, models):

@@ -34,7 +34,7 @@ def only(held: Mask, weights: Weights) -> Weights:
 
 def scalars(mask: Any) -> jax.Array:
     """How many entries of a mask, or of a part of it, are held: () int32."""
-    return sum((held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask)), jnp.int32(0))
+    return tree.total([jnp.int32(0), *(held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask))])
 
 
 def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:

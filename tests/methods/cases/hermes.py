@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SIZES, assert_same, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, SIZES, assert_same, tiny_partition, tiny_source, validating
 from reference import nets
 from reference.training import descend, plain_loss
 
@@ -185,11 +185,10 @@ def traffic(model, models, t):
 
 
 @functools.cache
-def validating(sizes=SIZES):
+def with_norms(sizes=SIZES):
     """The tiny clients with validation rows."""
     source = tiny_source()
-    partition = tiny_partition(source, sizes)
-    partition = partition._replace(validation=tuple(rows[:6] for rows in partition.test))
+    partition = validating(tiny_partition(source, sizes))
     return federate(source, partition, ((mlp(norm="batch"), len(sizes)),))
 
 
@@ -197,8 +196,8 @@ EQUAL = (max(SIZES),) * len(SIZES)
 
 
 def without_pruning_it_is_fedavg_of_equal_clients():
-    hermes = run("hermes", validating(EQUAL), target=1.0, **TRAINING)
-    fedavg = run("fedavg", validating(EQUAL), **TRAINING)
+    hermes = run("hermes", with_norms(EQUAL), target=1.0, **TRAINING)
+    fedavg = run("fedavg", with_norms(EQUAL), **TRAINING)
     for (state, info), (expected, report) in zip(hermes, fedavg, strict=True):
         assert_same(state.server[0].mean, expected.shared[0], tolerance=1e-5)
         assert_same(info.loss, report.loss, tolerance=1e-5)
@@ -206,7 +205,7 @@ def without_pruning_it_is_fedavg_of_equal_clients():
 
 
 def masks_only_shrink_and_what_is_pruned_is_0():
-    rounds = run("hermes", validating(EQUAL), COHORTS * 3, target=0.1, threshold=0.2, **TRAINING)
+    rounds = run("hermes", with_norms(EQUAL), COHORTS * 3, target=0.1, threshold=0.2, **TRAINING)
     states = [jax.device_get(state.own[0]) for state, _ in rounds]
     for own in states:
         for held, w in zip(jax.tree.leaves(own.held), jax.tree.leaves(own.weights), strict=True):
