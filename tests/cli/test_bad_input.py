@@ -192,8 +192,8 @@ REFUSED = [
     ),
     ("run flexifed @own.args --strategy basic-common", "but the first ones differ: linear with body"),
     (
-        "run heterofl @own.args --models mcmahan,width=0.1 fmnist_small,width=0.1",
-        "fmnist_small is no part of mcmahan, though their layers have the same names: its block 'conv1'",
+        "run heterofl @own.args --models cnn1,width=0.1 fmnist_small,width=0.1",
+        "cnn1 is no part of fmnist_small, though their layers have the same names: its block 'conv1'",
         "such as --models cnn4 cnn4,width=0.5",
     ),
     (
