@@ -219,7 +219,9 @@ def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
     assert metrics(tmp_path / "newer") == metrics(tmp_path / "new")
 
 
-def test_the_same_from_python(folder):
+@pytest.fixture(scope="module")
+def from_python(folder):
+    """The run of the folder once more, made from a method object, and what it returned."""
     result = jaxfl.run(
         registry.METHODS["fedavg"],
         run_dir=folder / "python",
@@ -231,8 +233,13 @@ def test_the_same_from_python(folder):
         rounds=4,
         eval_every=2,
     )
-    assert result == json.loads((folder / "python" / "result.json").read_text())
-    assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
+    return folder / "python", result
+
+
+def test_the_same_from_python(folder, from_python):
+    made, result = from_python
+    assert result == json.loads((made / "result.json").read_text())
+    assert metrics(made) == metrics(folder / "runs" / "fedavg-own")
 
 
 def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
@@ -345,8 +352,9 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
     assert cli._cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
 
 
-def test_a_run_of_a_method_object_is_not_resumed_as_another(folder, tmp_path, capsys):
-    shutil.copytree(folder / "python", tmp_path / "python")
+def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):
+    made, _ = from_python
+    shutil.copytree(made, tmp_path / "python")
     (tmp_path / "python" / "result.json").unlink()
     with pytest.raises(SystemExit) as end:
         call(f"resume {tmp_path / 'python'}")
