@@ -5,7 +5,8 @@ Devices" (FedKDD), Algorithm 1. Experts j = 1..M are ordered by size; client i o
 any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's head on it. In a round:
 
 1. adapt (eq. 6)     zbar_jc = mean of z_j(x) over the client's rows of class c      prototypes, anchors
-                     phi_ij  <- zbar_jc / ||zbar_jc||, bias 0; then one epoch with rate head_lr
+                     phi_ij  <- zbar_jc / ||zbar_jc||, bias 0, for j != j_i; the own phi_ij stays
+                     phi_ij  <- one epoch with rate head_lr, theta_j frozen
 2. weigh (eq. 7)     s_j = softmax(a_j / tau), a_j the accuracies scaled to [0, 1] over the teachers
 3. select (eq. 8)    j^ = j_i with probability 1 - eps, else uniform over 1..j_i
 4. update (eq. 4)    (theta_j^, phi_ij^) <- SGD over L = CE + lam L_f + mu L_kd
@@ -17,8 +18,10 @@ any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's 
 A client deploys the model as trained if it trained its own expert in the last round, otherwise the newest
 theta_ji under an adapted head; it receives the latter.
 
-Where the paper leaves room: eq. 3 prints KL(p || t), we take the usual KL(t || p) (``kd_direction``); eq. 2
-sums over the feature's dimensions, we average (``anchor_reduction``), as in the first author's other code;
+Where the paper leaves room: Algorithm 1 retains the own head, section 2.3 says that it can be made anew from
+prototypes; we retain it (``head_init``), which gains four points and more (experiments/compfl). Eq. 3 prints
+KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums over the feature's dimensions, we
+average (``anchor_reduction``), as in the first author's other code;
 accuracies are those on the training rows unless ``accuracy_on="validation"``; distillation starts after a
 warm-up. Greedy selection has no warm-up: before distillation starts a client downloads its own expert and
 the one it drew, afterwards all that it can run (only its own if neither ``kd`` nor ``greedy`` is on).
@@ -26,26 +29,29 @@ With align, greedy and kd off and ``head_init="keep"`` this is FedPer, scored af
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.experts.compfl_client import adapt, ensemble, objective, select
+from jaxfl.algorithms.experts.compfl_client import (
+    Cooperation,
+    check_validation,
+    divide,
+    local_round,
+    newest,
+    runnable,
+)
 from jaxfl.authoring import (
     Algorithm,
     Info,
-    JaxflError,
     Method,
     PerGroup,
     Predictor,
-    Training,
-    descend,
     gather,
     initial_weights,
     map_clients,
     options,
-    own_rows,
     per_group,
     predict,
     scatter,
@@ -53,39 +59,18 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.mechanisms import own_models
-from jaxfl.mechanisms.sharing import head, separate
 
 
 @options
-class CompFL(Training):
+class CompFL(Cooperation):
     """Options of CompFL."""
 
-    lam: float = within("[0, inf)", 1.0)
-    """lambda, weight of the feature anchors."""
-    mu: float = within("[0, inf)", 1.0)
-    """Weight of the distillation."""
     eps: float = within("[0, 1]", 0.3)
     """epsilon, how often a client draws the expert to train instead of taking its own."""
-    tau: float = within("(0, inf)", 0.1)
-    """Temperature of the teachers' weights."""
-    head_lr: float = within("(0, inf)", 0.1)
-    """eta_g, learning rate of the adapted heads."""
-    warmup: float = within("[0, 1]", 0.1)
-    """Share of the rounds before distillation starts."""
-    align: bool = True
-    """Use the feature anchors."""
     greedy: bool = True
     """Let clients train experts smaller than their own."""
-    kd: bool = True
-    """Use the ensemble distillation."""
-    head_init: Literal["proto+ft", "proto", "keep+ft", "keep"] = "proto+ft"
-    """Heads at the start of a round: prototypes or the last ones, with or without one epoch."""
-    anchor_reduction: Literal["mean", "sum"] = "mean"
-    """Over the dimensions of a feature."""
-    kd_direction: Literal["forward", "reverse"] = "forward"
-    """KL(target || prediction), or the reverse as printed."""
-    accuracy_on: Literal["train", "validation"] = "train"
-    """The rows on which teachers are weighed."""
+    warmup: float = within("[0, 1]", 0.1)
+    """Share of the rounds before distillation starts."""
 
 
 class State(NamedTuple):
@@ -106,28 +91,28 @@ class State(NamedTuple):
     last: PerGroup
 
 
-def runnable(models) -> tuple[tuple[int, ...], ...]:
-    """Per group, the experts (numbers of groups) that its clients can run, by size, their own last."""
-    order = sorted(range(len(models)), key=lambda j: (models[j].size, j))
-    return tuple(tuple(order[: order.index(j) + 1]) for j in range(len(models)))
+def select(key, eps, experts: int):
+    """Eq. 8: which of a client's experts 0..experts-1 it trains; its own is the last. () int32."""
+    explore, which = jax.random.split(key)
+    drawn = jax.random.randint(which, (), 0, experts, jnp.int32)
+    return jnp.where(jax.random.bernoulli(explore, eps), drawn, jnp.int32(experts - 1))
+
+
+def distils(cohort, hyper):
+    """() bool, whether the warm-up is over."""
+    # As float32, 0.3 x 50 is more than 15.
+    return cohort.round.astype(hyper.warmup.dtype) >= hyper.warmup * cohort.rounds - 1e-3
 
 
 def build(config: CompFL) -> Algorithm:
     """Build CompFL for the federation's architectures."""
 
-    def divide(model, weights):
-        """(head and local statistics, theta) of one expert."""
-        return separate(weights, head(model), config.bn_stats)
-
     def init(key, federation, hyper):
-        if config.accuracy_on == "validation" and not federation.validates:
-            raise JaxflError(
-                "compfl weighs teachers on validation rows, but clients have none; add "
-                "--validation-fraction 0.2, or take --accuracy-on train."
-            )
+        check_validation(config, federation)
         models, groups = federation.models, federation.groups
         weights = initial_weights(key, federation)
-        heads, experts = zip(*per_group(divide, models, weights), strict=True)
+        parts = per_group(lambda model, w: divide(model, w, config), models, weights)
+        heads, experts = zip(*parts, strict=True)
         return State(
             hyper,
             experts,
@@ -140,14 +125,10 @@ def build(config: CompFL) -> Algorithm:
             last=per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
         )
 
-    def newest(key, client, federation, hyper, theta, heads):
-        """A client's own expert: the newest theta under an adapted head."""
-        return adapt(key, client, federation, tree.combine(theta, heads[-1]), hyper).weights
-
     def receive(key, state, federation, cohort):
         def client(key, client, theta, heads):
-            weights = newest(key, client, federation, state.hyper, theta, heads)
-            return divide(client.model, weights)[0]
+            weights = newest(key, client, federation, theta, heads[-1], state.hyper)
+            return divide(client.model, weights, config)[0]
 
         own = gather(state.heads, cohort)
         heads = map_clients(client, key, federation, cohort, state.experts, own)
@@ -156,9 +137,8 @@ def build(config: CompFL) -> Algorithm:
     def step(key, state, federation, cohort):
         hyper, models = state.hyper, federation.models
         dtype = federation.mean.dtype
-        # Distillation waits for the end of the warm-up; as float32, 0.3 x 50 is more than 15.
-        distils = cohort.round.astype(dtype) >= hyper.warmup * cohort.rounds - 1e-3
-        mu = jnp.where(distils, hyper.mu, 0)
+        kd = distils(cohort, hyper)
+        mu = jnp.where(kd, hyper.mu, 0)
         sizes = tuple(tree.scalars(theta) for theta in state.experts)
 
         def client(key, client, js, heads):
@@ -168,37 +148,21 @@ def build(config: CompFL) -> Algorithm:
             chosen = select(select_key, hyper.eps, len(js)) if config.greedy else jnp.int32(own)
             of_use = range(len(js)) if config.kd or config.greedy else (own,)
             trainable = range(len(js)) if config.greedy else (own,)
-            downloaded = {e: distils | (chosen == e) | (e == own) for e in of_use}
-
-            def student(e, size):
-                return dataclasses.replace(client, model=models[js[e]], size=size)
-
-            def start(e):
-                weights = tree.combine(state.experts[js[e]], heads[e])
-                expert_key = jax.random.fold_in(adapt_key, e)
-                trainee = student(e, jnp.where(downloaded[e], client.size, 0))
-                return adapt(expert_key, trainee, federation, weights, hyper)
-
-            adapted = {e: start(e) for e in of_use}
-
-            def train(e):
-                """Train expert e if it is the chosen one; a client of size 0 runs no batch."""
-                teachers = [adapted[k] for k in of_use if k != e]
-                taught = ensemble(teachers, hyper.tau) if config.kd and teachers else None
-                trainee = student(e, jnp.where(chosen == e, client.size, 0))
-                return descend(
-                    objective(trainee.model, adapted[e].anchors, taught, hyper, mu),
-                    adapted[e].weights,
-                    train_key,
-                    own_rows(trainee, federation, hyper),
-                    hyper,
-                    phase=None,
-                )
-
-            trained = {e: train(e) for e in trainable}
-            weights = {e: adapted[e].weights for e in adapted}
-            weights |= {e: of_expert.weights for e, of_expert in trained.items()}
-            parts = {e: divide(models[js[e]], weights[e]) for e in weights}
+            downloaded = {e: kd | (chosen == e) | (e == own) for e in of_use}
+            local = local_round(
+                (adapt_key, train_key),
+                client,
+                federation,
+                [models[j] for j in js],
+                {e: state.experts[js[e]] for e in of_use},
+                heads,
+                chosen,
+                trainable,
+                downloaded,
+                hyper,
+                mu,
+            )
+            parts = {e: divide(models[js[e]], weights, config) for e, weights in local.weights.items()}
             cost = jnp.asarray([sizes[j] for j in js], jnp.int32)
             present = (client.size > 0).astype(jnp.int32)
             return {
@@ -208,9 +172,9 @@ def build(config: CompFL) -> Algorithm:
                 ),
                 "experts": {js[e]: parts[e][1] for e in trainable},
                 "n": {js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in trainable},
-                "own": weights[own],
+                "own": local.weights[own],
                 "last": jnp.where(chosen == own, cohort.round, -1),
-                "loss": sum(of_expert.loss for of_expert in trained.values()),
+                "loss": local.loss,
                 "up": present * cost[chosen],
                 "down": present * sum(jnp.where(downloaded[e], cost[e], 0) for e in of_use),
             }
@@ -245,7 +209,7 @@ def build(config: CompFL) -> Algorithm:
             fresh = last == cohort.round
             # A client whose model is fresh needs no adaptation: with size 0 that costs nothing.
             idle = dataclasses.replace(client, size=jnp.where(fresh, 0, client.size))
-            adapted = newest(key, idle, federation, state.hyper, theta, heads)
+            adapted = newest(key, idle, federation, theta, heads[-1], state.hyper)
             return jax.tree.map(lambda a, b: jnp.where(fresh, a, b), trained, adapted)
 
         own = tuple(zip(state.heads, state.trained, state.last, strict=True))

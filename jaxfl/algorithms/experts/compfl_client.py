@@ -1,17 +1,82 @@
-"""CompFL on one client: which expert it trains, what it adapts, whom it learns from, what it minimises.
+"""CompFL on one client: what it adapts, whom it learns from, what it minimises.
 
-The equations are those of Xu et al. 2024; `compfl` beside it has the whole round and the options.
+The equations are those of Xu et al. 2024. The files beside it say where experts come from and where they go:
+`compfl` over a server, `compfl_dd` over walks from client to client, `compfl_mm` by gossip.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import Client, Federation, Model, Weights, arrays, count_correct, descend, mean, sgd
+from jaxfl.authoring import (
+    Client,
+    Federation,
+    JaxflError,
+    Model,
+    Training,
+    Weights,
+    arrays,
+    count_correct,
+    descend,
+    mean,
+    options,
+    own_rows,
+    sgd,
+    tree,
+    within,
+)
 from jaxfl.mechanisms.class_means import class_means, features, outputs, prototype_head
+from jaxfl.mechanisms.sharing import head, separate
+
+
+@options
+class Cooperation(Training):
+    """What clients do in all modes of CompFL."""
+
+    lam: float = within("[0, inf)", 1.0)
+    """lambda, weight of the feature anchors."""
+    mu: float = within("[0, inf)", 1.0)
+    """Weight of the distillation."""
+    tau: float = within("(0, inf)", 0.1)
+    """Temperature of the teachers' weights."""
+    head_lr: float = within("(0, inf)", 0.1)
+    """eta_g, learning rate of the adapted heads."""
+    align: bool = True
+    """Use the feature anchors."""
+    kd: bool = True
+    """Use the ensemble distillation."""
+    head_init: Literal["keep+ft", "proto+ft", "proto", "keep"] = "keep+ft"
+    """The own expert's head at the start of a round: as it was, or prototypes; with or without one epoch."""
+    anchor_reduction: Literal["mean", "sum"] = "mean"
+    """Over the dimensions of a feature."""
+    kd_direction: Literal["forward", "reverse"] = "forward"
+    """KL(target || prediction), or the reverse as printed."""
+    accuracy_on: Literal["train", "validation"] = "train"
+    """The rows on which teachers are weighed."""
+
+
+def runnable(models: Sequence[Model]) -> tuple[tuple[int, ...], ...]:
+    """Per group, the experts (numbers of groups) that its clients can run, by size, their own last."""
+    order = sorted(range(len(models)), key=lambda j: (models[j].size, j))
+    return tuple(tuple(order[: order.index(j) + 1]) for j in range(len(models)))
+
+
+def divide(model: Model, weights: Weights, config: Cooperation) -> tuple[Weights, Weights]:
+    """(phi, the head and statistics that stay on the client; theta, the rest) of one expert."""
+    return separate(weights, head(model), config.bn_stats)
+
+
+def check_validation(config: Cooperation, federation: Federation) -> None:
+    """Refuse to weigh teachers on rows that nobody has."""
+    if config.accuracy_on == "validation" and not federation.validates:
+        raise JaxflError(
+            "CompFL weighs teachers on validation rows, but clients have none; add "
+            "--validation-fraction 0.2, or take --accuracy-on train."
+        )
 
 
 class Adapted(NamedTuple):
@@ -23,14 +88,7 @@ class Adapted(NamedTuple):
     predictions: jax.Array  # (m, C), softmax of the logits on the client's rows
 
 
-def select(key, eps, experts: int):
-    """Eq. 8: which of a client's experts 0..experts-1 it trains; its own is the last. () int32."""
-    explore, which = jax.random.split(key)
-    drawn = jax.random.randint(which, (), 0, experts, jnp.int32)
-    return jnp.where(jax.random.bernoulli(explore, eps), drawn, jnp.int32(experts - 1))
-
-
-def adapt(key, client: Client, federation: Federation, weights: Weights, hyper) -> Adapted:
+def adapt(key, client: Client, federation: Federation, weights: Weights, head_init: str, hyper) -> Adapted:
     """Eq. 6: fit a client's head to an extractor that stays as it is.
 
     Args:
@@ -38,6 +96,7 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, hyper) 
       client: whose rows; its `model` is the expert.
       federation: the images.
       weights: theta_j, and the client's last head on it.
+      head_init: what the head begins as, and whether it is fitted; see the option of CompFL.
       hyper: the options of CompFL.
     """
     model = client.model
@@ -52,9 +111,9 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, hyper) 
     anchors, _ = class_means(z, y, client.size, model.classes)
 
     adapted = weights
-    if hyper.head_init.startswith("proto"):
+    if head_init.startswith("proto"):
         adapted = Weights(weights.params | {head: prototype_head(anchors)}, weights.stats)
-    if hyper.head_init.endswith("ft"):
+    if head_init.endswith("ft"):
 
         def on_features(weights, batch, key):
             loss = optax.softmax_cross_entropy_with_integer_labels(logits(weights, batch.x), batch.y)
@@ -82,17 +141,101 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, hyper) 
     return Adapted(adapted, anchors, accuracy, predictions)
 
 
-def ensemble(teachers: list[Adapted], tau):
+def newest(key, client: Client, federation: Federation, theta, phi, hyper) -> Weights:
+    """A client's own expert with this extractor: under its head, adapted."""
+    return adapt(key, client, federation, tree.combine(theta, phi), hyper.head_init, hyper).weights
+
+
+class LocalRound(NamedTuple):
+    """What a client's round leaves behind, by the experts' places among those that it can run."""
+
+    weights: dict[int, Weights]  # of each that was adapted, or trained
+    loss: jax.Array  # (), mean over the steps of the training
+
+
+def local_round(
+    keys,
+    client: Client,
+    federation: Federation,
+    experts: Sequence[Model],
+    thetas: Mapping[int, Weights],
+    phis: Sequence[Weights],
+    chosen,
+    trainable: Sequence[int],
+    heard: Mapping[int, jax.Array],
+    hyper: Cooperation,
+    mu,
+) -> LocalRound:
+    """Steps 1, 2 and 4 of a round on one client: adapt, weigh, update.
+
+    Args:
+      keys: (2,), of the adaptations and of the training.
+      client: whose rows.
+      federation: the images.
+      experts: those that the client can run, by size, its own last.
+      thetas: of some of them, by their places; the others are of no use in this mode.
+      phis: the client's heads on all of them.
+      chosen: () int32, the place of the one that it trains; none of them for no training.
+      trainable: the places of those that `chosen` may be.
+      heard: by the places of `thetas`, () bool: what the client has of them. The one that it trains and its
+        own are always adapted, the others where they are heard: they teach.
+      hyper: the options.
+      mu: (), weight of the distillation in this round.
+    """
+    adapt_key, train_key = keys
+    own = len(experts) - 1
+
+    def student(e, runs):
+        """The client with expert e; with size 0 it runs no batch."""
+        return dataclasses.replace(client, model=experts[e], size=jnp.where(runs, client.size, 0))
+
+    def start(e):
+        key, weights = jax.random.fold_in(adapt_key, e), tree.combine(thetas[e], phis[e])
+        # Of another expert's head nothing is kept: section 2.3.
+        head_init = hyper.head_init if e == own else "proto+ft"
+        of_use = heard[e] | (chosen == e) | (e == own)
+        return adapt(key, student(e, of_use), federation, weights, head_init, hyper)
+
+    adapted = {e: start(e) for e in thetas}
+
+    def train(e):
+        teachers = [k for k in thetas if k != e]
+        targets, weight = None, mu
+        if hyper.kd and teachers:
+            known = jnp.stack([jnp.asarray(heard[k]) for k in teachers])
+            targets = ensemble([adapted[k] for k in teachers], known, hyper.tau)
+            weight = jnp.where(known.any(), mu, 0)
+        trainee = student(e, chosen == e)
+        return descend(
+            objective(trainee.model, adapted[e].anchors, targets, hyper, weight),
+            adapted[e].weights,
+            train_key,
+            own_rows(trainee, federation, hyper),
+            hyper,
+            phase=None,
+        )
+
+    trained = {e: train(e) for e in trainable}
+    weights = {e: of_expert.weights for e, of_expert in (adapted | trained).items()}
+    return LocalRound(weights, tree.total([of_expert.loss for of_expert in trained.values()]))
+
+
+def ensemble(teachers: list[Adapted], known, tau):
     """Eq. 7 and the sum of eq. 3: the teachers' predictions (m, C), weighted by their accuracies."""
-    s = teacher_weights(jnp.stack([teacher.accuracy for teacher in teachers]), tau)
+    s = teacher_weights(jnp.stack([teacher.accuracy for teacher in teachers]), known, tau)
     return jnp.tensordot(s, jnp.stack([teacher.predictions for teacher in teachers]), 1)
 
 
-def teacher_weights(accuracies, tau):
-    """Eq. 7: (T,) accuracies -> (T,) weights; min-max scaled to [0, 1], all 1 where they are equal."""
-    low, high = accuracies.min(), accuracies.max()
+def teacher_weights(accuracies, known, tau):
+    """Eq. 7: (T,) accuracies, (T,) bool -> (T,) weights of those known, which are scaled to [0, 1] before.
+
+    The scaled ones are all 1 where they are equal; the weights are all 0 where nobody is known.
+    """
+    low = jnp.min(accuracies, initial=1, where=known)
+    high = jnp.max(accuracies, initial=0, where=known)
     scaled = jnp.where(high > low, (accuracies - low) / jnp.where(high > low, high - low, 1), 1)
-    return jax.nn.softmax(scaled / tau)
+    weights = jnp.where(known, jnp.exp(scaled / tau - 1 / tau), 0)
+    return weights / jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
 
 
 def objective(model: Model, anchors, taught, hyper, mu) -> Callable:

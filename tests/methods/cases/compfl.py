@@ -13,7 +13,8 @@ from reference import nets
 from reference.sharing import divide
 from reference.training import average, cross_entropy, descend, log_softmax, softmax
 
-from jaxfl.algorithms.experts.compfl import runnable, select
+from jaxfl.algorithms.experts.compfl import select
+from jaxfl.algorithms.experts.compfl_client import runnable
 from jaxfl.models import zoo
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group, orders
@@ -69,7 +70,7 @@ def step(state, clients, cohort, options):
         chosen = list(heads[i])[draw["chosen"]] if options.greedy else own
         downloaded = heads[i] if warm and (options.kd or options.greedy) else {chosen, own}
         adapted = {
-            j: adapt(client, net[j], experts[j] | heads[i][j], order, options)
+            j: adapt(client, net[j], experts[j] | heads[i][j], order, options, own=j == own)
             for j, order in zip(heads[i], draw["adapt"], strict=True)
             if j in downloaded
         }
@@ -91,22 +92,23 @@ def step(state, clients, cohort, options):
     return {"experts": average(experts, sent), "heads": heads, "trained": trained}, losses
 
 
-def adapt(client, net, weights, order, options):
-    """Step 1 and 2: class means, the head from them (eq. 6), and its accuracy."""
+def adapt(client, net, weights, order, options, own=True):
+    """Step 1 and 2: class means, the head from them (eq. 6) or the own one as it was, and its accuracy."""
+    head_init = options.head_init if own else "proto+ft"
     z, _ = net(weights, client.x)
     classes = len(weights[f"{nets.HEAD}/bias"])
     anchors = np.zeros((classes, z.shape[1]))
     for c in set(client.y):
         anchors[c] = z[client.y == c].mean(0)
 
-    if "proto" in options.head_init:
+    if "proto" in head_init:
         kernel = np.zeros_like(anchors)
         for c in range(classes):
             if anchors[c].any():
                 kernel[c] = anchors[c] / np.linalg.norm(anchors[c])
         prototypes = {f"{nets.HEAD}/kernel": kernel.T, f"{nets.HEAD}/bias": np.zeros(classes)}
         weights = weights | prototypes
-    if "ft" in options.head_init:
+    if "ft" in head_init:
 
         def loss(weights, rows):
             scores, back = nets.classify(weights, z[rows])
