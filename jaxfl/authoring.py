@@ -14,6 +14,7 @@ from jaxfl.core.client_map import (
     scatter,
     sent_down,
     sent_up,
+    visit_client,
     visit_clients,
 )
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, stretch, sweep
@@ -36,7 +37,7 @@ from jaxfl.core.training import (
 )
 from jaxfl.data.federation import Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms import learned_matrix, mixing, own_models, public_images
+from jaxfl.mechanisms import learned_matrix, mixing, own_models, public_images, topology
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
@@ -126,7 +127,9 @@ __all__ = [
     "sharing",
     "stretch",
     "sweep",
+    "topology",
     "tree",
+    "visit_client",
     "visit_clients",
     "within",
 ]

@@ -43,6 +43,14 @@ gc.set_threshold(200_000, 50, 1000)  # tracing makes many objects that live on: 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows of the clients: unequal, and a batch of one
 PUBLIC = 10  # rows that everybody sees
+EDGES = (
+    (0, 1),
+    (1, 2),
+    (0, 2),
+    (2, 3),
+    (3, 4),
+    (0, 4),
+)  # between the clients: some have more neighbours than others
 
 
 def long(*values):
@@ -91,6 +99,14 @@ def tiny_partition(source: Source, sizes=SIZES) -> Partition:
         outputs=CLASSES,
         public=rows[-PUBLIC:],
     )
+
+
+def tiny_links() -> np.ndarray:
+    """Who of the five clients is linked with whom, (5, 5) bool."""
+    links = np.zeros((len(SIZES), len(SIZES)), bool)
+    for i, k in EDGES:
+        links[i, k] = links[k, i] = True
+    return links
 
 
 def validating(partition: Partition) -> Partition:

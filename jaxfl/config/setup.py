@@ -55,6 +55,10 @@ class RunOptions:
     (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, how many
     features the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
     mcmahan,padding=same."""
+    topology: str = "none"
+    """Who is linked with whom, for methods without a server: complete, ring, star, er,p=0.6 (every pair
+    with probability p, drawn by partition_seed until all are connected); a file of edges (.txt, two client
+    ids a line); or my.py:graph. By default complete where a method needs links."""
     rounds: int = within("[1, inf)", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from jaxfl.core import flops, tree
+from jaxfl.core import flops, loops, tree
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
@@ -100,6 +100,35 @@ def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared,
         found = jax.tree.map(lambda leaf: leaf[back], found)  # noqa: B023
         outputs.append(_counted(federation, cohort, g, *found))
     return carry, tuple(outputs)
+
+
+def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tuple[Any, Any]:
+    """Visit one client, if it is of one group; all devices make the visit.
+
+    Args:
+      f: ``(key, client, carry, own) -> (carry, own)``, for one client.
+      carry: what it finds.
+      key: the client's is ``fold_in(key, client.id)``.
+      federation: the clients.
+      g: the group.
+      who: () int32, the id of the client. If it is of another group, nothing is computed and nothing changes.
+      own: leaves (n_g, ...), of all clients of the group.
+
+    Returns:
+      What the client leaves, and `own` with its entry as the visit left it.
+    """
+    group = federation.groups[g]
+    of_it = group.id == who
+    place = jnp.argmax(of_it).astype(jnp.int32)
+    f = flops.of_client(f)
+
+    def visit(carry, own):
+        client, mine = jax.tree.map(lambda leaf: leaf[place], (group, own))
+        (carry, mine), operations = f(jax.random.fold_in(key, client.id), client, carry, mine)
+        flops.add(jnp.zeros(group.size.shape, operations.dtype).at[place].add(operations), group=g)
+        return carry, jax.tree.map(lambda leaf, new: leaf.at[place].set(new), own, mine)
+
+    return loops.cond(of_it.any(), visit, lambda carry, own: (carry, own), carry, own)
 
 
 def _present(group: Client, slots: Slots) -> Client:

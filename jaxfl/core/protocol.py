@@ -69,6 +69,8 @@ class Info(NamedTuple):
       down: per group (k,) int32, scalars that each client received.
       findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
         round and drawn as one panel of lines each. A host step may add entries of any JSON form.
+      idle: per group (k_g,) bool, clients that trained nothing in the round: their loss is left out. None
+        where everybody trains.
       trained: per group a `Predictor` of the cohort's models as local training left them, before anything is
         averaged. It is scored where somebody asks for it, and costs nothing otherwise.
     """
@@ -77,6 +79,7 @@ class Info(NamedTuple):
     up: PerGroup
     down: PerGroup
     findings: dict = {}
+    idle: PerGroup | None = None
     trained: PerGroup | None = None
 
 
@@ -144,7 +147,8 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: the same for a bibliography.
-      needs: ``config -> names`` of what the method cannot do without: "public" images, "validation" rows.
+      needs: ``config -> names`` of what the method cannot do without: "public" images, "validation" rows,
+        "links" between clients.
         Where the user chose none, the command provides them.
       pictures: file name -> ``findings of the last round -> figure``, what the method draws itself.
     """

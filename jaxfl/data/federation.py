@@ -57,6 +57,7 @@ class Federation:
       mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
       public: (P,) int32, rows of `images` that everybody sees.
+      links: (N, N) bool, which clients are linked, by their ids; (0, 0) where nobody asked for a graph.
       clients_at_once: how many clients of a group run side by side on a device, in the client map.
       mesh: the devices that share the clients of a round, along one axis; None for a single device.
       unified: whether an output means the same on all clients.
@@ -69,6 +70,7 @@ class Federation:
     std: jax.Array
     groups: PerGroup
     public: jax.Array
+    links: jax.Array
     clients_at_once: int = static(default=1)
     mesh: Mesh | None = static(default=None)
     unified: bool = static(default=True)
@@ -134,6 +136,7 @@ def federate(
     clients_at_once: int = 1,
     devices: int = 1,
     public: Public | None = None,
+    links: np.ndarray | None = None,
 ) -> Federation:
     """Put a data set on the device and give every client an architecture.
 
@@ -144,6 +147,7 @@ def federate(
       clients_at_once: see `Federation`.
       devices: how many of JAX's devices share the clients of a round.
       public: public images of another set; by default the partition's public rows are the public ones.
+      links: who is linked with whom, see `jaxfl.data.topology.draw`.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree, there are fewer devices, or they are not
@@ -180,6 +184,7 @@ def federate(
             for start, (model, count) in zip(starts[:-1], models, strict=True)
         ),
         public=jnp.asarray(rows, jnp.int32),
+        links=jnp.zeros((0, 0), bool) if links is None else jnp.asarray(links),
         clients_at_once=clients_at_once,
         mesh=_mesh(devices),
         unified=unified,

@@ -80,7 +80,7 @@ def run_batch(
     spent = compilation(variant.programs)
     try:
         if begun:
-            data = prepare(given, begun[0] / store.PARTITION)
+            data = prepare(given, begun[0])
         setup, data = fitted(variant, given, data)
         fitting = {
             folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()

@@ -102,7 +102,7 @@ def compare(
             source = data and data.source
             data = None  # the next one needs the memory
             setup = setup.replace(partition_seed=number)
-            data = prepare(setup, begun[0] / store.PARTITION if begun else None, source)
+            data = prepare(setup, begun[0] if begun else None, source)
             if number == first_partition:
                 observer.prepared(setup, data, len(planned))
             else:

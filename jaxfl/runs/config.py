@@ -33,12 +33,16 @@ def absolute(setup: Setup) -> Setup:
     public, options = choices.split(choices.absolute(setup.data.public))
     if public.endswith(".npz") or (public not in ("auto", "none", "held-out") and is_folder(public)):
         public = str(Path(public).expanduser().resolve())
+    edges = choices.absolute(setup.run.topology)
+    if edges.endswith(".txt"):
+        edges = str(Path(edges).expanduser().resolve())
     data_dir = setup.machine.data_dir
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
         data_dir=data_dir and data_dir.expanduser().resolve(),
         partition=partition,
+        topology=edges,
         models=tuple(map(choices.absolute, setup.run.models)),
     )
 

@@ -2,6 +2,7 @@
 
 import textwrap
 
+import networkx
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -12,6 +13,7 @@ from sklearn.decomposition import PCA
 
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers a picture has room
+MOST_LINKED = 200  # clients for whose links it has room
 
 
 def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
@@ -141,6 +143,33 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
         figure.legend(
             marks, map(str, range(outputs)), title="label", fontsize="small", loc="outside right upper"
         )
+    return figure
+
+
+def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
+    """The graph of the clients, coloured by architecture; None where it has no room.
+
+    Args:
+      links: (N, N) bool.
+      models: (N,), the architecture of each client.
+    """
+    if len(links) > MOST_LINKED:
+        return None
+    graph, names = networkx.from_numpy_array(links), list(dict.fromkeys(models))
+    colours = [colormaps["tab10"](names.index(model) % 10) for model in models]
+    figure = Figure((6, 5), layout="constrained", dpi=150)
+    axes = figure.add_subplot(title=f"{len(links)} clients, {graph.number_of_edges()} links")
+    places = networkx.circular_layout(graph)
+    networkx.draw_networkx_edges(graph, places, ax=axes, alpha=0.3, width=0.7)
+    small = len(links) > MOST_NAMED
+    networkx.draw_networkx_nodes(graph, places, ax=axes, node_color=colours, node_size=40 if small else 220)
+    if not small:
+        networkx.draw_networkx_labels(graph, places, ax=axes, font_size=7, font_color="white")
+    axes.set_axis_off()
+    marks = [
+        Line2D([], [], marker="o", linestyle="", color=colormaps["tab10"](i % 10)) for i in range(len(names))
+    ]
+    figure.legend(marks, names, fontsize="small", loc="outside right upper")
     return figure
 
 

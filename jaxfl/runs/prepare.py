@@ -1,6 +1,6 @@
 """From options to a federation: what the command line and `jaxfl.run` have in common.
 
-source -> partition -> models -> Federation
+source -> partition -> links -> models -> Federation
 """
 
 import dataclasses
@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import networkx
+import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup
 from jaxfl.core import memory
 from jaxfl.data import partition as partitions
+from jaxfl.data import topology
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
@@ -28,6 +31,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
+from jaxfl.runs import store
 
 CLIENTS = 20  # where nobody says how many
 # Options of a partition that a data set has by default: digits are few, and a client that knows little learns
@@ -46,12 +50,12 @@ class Data(NamedTuple):
 
 
 @memory.explained()
-def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | None = None) -> Data:
+def prepare(setup: Setup, begun: Path | None = None, source: Source | None = None) -> Data:
     """Load, divide and put on the device.
 
     Args:
       setup: the options.
-      saved_partition: use this one instead of drawing it (the one of a run that is resumed).
+      begun: the folder of a run whose partition and links are used instead of drawing them.
       source: use this one instead of loading it.
 
     Raises:
@@ -60,12 +64,13 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     check_setup(setup)
     _require_device()
     source = source or load_source(setup)
-    partition = divide(setup, source, saved_partition)
+    partition = divide(setup, source, begun and begun / store.PARTITION)
+    links = link(setup, len(partition.train), begun and begun / store.TOPOLOGY)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
     public = other_images(setup, source)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
     assert at_once and devices  # chosen by now
-    federation = federate(source, partition, models, at_once, devices, public)
+    federation = federate(source, partition, models, at_once, devices, public, links)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices)
 
@@ -203,6 +208,23 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         max_test=setup.partition.max_test,
         public=held_out(setup),
     )
+
+
+def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
+    """Who is linked with whom: drawn by `partition_seed`, or read from a file; None where nobody is."""
+    choice = setup.run.topology
+    if choice == "none":
+        return None
+    if saved is not None or choice.endswith(".txt"):
+        return on_first_process(topology.read)(saved or Path(choice), clients)
+    name, make, options = choices.function("topology", topology.TOPOLOGIES, choice)
+    require_call(name, make, "clients", "rng", **options)
+    rng = np.random.default_rng([setup.partition.partition_seed, topology.STREAM])
+    with own_code():
+        graph = make(clients, rng, **options)
+    if not isinstance(graph, networkx.Graph):
+        raise JaxflError(f"{choice} returns a {type(graph).__name__}, not a networkx.Graph.")
+    return topology.links(f"--topology {choice}", graph, clients)
 
 
 def build_models(setup: Setup, source: Source, partition: Partition):

@@ -16,7 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
-from jaxfl.runs.plot import draw_curves, draw_embeddings, draw_findings, draw_matrices
+from jaxfl.runs.plot import draw_curves, draw_embeddings, draw_findings, draw_matrices, draw_topology
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.runs.variant import Variant
@@ -198,6 +198,9 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
     if job.programs.embeddings:
         embeddings = store.read_about_clients(folder, "embeddings", job.rounds)
         pictures["embeddings.png"] = partial(draw_embeddings, embeddings, counts)
+    if job.federation.links.size:
+        named = [group.model.name for group in job.federation.groups for _ in group.id]
+        pictures["topology.png"] = partial(draw_topology, np.asarray(job.federation.links), named)
     store.write_pictures(folder, pictures)
     store.write_json(folder / store.RESULT, summary)
     return summary

@@ -24,19 +24,21 @@ def records(
 
     Where several runs are one program, `together` says how many; the seconds of training are one run's part.
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
-    A loss that is not finite is None. flops are the floating-point operations of training, see
-    `jaxfl.core.flops`; cohort is there where the cohorts of rounds are scored, simulated_seconds where the
-    clients' devices are known (by architecture): the time of the slowest client; findings where the method
-    has some. What a method does before the first round counts for it, and stands there as preparation.
+    A loss that is not finite is None, and that of a client that did not train. flops are the floating-point
+    operations of training, see `jaxfl.core.flops`; cohort is there where the cohorts of rounds are scored,
+    simulated_seconds where the clients' devices are known (by architecture): the time of the slowest client;
+    findings where the method has some. What a method does before the first round counts for it, and stands
+    there as preparation.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
         info = report.info
-        ids, loss, up, down, flops, owners = [], [], [], [], [], []
+        ids, loss, idle, up, down, flops, owners = [], [], [], [], [], [], []
         for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
             taken = slots.mask[t]
             ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
             loss += info.loss[g][taken].tolist()
+            idle += info.idle[g][taken].tolist() if info.idle else [False] * taken.sum()
             # Python integers: a round of large networks exceeds 32 bits.
             up += [BYTES_PER_SCALAR * int(count) for count in info.up[g][taken]]
             down += [BYTES_PER_SCALAR * int(count) for count in info.down[g][taken]]
@@ -45,12 +47,14 @@ def records(
         lines.append(
             {
                 "round": t + 1,
-                "loss": _finite(float(np.mean(loss))),
+                "loss": _finite(float(np.mean(loss, where=~np.array(idle)))) if not all(idle) else None,
                 "bytes_up": sum(up),
                 "bytes_down": sum(down),
                 "flops": float(sum(of_group.sum() for of_group in report.flops)),
                 "clients": ids,
-                "client_loss": [_finite(value) for value in loss],
+                "client_loss": [
+                    None if skipped else _finite(value) for value, skipped in zip(loss, idle, strict=True)
+                ],
                 "client_bytes_up": up,
                 "client_bytes_down": down,
                 "client_flops": flops,

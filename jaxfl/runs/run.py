@@ -29,7 +29,7 @@ def run(
     *,
     log: Sequence[str] = (),
     profile: Path | None = None,
-    partition: Path | None = None,
+    drawn: Path | None = None,
     max_seconds: float | None = None,
     observer: Observer = NOBODY,
 ) -> tuple[Path, dict]:
@@ -41,7 +41,7 @@ def run(
       folder: for its results; by default runs/NAME-DATASET.
       log: where else metrics go, see `Log`.
       profile: a folder for a trace of the second chunk of rounds, or of the only one.
-      partition: a saved one, used as it is.
+      drawn: the folder of another run whose partition and links are used as they are.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
@@ -65,7 +65,7 @@ def run(
         follow(folder, new)
 
     with limited(max_seconds):
-        data = prepare(setup, partition)
+        data = prepare(setup, drawn)
         observer.prepared(setup, data, 1)
         with follow, owned(folder):
             spent = compilation(variant.programs)
@@ -76,7 +76,7 @@ def run(
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
     """Train again what an earlier run did, on its partition; the rest as `run`."""
     setup, variant = restore(old, store.read_config(old))
-    return run(variant, setup, folder, partition=old / store.PARTITION, **options)
+    return run(variant, setup, folder, drawn=old, **options)
 
 
 def resume(
@@ -135,7 +135,7 @@ def resume(
                     f"jaxfl is not what it was when {folder} was computed; its result says from which round "
                     "on this one computes it."
                 )
-            data = prepare(setup, folder / store.PARTITION)
+            data = prepare(setup, folder)
             if rounds not in (None, setup.run.rounds):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
             observer.prepared(setup, data, 1)
@@ -217,7 +217,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
         "environment": environment(),
         "code": now,
     }
-    store.begin(folder, config, data.partition, data.source)
+    store.begin(folder, config, data.partition, data.source, data.federation.links)
     return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
 
 

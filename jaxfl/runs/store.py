@@ -6,13 +6,14 @@ Its files are
     code/round-1/    the user's own source files, to be read and never executed; code/round-7/ where others
                      took over at that round
     partition.npz    whose rows are whose
+    topology.txt     the edges between clients, of methods without a server
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
     embeddings/      the same of methods that describe clients by vectors
     result.json      the summary, once the run has ended
     owner.json       who runs it, while somebody does
-    curves.png, findings.png, matrices.png, embeddings.png, and what the method draws itself
+    curves.png, findings.png, matrices.png, embeddings.png, topology.png, and what the method draws itself
     tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxfl.data import npz
+from jaxfl.data import npz, topology
 from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
@@ -43,6 +44,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
+TOPOLOGY = "topology.txt"
 OWNER, END = "owner.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
@@ -105,13 +107,15 @@ def create(folder: Path) -> None:
 
 
 @writes
-def begin(folder: Path, config: dict, partition: Partition, source: Source) -> None:
+def begin(folder: Path, config: dict, partition: Partition, source: Source, links) -> None:
     """Make the folder of a new run."""
     create(folder)
     with replacing(folder / CONFIG) as file:  # at its place last: then the folder is a run
         file.write(as_json(config))
         keep_code(folder, 1, config["code"])
         partitions.save(partition, source, folder / PARTITION)
+        if links.size:
+            (folder / TOPOLOGY).write_text(topology.as_text(np.asarray(links)))
 
 
 @writes

@@ -16,6 +16,7 @@ from jaxfl.core.check import checked
 from jaxfl.core.engine import Programs, programs
 from jaxfl.core.protocol import Algorithm, Method
 from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError
 
 
 class Variant(NamedTuple):
@@ -93,8 +94,14 @@ def _algorithm(build: Callable, options: Any) -> Algorithm:
 
 
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
-    """The setup with what the methods need and the user has not chosen: public images, validation rows."""
+    """The setup with what the methods need and the user has not chosen: images, validation rows, links."""
+    variants = list(variants)
     needed = {name for variant in variants for name in variant.method.needs(variant.config)}
+    if "links" in needed and setup.run.topology == "none":
+        setup = setup.replace(topology="complete")
+    if "links" not in needed and setup.run.topology != "none":
+        labels = ", ".join(variant.label for variant in variants)
+        raise JaxflError(f"--topology {setup.run.topology} is of no use to {labels}: it has a server.")
     public, validation = setup.data.public, setup.partition.validation_fraction
     if setup.partition.partition.endswith(".npz"):  # it holds what it holds
         return setup

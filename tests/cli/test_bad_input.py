@@ -86,7 +86,7 @@ REFUSED = [
     ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),
     ("run compfl,kd=maybe", "compfl: kd must be true or false, not 'maybe'"),
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
-    ("run fedavg @own.args --lam 1", "--lam is an option of compfl, ditto", "not of jaxfl run fedavg"),
+    ("run fedavg @own.args --lam 1", "--lam is an option of compfl, compfl-dd, ", "not of jaxfl run fedavg"),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),
     ("compare", "Name the methods to compare"),
@@ -125,6 +125,13 @@ REFUSED = [
     ("run fedavg @own.args --device-profile mlp=0:1", "with two positive numbers"),
     ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 4"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
+    # links
+    ("run fedavg @own.args --topology ring", "--topology ring is of no use to fedavg: it has a server"),
+    ("run dfedavg @own.args --topology rnig", "no topology 'rnig'; did you mean 'ring'?"),
+    ("run dfedavg @own.args --topology er,p=0", "er: p must lie in (0, 1], but is 0.0"),
+    ("run dfedavg @own.args --topology er,p=0.001", "none of 1,000 graphs of", "is connected; raise p"),
+    ("run dfedavg @own.args --topology nowhere.txt", "The edges of nowhere.txt cannot be read"),
+    ("run compfl-mm @own.args --rounds 1", "trains 2 architectures one after another", "raise --rounds"),
     # data
     ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean 'digits'?"),
     ("run fedavg @own.args --dataset mnist --data-dir .", "mnist is not prepared", "[tfds-prepare]"),
@@ -451,7 +458,7 @@ def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
         ("fedper", {"epochs": 1.5}, "fedper: --epochs must be a whole number, but is 1.5"),
         ("fedper", {"lr": None}, "--lr must be a number, but is None"),
         ("fedper", {"optimizer": "sgdd"}, "--optimizer must be sgd or adam or adamw, but is 'sgdd'"),
-        ("compfl", {"head_init": "bogus"}, "compfl: --head-init must be proto+ft or"),
+        ("compfl", {"head_init": "bogus"}, "compfl: --head-init must be keep+ft or"),
         ("compfl", {"kd": 1}, "compfl: --kd must be true or false, but is 1"),
     ],
 )

@@ -8,7 +8,7 @@ import functools
 import math
 
 import jax
-from conftest import CLASSES, SHAPE, SIZES, cohort, tiny_models, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, SIZES, cohort, tiny_links, tiny_models, tiny_partition, tiny_source
 
 from jaxfl.core.engine import traced
 from jaxfl.core.programs import Program
@@ -28,7 +28,7 @@ ALWAYS = (EVERYONE,) * 3
 def federated(*models, sizes=SIZES):
     """Clients with these pairs (model, clients)."""
     source = tiny_source()
-    return federate(source, tiny_partition(source, sizes), models)
+    return federate(source, tiny_partition(source, sizes), models, links=tiny_links())
 
 
 def mlp(**options):

@@ -19,6 +19,7 @@ from conftest import (
     cohort,
     comparable,
     differ,
+    tiny_links,
     tiny_models,
     tiny_partition,
     tiny_source,
@@ -80,7 +81,7 @@ class Played(NamedTuple):
 def federation():
     """Five unequal clients, two architectures; they have validation rows, which some methods need."""
     source = tiny_source()
-    return federate(source, validating(tiny_partition(source)), tiny_models())
+    return federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
 
 
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
@@ -192,7 +193,7 @@ def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploy
     returned = any(np.allclose(trained, other, rtol=1e-5, atol=1e-5) for other in others)
     assert returned == played.case.returns
     of_all = played.play(jax.random.key(2), played.state, federation, cohort(federation, EVERYONE)).trained
-    assert differ(of_all[0][0], of_all[0][1])
+    assert any(differ(of_group[0], of_group[1]) for of_group in of_all)
 
 
 def test_absent_clients_keep_their_state(played, federation):
@@ -272,6 +273,8 @@ def test_every_rate_has_an_effect_and_none_recompiles(played, federation):
 
 @pytest.mark.parametrize("t", [0, ROUNDS - 1])
 def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, federation, t):
+    if played.case.traffic is None:
+        pytest.skip("chance decides how much is sent")
     state = with_rates(played.state, played.case.traffic_rates)
     info = played.play(jax.random.key(2), state, federation, cohort(federation, SOME, t)).info
     for model, group, up, down in zip(federation.models, federation.groups, info.up, info.down, strict=True):

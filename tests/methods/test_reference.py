@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import long, tiny_partition, tiny_source, validating
+from conftest import long, tiny_links, tiny_partition, tiny_source, validating
 from jax.sharding import AxisType
 from reference import nets, training
 
@@ -120,7 +120,7 @@ def jaxfl_run(method, name, devices=1):
     case, comparison = CASES[method], CASES[method].comparisons[name]
     source, models = tiny_source(), comparison.models
     partition = varied(tiny_partition(source))
-    federation = federate(source, partition, models)
+    federation = federate(source, partition, models, links=tiny_links())
     # Clients number their classes anew; the references mix predictions whatever they mean.
     federation = dataclasses.replace(federation, unified=True, labelled=True)
     slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, COHORT_SEED)

@@ -511,6 +511,23 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
+def test_links_stay_with_the_run_whatever_becomes_of_their_file(dataset, tmp_path):
+    edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
+    clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
+    edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
+    cli.main(["run", "dfedavg", *dataset, *FEDERATION, "--topology", str(edges), "--run-dir", str(original)])
+    assert (original / "topology.txt").read_text() == edges.read_text()
+    assert (original / "topology.png").read_bytes().startswith(b"\x89PNG")
+    shutil.copytree(original, folder)
+    edges.write_text("0 1\n")
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "6")
+    cli.main(["resume", str(folder)])
+    assert_same_run(folder, original)
+    cli.main(["run", "--from", str(original), "--run-dir", str(tmp_path / "repeated")])
+    assert metrics(tmp_path / "repeated")[-1]["accuracy"] == metrics(original)[-1]["accuracy"]
+
+
 def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch):
     """Which are more than it would use by itself."""
     folder, proceed, devices = tmp_path / "two", run.proceed, []

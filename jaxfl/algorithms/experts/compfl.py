@@ -40,6 +40,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     divide,
     local_round,
     newest,
+    received,
     runnable,
 )
 from jaxfl.authoring import (
@@ -47,13 +48,11 @@ from jaxfl.authoring import (
     Info,
     Method,
     PerGroup,
-    Predictor,
     gather,
     initial_weights,
     map_clients,
     options,
     per_group,
-    predict,
     scatter,
     tree,
     within,
@@ -126,13 +125,8 @@ def build(config: CompFL) -> Algorithm:
         )
 
     def receive(key, state, federation, cohort):
-        def client(key, client, theta, heads):
-            weights = newest(key, client, federation, theta, heads[-1], state.hyper)
-            return divide(client.model, weights, config)[0]
-
-        own = gather(state.heads, cohort)
-        heads = map_clients(client, key, federation, cohort, state.experts, own)
-        return per_group(lambda theta, head: Predictor(theta, head, predict), state.experts, heads)
+        own = per_group(lambda heads: heads[-1], gather(state.heads, cohort))
+        return received(key, federation, cohort, state.experts, own, state.hyper)
 
     def step(key, state, federation, cohort):
         hyper, models = state.hyper, federation.models
@@ -162,15 +156,11 @@ def build(config: CompFL) -> Algorithm:
                 hyper,
                 mu,
             )
-            parts = {e: divide(models[js[e]], weights, config) for e, weights in local.weights.items()}
             cost = jnp.asarray([sizes[j] for j in js], jnp.int32)
             present = (client.size > 0).astype(jnp.int32)
             return {
-                "heads": tuple(
-                    tree.where(downloaded[e], parts[e][0], heads[e]) if e in parts else heads[e]
-                    for e in range(len(js))
-                ),
-                "experts": {js[e]: parts[e][1] for e in trainable},
+                "heads": local.phis,
+                "experts": {js[e]: theta for e, theta in local.thetas.items()},
                 "n": {js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in trainable},
                 "own": local.weights[own],
                 "last": jnp.where(chosen == own, cohort.round, -1),

@@ -14,17 +14,23 @@ import optax
 
 from jaxfl.authoring import (
     Client,
+    Cohort,
     Federation,
     JaxflError,
     Model,
+    PerGroup,
+    Predictor,
     Training,
     Weights,
     arrays,
     count_correct,
     descend,
+    map_clients,
     mean,
     options,
     own_rows,
+    per_group,
+    predict,
     sgd,
     tree,
     within,
@@ -65,9 +71,9 @@ def runnable(models: Sequence[Model]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(order[: order.index(j) + 1]) for j in range(len(models)))
 
 
-def divide(model: Model, weights: Weights, config: Cooperation) -> tuple[Weights, Weights]:
+def divide(model: Model, weights: Weights, hyper: Cooperation) -> tuple[Weights, Weights]:
     """(phi, the head and statistics that stay on the client; theta, the rest) of one expert."""
-    return separate(weights, head(model), config.bn_stats)
+    return separate(weights, head(model), hyper.bn_stats)
 
 
 def check_validation(config: Cooperation, federation: Federation) -> None:
@@ -146,11 +152,41 @@ def newest(key, client: Client, federation: Federation, theta, phi, hyper) -> We
     return adapt(key, client, federation, tree.combine(theta, phi), hyper.head_init, hyper).weights
 
 
-class LocalRound(NamedTuple):
-    """What a client's round leaves behind, by the experts' places among those that it can run."""
+def received(
+    key, federation: Federation, cohort: Cohort, thetas: PerGroup, phis: PerGroup, hyper
+) -> PerGroup:
+    """How clients predict that get an extractor of their own expert: under their heads, adapted.
 
-    weights: dict[int, Weights]  # of each that was adapted, or trained
-    loss: jax.Array  # (), mean over the steps of the training
+    Args:
+      key: of the round.
+      federation: the clients.
+      cohort: which of them.
+      thetas: per group, the extractor.
+      phis: per group, the own heads (k_g, ...).
+      hyper: the options.
+    """
+
+    def client(key, client, theta, phi):
+        return divide(client.model, newest(key, client, federation, theta, phi, hyper), hyper)[0]
+
+    adapted = map_clients(client, key, federation, cohort, thetas, phis)
+    return per_group(lambda theta, phi: Predictor(theta, phi, predict), thetas, adapted)
+
+
+class LocalRound(NamedTuple):
+    """What a client's round leaves behind, by the experts' places among those that it can run.
+
+    Args:
+      weights: of every expert of use, adapted or trained.
+      thetas: of those that may have been trained.
+      phis: the client's heads on all.
+      loss: (), mean over the steps of the training.
+    """
+
+    weights: dict[int, Weights]
+    thetas: dict[int, Weights]
+    phis: tuple[Weights, ...]
+    loss: jax.Array
 
 
 def local_round(
@@ -175,10 +211,9 @@ def local_round(
       experts: those that the client can run, by size, its own last.
       thetas: of some of them, by their places; the others are of no use in this mode.
       phis: the client's heads on all of them.
-      chosen: () int32, the place of the one that it trains; none of them for no training.
+      chosen: () int32, the place of the one that it trains.
       trainable: the places of those that `chosen` may be.
-      heard: by the places of `thetas`, () bool: what the client has of them. The one that it trains and its
-        own are always adapted, the others where they are heard: they teach.
+      heard: by the places of `thetas`, () bool: which of them the client has. These are adapted, and teach.
       hyper: the options.
       mu: (), weight of the distillation in this round.
     """
@@ -189,12 +224,13 @@ def local_round(
         """The client with expert e; with size 0 it runs no batch."""
         return dataclasses.replace(client, model=experts[e], size=jnp.where(runs, client.size, 0))
 
+    of_use = {e: heard[e] | (chosen == e) for e in thetas}
+
     def start(e):
         key, weights = jax.random.fold_in(adapt_key, e), tree.combine(thetas[e], phis[e])
         # Of another expert's head nothing is kept: section 2.3.
         head_init = hyper.head_init if e == own else "proto+ft"
-        of_use = heard[e] | (chosen == e) | (e == own)
-        return adapt(key, student(e, of_use), federation, weights, head_init, hyper)
+        return adapt(key, student(e, of_use[e]), federation, weights, head_init, hyper)
 
     adapted = {e: start(e) for e in thetas}
 
@@ -217,7 +253,13 @@ def local_round(
 
     trained = {e: train(e) for e in trainable}
     weights = {e: of_expert.weights for e, of_expert in (adapted | trained).items()}
-    return LocalRound(weights, tree.total([of_expert.loss for of_expert in trained.values()]))
+    parts = {e: divide(experts[e], of_expert, hyper) for e, of_expert in weights.items()}
+    return LocalRound(
+        weights,
+        {e: parts[e][1] for e in trainable},
+        tuple(tree.where(of_use[e], parts[e][0], phi) if e in parts else phi for e, phi in enumerate(phis)),
+        tree.total([of_expert.loss for of_expert in trained.values()]),
+    )
 
 
 def ensemble(teachers: list[Adapted], known, tau):

@@ -82,7 +82,7 @@ class Case(NamedTuple):
         every client before and after its personalisation.
       traffic: ``(model, models, t) -> scalars`` that a client with this model sends and receives in round t,
         or a pair where these differ; where clients differ, functions of their ids. `models`
-        are those of the federation.
+        are those of the federation. None where chance decides; then a reduction counts it.
       draws: ``(key, client, models, options) -> what a client draws in a round``.
       draws_before_use: the same for predicting.
       draws_of_server: ``(key of the round, options) -> what the server draws in it``.
@@ -104,7 +104,7 @@ class Case(NamedTuple):
     start: Callable
     step: Callable
     scores: Callable
-    traffic: Callable
+    traffic: Callable | None
     draws: Callable = recording.phases(train="epochs")
     draws_before_use: Callable = recording.phases()
     draws_of_server: Callable = lambda key, options: None

@@ -1,0 +1,255 @@
+"""CompFL device by device: without a server, every expert walks from client to client.
+
+Xu et al. 2024 (see `compfl`), appendix E, D/D. Of each architecture j there is one theta_j, which sits at
+some client; in the beginning these are different ones. On a visit of walker j at client i:
+
+    accept        with probability 1 where j = j_i, eps where j < j_i (what greedy selection is there), else 0
+    if accepted   (theta_j, phi_ij) <- adapt, weigh and update as in `compfl`; teachers are the experts that i
+                  has last seen of the others that it can run
+    hand on       theta_j goes to a neighbour of i, each as likely as the others
+
+Nothing is averaged. In a round of N clients every walker trains N / M times, so all of them together train as
+often as `compfl` does; the walkers take turns. Where only some clients take part, N counts these, and no
+walker goes to the others. One that is not accepted within ``max_hops`` hops rests until its next turn.
+
+A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not.
+It deploys what the walker of its architecture is now, under its own head, adapted (``deploy="walker"``), or
+its own expert as it was trained on the last visit (``"visit"``). It receives the former.
+
+A hop counts once, for who sends; simulated seconds take clients to work side by side, which walkers do not.
+"""
+
+import functools
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.experts.compfl import CompFL, distils
+from jaxfl.algorithms.experts.compfl_client import (
+    check_validation,
+    divide,
+    local_round,
+    received,
+    runnable,
+)
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    fori_loop,
+    gather,
+    initial_weights,
+    options,
+    own_models,
+    per_group,
+    topology,
+    tree,
+    visit_client,
+    within,
+)
+
+
+@options
+class CompFLDD(CompFL):
+    """Options of CompFL device by device."""
+
+    deploy: Literal["walker", "visit"] = "walker"
+    """The expert that clients deploy: the newest one, or the one that they trained last."""
+    max_hops: int = within("[1, inf)", 1000)
+    """Hops after which a walker that nobody accepts rests."""
+
+
+class Known(NamedTuple):
+    """What the clients of a group know, (n_g, ...).
+
+    Args:
+      copies: per expert that they can run, theta_j as last seen.
+      heads: per expert that they can run, phi_ij.
+      heard: (n_g, experts that they can run) bool, which ones they have seen.
+      trained: the own expert, as it was trained on its last visit.
+    """
+
+    copies: PerGroup
+    heads: PerGroup
+    heard: jax.Array
+    trained: PerGroup
+
+
+class State(NamedTuple):
+    """What lives between rounds.
+
+    Args:
+      hyper: the options.
+      walkers: per expert j, theta_j.
+      at: (M,) int32, the ids of the clients where they are.
+      known: per group `Known`.
+    """
+
+    hyper: CompFLDD
+    walkers: PerGroup
+    at: jax.Array
+    known: PerGroup
+
+
+class Round(NamedTuple):
+    """A round on its way.
+
+    Args:
+      walkers, at, known: see `State`.
+      loss: per group (n_g,), of a client's last training in this round.
+      idle: per group (n_g,) bool, who has not trained in this round.
+      sent: per expert (N,) int32, how often each client has sent it on.
+    """
+
+    walkers: PerGroup
+    at: jax.Array
+    known: PerGroup
+    loss: PerGroup
+    idle: PerGroup
+    sent: PerGroup
+
+
+def build(config: CompFLDD) -> Algorithm:
+    """Build CompFL device by device for the federation's architectures."""
+
+    def init(key, federation, hyper):
+        check_validation(config, federation)
+        topology.require_links(federation)
+        groups = federation.groups
+        weights = initial_weights(key, federation)
+        parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
+        heads, walkers = zip(*parts, strict=True)
+        start_key = jax.random.fold_in(key, len(groups))
+        starts = jax.random.permutation(start_key, federation.clients)[: len(groups)]
+
+        def known(group, js, w):
+            def of_all(of_experts):
+                return tuple(tree.stack(of_experts[j], len(group.id)) for j in js)
+
+            nothing = jnp.zeros((len(group.id), len(js)), bool)
+            return Known(of_all(walkers), of_all(heads), nothing, tree.stack(w, len(group.id)))
+
+        of_groups = per_group(known, groups, runnable(federation.models), weights)
+        return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
+
+    def receive(key, state, federation, cohort):
+        own = per_group(lambda known: known.heads[-1], gather(state.known, cohort))
+        return received(key, federation, cohort, state.walkers, own, state.hyper)
+
+    def last_visit(key, state, federation, cohort):
+        return own_models.of_cohort(per_group(lambda known: known.trained, state.known), cohort)
+
+    def chances(j, federation, hyper):
+        """(N,), with which probability each client accepts expert j."""
+        chance = jnp.zeros(federation.clients, federation.mean.dtype)
+        for g, (group, js) in enumerate(zip(federation.groups, runnable(federation.models), strict=True)):
+            if g == j:
+                chance = chance.at[group.id].set(1)
+            elif j in js and config.greedy:
+                chance = chance.at[group.id].set(hyper.eps)
+        return chance
+
+    def visit(j, key, federation, here, hyper, mu, state: Round) -> Round:
+        """Walker j goes on until it is accepted, is trained, and goes to a neighbour."""
+        models, experts = federation.models, runnable(federation.models)
+        walk_key, train_key, leave_key = jax.random.split(key, 3)
+        chance = chances(j, federation, hyper)
+        way = topology.walk(walk_key, federation, here, state.at[j], chance, config.max_hops)
+        who = jnp.where(way.accepted, way.at, -1)
+        theta, known, loss, idle = state.walkers[j], list(state.known), list(state.loss), list(state.idle)
+
+        def train(js, e, key, client, theta, own):
+            known, _, _ = own
+            of_use = range(len(js)) if config.kd else (e,)
+            local = local_round(
+                jax.random.split(key),
+                client,
+                federation,
+                [models[k] for k in js],
+                {k: theta if k == e else known.copies[k] for k in of_use},
+                known.heads,
+                jnp.int32(e),
+                (e,),
+                {k: known.heard[k] for k in of_use},
+                hyper,
+                mu,
+            )
+            theta = local.thetas[e]
+            copies = tuple(theta if k == e else copy for k, copy in enumerate(known.copies))
+            trained = local.weights[e] if e == len(js) - 1 else known.trained
+            return theta, (Known(copies, local.phis, known.heard, trained), local.loss, jnp.bool(False))
+
+        for g, (group, js) in enumerate(zip(federation.groups, experts, strict=True)):
+            if j not in js:
+                continue
+            e, passed = js.index(j), way.passed[group.id]
+            seen = jax.vmap(tree.where, (0, None, 0))(passed, state.walkers[j], known[g].copies[e])
+            known[g] = known[g]._replace(
+                copies=tuple(seen if k == e else copy for k, copy in enumerate(known[g].copies)),
+                heard=known[g].heard.at[:, e].set(known[g].heard[:, e] | passed),
+            )
+            f, own = functools.partial(train, js, e), (known[g], loss[g], idle[g])
+            theta, (known[g], loss[g], idle[g]) = visit_client(f, theta, train_key, federation, g, who, own)
+
+        left = topology.hop(leave_key, federation, here, way)
+        way = tree.where(way.accepted, left, way)
+        return Round(
+            tuple(theta if k == j else walker for k, walker in enumerate(state.walkers)),
+            state.at.at[j].set(way.at),
+            tuple(known),
+            tuple(loss),
+            tuple(idle),
+            tuple(sent + way.sent if k == j else sent for k, sent in enumerate(state.sent)),
+        )
+
+    def step(key, state, federation, cohort):
+        hyper, groups = state.hyper, federation.groups
+        mu = jnp.where(distils(cohort, hyper), hyper.mu, 0)
+        here = topology.present(federation, cohort)
+        visits = jnp.maximum(here.sum(dtype=jnp.int32) // len(groups), 1)
+
+        def tick(v, of_round):
+            for j in range(len(groups)):
+                of_visit = jax.random.fold_in(jax.random.fold_in(key, v), j)
+                of_round = visit(j, of_visit, federation, here, hyper, mu, of_round)
+            return of_round
+
+        begun = Round(
+            state.walkers,
+            state.at,
+            state.known,
+            loss=per_group(lambda group: jnp.zeros(len(group.id), federation.mean.dtype), groups),
+            idle=per_group(lambda group: jnp.ones(len(group.id), bool), groups),
+            sent=per_group(lambda group: jnp.zeros(federation.clients, jnp.int32), groups),
+        )
+        done = fori_loop(0, visits, tick, begun)
+        scalars = sum(
+            topology.sent(federation, times, tree.scalars(theta))
+            for times, theta in zip(done.sent, done.walkers, strict=True)
+        )
+        up = topology.of_cohort(scalars, federation, cohort)
+        hops = {model.name: times.sum() for model, times in zip(federation.models, done.sent, strict=True)}
+        state = State(hyper, done.walkers, done.at, done.known)
+        loss = gather(done.loss, cohort)
+        return state, Info(
+            per_group(lambda slots, of_group: jnp.where(slots.mask, of_group, 0), cohort.groups, loss),
+            up,
+            per_group(jnp.zeros_like, up),
+            findings={"hops in a round": hops},
+            idle=gather(done.idle, cohort),
+            trained=last_visit(key, state, federation, cohort),
+        )
+
+    return Algorithm(init, receive, step, receive if config.deploy == "walker" else last_visit)
+
+
+compfl_dd = Method(
+    "compfl-dd",
+    build,
+    CompFLDD,
+    "no server: every expert walks over a graph of clients, and is trained where it is accepted",
+    "Xu et al. 2024, FedKDD, appendix E",
+    needs=lambda config: ("links", "validation") if config.accuracy_on == "validation" else ("links",),
+)

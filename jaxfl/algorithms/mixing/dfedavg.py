@@ -1,0 +1,104 @@
+"""DFedAvg: FedAvg without a server. Clients train their own models and average them with their neighbours.
+
+Sun, Li and Wang 2021, "Decentralized Federated Averaging", arXiv:2104.11375, Algorithm 1. In a round, for
+every client i that takes part, N_i its neighbours that take part too:
+
+    z_i <- LocalSGD(w_i)                      with momentum, E epochs
+    w_i <- sum_{l in N_i and i} W_il z_l      W of Metropolis and Hastings, see `jaxfl.mechanisms.topology`
+
+Neighbours are those with the same architecture; where these are not connected, each part averages for
+itself. On a complete graph W is the uniform mean, and all clients of an architecture have the same model:
+FedAvg with uniform weights, which the paper has as well. A client deploys w_i, and starts the next round from
+it. It sends z_i to every neighbour; what one sends is not counted a second time for who receives it.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxfl.authoring import (
+    Algorithm,
+    Info,
+    Method,
+    PerGroup,
+    Training,
+    cross_entropy,
+    descend,
+    gather,
+    map_clients,
+    options,
+    own_models,
+    own_rows,
+    per_group,
+    scatter,
+    topology,
+    tree,
+)
+
+
+@options
+class DFedAvg(Training):
+    """Options of DFedAvg."""
+
+
+class State(NamedTuple):
+    """DFedAvg's state.
+
+    Args:
+      hyper: the options.
+      weights: per group, the clients' models (n_g, ...).
+    """
+
+    hyper: DFedAvg
+    weights: PerGroup
+
+
+def build(config: DFedAvg) -> Algorithm:
+    """Train, average with the neighbours."""
+
+    def init(key, federation, hyper):
+        topology.require_links(federation)
+        return State(hyper, own_models.start(key, federation))
+
+    def models(key, state, federation, cohort):
+        return own_models.of_cohort(state.weights, cohort)
+
+    def step(key, state, federation, cohort):
+        def client(key, client, shared, own):
+            loss = cross_entropy(client.model)
+            trained = descend(loss, own, key, own_rows(client, federation, state.hyper), state.hyper)
+            return trained.weights, trained.loss
+
+        own = gather(state.weights, cohort)
+        trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        averaged, sent = zip(
+            *(topology.exchange(federation, cohort, {g: z}) for g, z in enumerate(trained)), strict=True
+        )
+        averaged = tuple(of_group[g] for g, of_group in enumerate(averaged))
+        if config.bn_stats == "local":
+            averaged = per_group(lambda w, z: w._replace(stats=z.stats), averaged, trained)
+        weights = scatter(state.weights, cohort, averaged)
+        messages = own_models.scalars_sent(weights, config.bn_stats)
+        up = tuple(
+            topology.sent(federation, times[g], tree.scalars(message))
+            for g, (times, message) in enumerate(zip(sent, messages, strict=True))
+        )
+        down = per_group(jnp.zeros_like, up)
+        return State(state.hyper, weights), Info(loss, up, down, trained=own_models.predictors(trained))
+
+    return Algorithm(init, models, step, models)
+
+
+dfedavg = Method(
+    "dfedavg",
+    build,
+    DFedAvg,
+    "no server: every client averages with its neighbours",
+    "Sun et al. 2021, arXiv:2104.11375",
+    """@article{sun2023decentralized,
+  title={Decentralized Federated Averaging},
+  author={Sun, Tao and Li, Dongsheng and Wang, Bao},
+  journal={IEEE Transactions on Pattern Analysis and Machine Intelligence},
+  volume={45}, number={4}, pages={4289--4301}, year={2023}}""",
+    needs=lambda config: ("links",),
+)

@@ -1,0 +1,103 @@
+"""Who is linked with whom: graphs of clients, for methods without a server.
+
+A graph is drawn like the partition, from a seed of its own, and is then part of the data: the same for all
+seeds of a run. It is kept as a file of edges, two client ids a line, which may also be the user's own.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import networkx
+import numpy as np
+
+from jaxfl.errors import JaxflError
+
+DRAWS = 1000  # of a random graph, until one is connected
+STREAM = 5  # of the partition's seed; it divides by others
+
+
+def complete(clients: int, rng) -> networkx.Graph:
+    """Everybody with everybody."""
+    return networkx.complete_graph(clients)
+
+
+def ring(clients: int, rng) -> networkx.Graph:
+    """Each with the one before and the one behind it, in the order of ids."""
+    return networkx.cycle_graph(clients)
+
+
+def star(clients: int, rng) -> networkx.Graph:
+    """Everybody with client 0."""
+    return networkx.star_graph(clients - 1)
+
+
+def er(clients: int, rng: np.random.Generator, *, p: float = 0.6) -> networkx.Graph:
+    """Erdos-Renyi: every pair with probability p, drawn anew until all are connected."""
+    if not 0 < p <= 1:
+        raise JaxflError(f"--topology er: p must lie in (0, 1], but is {p}.")
+    for _ in range(DRAWS):
+        graph = networkx.gnp_random_graph(clients, p, seed=int(rng.integers(2**31)))
+        if networkx.is_connected(graph):
+            return graph
+    raise JaxflError(
+        f"--topology er,p={p}: none of {DRAWS:,} graphs of {clients} clients is connected; raise p."
+    )
+
+
+TOPOLOGIES: dict[str, Callable] = {"complete": complete, "ring": ring, "star": star, "er": er}
+
+
+def read(path: Path, clients: int) -> np.ndarray:
+    """The links that a file of edges lists, see `links`.
+
+    Raises:
+      JaxflError: if it cannot be read, or its edges do not connect these clients.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JaxflError(f"The edges of {path} cannot be read ({error}); name a file of edges.") from None
+    try:
+        graph = networkx.parse_edgelist(text.splitlines(), nodetype=int, data=False)
+    except TypeError:
+        raise JaxflError(f"{path} is not a file of edges: write two client ids a line, as `0 3`.") from None
+    graph.add_nodes_from(range(clients))
+    return links(str(path), graph, clients)
+
+
+def as_text(matrix: np.ndarray) -> str:
+    """The file of edges that `read` reads."""
+    text = io.BytesIO()
+    networkx.write_edgelist(networkx.from_numpy_array(matrix), text, data=False)
+    return text.getvalue().decode()
+
+
+def links(name: str, graph: networkx.Graph, clients: int) -> np.ndarray:
+    """Who is linked with whom in a graph: (N, N) bool, symmetric; nobody is linked with itself.
+
+    Args:
+      name: of the graph, for messages.
+      graph: its nodes have to be the ids 0..N-1.
+      clients: N.
+
+    Raises:
+      JaxflError: if it has other nodes, or is not connected.
+    """
+    strangers = sorted(set(graph) - set(range(clients)), key=str)
+    if strangers or len(graph) != clients:
+        raise JaxflError(
+            f"{name} has {strangers[0] if strangers else f'{len(graph)} clients'}, but the clients are 0 to "
+            f"{clients - 1}; let it link these, or change --clients."
+        )
+    graph = networkx.Graph(graph)  # links go both ways
+    parts = sorted(map(sorted, networkx.connected_components(graph)), key=len)
+    if len(parts) > 1:
+        raise JaxflError(
+            f"{name} is not connected: no way leads from client {parts[0][0]} to client {parts[-1][0]}; add "
+            "edges."
+        )
+    matrix = np.zeros((clients, clients), bool)
+    for one, other in graph.edges:
+        matrix[one, other] = matrix[other, one] = one != other
+    return matrix

@@ -1,0 +1,158 @@
+"""Without a server: clients that are linked average with their neighbours, or hand a model on.
+
+Links are a graph (N, N) over client ids (`Federation.links`), which all rounds share. Who is absent in a
+round is absent from its graph: nobody averages with it, and no model goes there.
+
+    gossip   w_n <- sum_m W_nm w_m      W_nm = 1 / (1 + max(deg_n, deg_m)) of neighbours, W_nn = 1 - sum W_nm
+    walk     i <- a neighbour of i, each as likely as the others, until one accepts
+
+W are the weights of Metropolis and Hastings (Xiao and Boyd 2004, "Fast linear iterations for distributed
+averaging"): they are symmetric and their rows sum to 1, so gossip keeps the mean over the clients.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core.client_map import LARGEST_MESSAGE, per_group
+from jaxfl.core.protocol import Cohort
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.mixing import ids, mix, pairs
+
+
+def require_links(federation: Federation) -> None:
+    """Refuse a federation in which nobody is linked.
+
+    Raises:
+      JaxflError: if there is no graph.
+    """
+    if not federation.links.size:
+        raise JaxflError("The method has no server and the clients no links; add --topology complete.")
+
+
+def among(federation: Federation, clients) -> jax.Array:
+    """The links between some clients: ids (k,), N in empty places -> (k, k) bool."""
+    return pairs(federation.links, clients, clients)
+
+
+def metropolis(links) -> jax.Array:
+    """W (k, k) of some links (k, k); who has no neighbour keeps what it has."""
+    degree = degrees(links)
+    most = jnp.maximum(degree[:, None], degree[None])
+    weights = jnp.where(links, 1 / (1 + most).astype(float), 0)
+    return weights + jnp.diag(1 - weights.sum(1))
+
+
+def degrees(links) -> jax.Array:
+    """(k,) int32, how many neighbours each has."""
+    return links.sum(1, dtype=jnp.int32)
+
+
+def exchange(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tuple[dict, dict]:
+    """One gossip among the clients of some groups, who hold trees of one structure.
+
+    Args:
+      federation: who is linked with whom.
+      cohort: who takes part.
+      held: by the numbers of groups, leaves (k_g, ...).
+
+    Returns:
+      The same with sum_m W_nm leaf_m in place of every leaf_n; and by groups (k_g,) int32, to how many
+      neighbours each client has sent what it held.
+    """
+    of_groups = ids(federation, cohort)
+    links = among(federation, jnp.concatenate([of_groups[g] for g in held]))
+    ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *held.values())
+    mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), mix(metropolis(links), joined))
+    parts = jax.tree.transpose(jax.tree.structure(joined), jax.tree.structure([0] * len(held)), mixed)
+    return dict(zip(held, parts, strict=True)), dict(zip(held, jnp.split(degrees(links), ends), strict=True))
+
+
+def sent(federation: Federation, times, scalars: int) -> jax.Array:
+    """The scalars of a message that is sent some times, (k,) int32 -> (k,) int32, at most what these count.
+
+    Raises:
+      JaxflError: if a message to everybody else has more scalars than an int32 counts.
+    """
+    most = (federation.clients - 1) * scalars
+    if most > LARGEST_MESSAGE:
+        raise JaxflError(
+            f"A client could send {most:,} scalars in one round, more than the ledger counts "
+            f"({LARGEST_MESSAGE:,}); choose fewer clients or smaller networks."
+        )
+    return jnp.minimum(times, LARGEST_MESSAGE // max(scalars, 1)) * jnp.int32(scalars)
+
+
+def present(federation: Federation, cohort: Cohort) -> jax.Array:
+    """(N,) bool by ids: who takes part in the round."""
+    nobody = jnp.zeros(federation.clients, bool)
+    for of_group in ids(federation, cohort):
+        nobody = nobody.at[of_group].set(True, mode="drop")
+    return nobody
+
+
+def of_cohort(by_id, federation: Federation, cohort: Cohort) -> PerGroup:
+    """Entries of an array (N, ...) by ids, for the clients of a cohort: per group (k_g, ...), 0 if empty."""
+    return per_group(lambda i: by_id.at[i].get(mode="fill", fill_value=0), ids(federation, cohort))
+
+
+class Walk(NamedTuple):
+    """A model on its way from client to client.
+
+    Args:
+      at: () int32, the id of the client that has it.
+      accepted: () bool, whether that client takes it.
+      passed: (N,) bool, who of those present has had it on this way.
+      sent: (N,) int32, how often each client has sent it on.
+    """
+
+    at: jax.Array
+    accepted: jax.Array
+    passed: jax.Array
+    sent: jax.Array
+
+
+def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
+    """Hand a model on until a client accepts it; it is where it was if nobody present is linked with it.
+
+    Args:
+      key: of this way; that of hop h is ``fold_in(key, h)``.
+      federation: who is linked with whom.
+      here: (N,) bool, who is present: only they get it.
+      at: () int32, who has it. If that client is absent, the first who gets it pays for the hop.
+      chance: (N,), with which probability each accepts.
+      most: hops, after which it stays where it is.
+    """
+
+    def arrived(key, at, passed, sent):
+        accepted = jax.random.bernoulli(key, jnp.where(here[at], chance[at], 0))
+        return Walk(at, accepted, passed.at[at].set(here[at]), sent)
+
+    def on_the_way(state):
+        hops, walk = state
+        return ~walk.accepted & (hops <= most)
+
+    def go_on(state):
+        hops, walk = state
+        to, accept = jax.random.split(jax.random.fold_in(key, hops))
+        moved = hop(to, federation, here, walk)
+        return hops + 1, arrived(accept, moved.at, moved.passed, moved.sent)
+
+    nobody = jnp.zeros(federation.clients, bool)
+    first = arrived(jax.random.fold_in(key, 0), at, nobody, nobody.astype(jnp.int32))
+    return jax.lax.while_loop(on_the_way, go_on, (jnp.int32(1), first))[1]
+
+
+def hop(key, federation: Federation, here, walk: Walk) -> Walk:
+    """Hand a model on to a neighbour that is present, each as likely as the others."""
+    neighbours = federation.links[walk.at] & here
+    some = neighbours.any()
+    share = neighbours.astype(float) / jnp.maximum(neighbours.sum(), 1).astype(float)
+    to = jax.random.choice(key, federation.clients, p=share).astype(jnp.int32)
+    to = jnp.where(some, to, walk.at)
+    pays = jnp.where(here[walk.at], walk.at, to)
+    return walk._replace(at=to, sent=walk.sent.at[pays].add(some.astype(jnp.int32)))

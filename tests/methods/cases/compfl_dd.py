@@ -1,0 +1,255 @@
+"""CompFL device by device (Xu et al. 2024, appendix E): experts walk over the graph of the clients.
+
+What a client does on a visit is a round of `compfl`, whose parts are taken from there.
+"""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import CLASSES, EDGES, SHAPE, SIZES, assert_same, differ
+from reference import nets
+from reference.sharing import divide
+from reference.training import descend
+
+from jaxfl.algorithms.experts.compfl_client import runnable
+from jaxfl.models import zoo
+from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
+from methods.cases.compfl import adapt, objective, soft_labels
+from methods.cases.compfl_mm import by_size
+from methods.recording import by_client, by_group, orders
+from methods.rounds import TRAINING, convolving, initial, one_round, run
+
+STARTS = (3, 0, 4)  # where the experts are before the first round
+
+
+def start(clients, initial, options):
+    """Every expert sits at a client; everybody has copies of all that it can run, none of them seen."""
+    order = by_size(initial)
+    parts = [divide(weights, nets.in_head, options) for weights in initial]
+    can_run = {i: order[: order.index(client.group) + 1] for i, client in enumerate(clients)}
+    return {
+        "walkers": {j: theta for j, (_, theta) in enumerate(parts)},
+        "at": {j: STARTS[j] for j in range(len(initial))},
+        "copies": {i: {j: parts[j][1] for j in js} for i, js in can_run.items()},
+        "heads": {i: {j: parts[j][0] for j in js} for i, js in can_run.items()},
+        "heard": {i: dict.fromkeys(js, False) for i, js in can_run.items()},
+        "trained": {i: initial[client.group] for i, client in enumerate(clients)},
+    }
+
+
+def step(state, clients, cohort, options):
+    """Every walker in turn: on until it is accepted, training, and one hop further."""
+    walkers, at, trained = dict(state["walkers"]), dict(state["at"]), dict(state["trained"])
+    copies, heads, heard = (
+        {i: dict(own) for i, own in state[name].items()} for name in ("copies", "heads", "heard")
+    )
+    net = {client.group: client.net for client in clients}
+    warm = cohort.t >= options.warmup * cohort.rounds
+    losses = dict.fromkeys(cohort.draws, 0.0)
+    for v in range(max(len(cohort.draws) // len(walkers), 1)):
+        for j in walkers:
+            draw = cohort.server(v, j)
+            chance = {i: acceptance(j, i, clients, heads, options) for i in cohort.draws}
+            path, accepted = walk(at[j], chance, draw, options.max_hops)
+            for i in set(path) & cohort.draws.keys():
+                if j in copies[i]:
+                    copies[i][j], heard[i][j] = walkers[j], True
+            at[j] = path[-1]
+            if not accepted:
+                continue
+            i = at[j]
+            client, places, drawn = clients[i], list(heads[i]), draw.orders(i, len(heads[i]), clients[i].size)
+            teachers = [k for k in places if k != j and heard[i][k]] if options.kd else []
+            adapted = {
+                k: adapt(
+                    client,
+                    net[k],
+                    copies[i][k] | heads[i][k],
+                    drawn["adapt"][places.index(k)],
+                    options,
+                    own=k == client.group,
+                )
+                for k in [j, *teachers]
+            }
+            targets = None
+            if warm and teachers:
+                targets = soft_labels(client.y, [adapted[k] for k in teachers], options.tau)
+            loss = objective(client, net[j], adapted[j].anchors, targets, options)
+            model, losses[i] = descend(adapted[j].weights, loss, drawn["train"], options)
+            parts = {k: divide(one.weights, nets.in_head, options) for k, one in adapted.items()}
+            parts[j] = divide(model, nets.in_head, options)
+            heads[i] |= {k: head for k, (head, _) in parts.items()}
+            copies[i][j] = walkers[j] = parts[j][1]
+            if j == client.group:
+                trained[i] = model
+            at[j] = leave(at[j], chance, draw)
+    return {
+        "walkers": walkers,
+        "at": at,
+        "copies": copies,
+        "heads": heads,
+        "heard": heard,
+        "trained": trained,
+    }, losses
+
+
+def acceptance(j, i, clients, heads, options):
+    """With which probability client i accepts expert j."""
+    if clients[i].group == j:
+        return 1.0
+    return options.eps if j in heads[i] and options.greedy else 0.0
+
+
+def walk(at, chance, draw, most):
+    """The clients that a walker sees, the last of which has it; and whether that one accepts."""
+    path = [at]
+    for hop in range(most + 1):
+        if hop:
+            path.append(leave(path[-1], chance, draw, hop))
+        if path[-1] in chance and draw.accepts(hop, chance[path[-1]]):
+            return path, True
+    return path, False
+
+
+def leave(at, chance, draw, hop=None):
+    """A neighbour that is present; the client itself without any."""
+    linked = [k for k in range(len(SIZES)) if {(at, k), (k, at)} & set(EDGES) and k in chance]
+    return draw.neighbour(hop, linked) if linked else at
+
+
+def scores(state, clients, draws, options, x):
+    """Received: the walker under an adapted head. Deployed the same, or the own expert as last trained."""
+    received = []
+    for i, client in enumerate(clients):
+        newest = state["walkers"][client.group] | state["heads"][i][client.group]
+        newest = adapt(client, client.net, newest, draws[i]["adapt"], options).weights
+        received.append(nets.logits(client.net, newest, x))
+    trained = [nets.logits(client.net, state["trained"][i], x) for i, client in enumerate(clients)]
+    return {"received": received, "deployed": received if options.deploy == "walker" else trained}
+
+
+# ---- what connects it with jaxfl
+
+
+def draws_of_server(key, options):
+    """What is drawn on a visit: ``(v, j) -> accepts, neighbour, orders``."""
+
+    def of_visit(v, j):
+        visit_key = jax.random.fold_in(jax.random.fold_in(key, v), j)
+        walk_key, train_key, leave_key = jax.random.split(visit_key, 3)
+
+        def keys(hop):
+            to, accept = jax.random.split(jax.random.fold_in(walk_key, hop))
+            return (to, accept) if hop else (None, jax.random.fold_in(walk_key, 0))
+
+        def neighbour(hop, linked):
+            share = np.isin(np.arange(len(SIZES)), linked) / len(linked)
+            return int(jax.random.choice(leave_key if hop is None else keys(hop)[0], len(SIZES), p=share))
+
+        def drawn(i, experts, size):
+            adapt_key, epochs_key = jax.random.split(jax.random.fold_in(train_key, i))
+            return {
+                "adapt": [orders(jax.random.fold_in(adapt_key, e), size, 1)[0] for e in range(experts)],
+                "train": orders(epochs_key, size, options.epochs),
+            }
+
+        return SimpleNamespace(
+            accepts=lambda hop, chance: bool(jax.random.bernoulli(keys(hop)[1], chance)),
+            neighbour=neighbour,
+            orders=drawn,
+        )
+
+    return of_visit
+
+
+def draws_before_use(key, client, models, options):
+    """An order for one head."""
+    return {"adapt": orders(key, client.size, 1)[0]}
+
+
+def given(state, federation):
+    """The experts start where the reference has them."""
+    return state._replace(at=jnp.asarray(STARTS[: len(state.at)], jnp.int32))
+
+
+def view(state, federation, t):
+    """All of it, by client and expert."""
+    experts = runnable(federation.models)
+    known = [
+        {
+            "copies": dict(zip(js, own.copies, strict=True)),
+            "heads": dict(zip(js, own.heads, strict=True)),
+            "heard": {j: own.heard[:, e] for e, j in enumerate(js)},
+            "trained": own.trained,
+        }
+        for js, own in zip(experts, state.known, strict=True)
+    ]
+    of_clients = by_client(known, federation)
+    return {
+        "walkers": by_group(state.walkers),
+        "at": dict(enumerate(state.at)),
+    } | {name: {i: own[name] for i, own in of_clients.items()} for name in known[0]}
+
+
+def every_hop_is_paid_for():
+    """Bytes are those of the hops that are reported; somebody pays for each, whoever is there."""
+    federation = convolving()
+    sizes = {model.name: model.body.size for model in federation.models}
+    for _, info in run("compfl-dd", federation, **TRAINING):
+        hops = info.findings["hops in a round"]
+        assert sum(int(up.sum()) for up in info.up) == sum(sizes[name] * int(n) for name, n in hops.items())
+        assert sum(map(int, hops.values()))
+        assert not any(down.any() for down in info.down)
+
+
+def a_walker_that_nobody_accepts_stays_as_it_is():
+    """The larger expert, among clients 0, 1 and 2 of the smaller architecture."""
+    federation, options = convolving(), TRAINING | {"max_hops": 7}
+    before = given(initial("compfl-dd", federation, **options), federation)
+    before = before._replace(at=jnp.asarray([0, 1], jnp.int32))
+    after, info = one_round("compfl-dd", before, federation, 0, (0, 1, 2), **options)
+    assert_same(after.walkers[1], before.walkers[1])
+    assert differ(after.walkers[0], before.walkers[0])
+    assert int(info.findings["hops in a round"][federation.models[1].name]) == 7
+    assert info.idle[0].tolist().count(False) == 1
+
+
+def mlp(hidden):
+    """An expert of its size."""
+    return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
+
+
+SMALLEST = mlp(3)
+
+compfl_dd = Case(
+    "compfl-dd",
+    start,
+    step,
+    scores,
+    draws_of_server=draws_of_server,
+    draws=lambda key, client, models, options: None,
+    draws_before_use=draws_before_use,
+    given=given,
+    view=view,
+    traffic=None,  # is left to chance: see `every_hop_is_paid_for`
+    short={"deploy": "visit", "eps": 0.02},  # another eps then matters within a few visits
+    idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
+    comparisons={
+        "": Comparison(
+            {"eps": 0.6, "warmup": 0.25, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2},
+            [("mu", 0.81), ("tau", 0.31), ("eps", 0.1), ("warmup", 1.0), ("deploy", "visit"), ("kd", False)],
+            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
+        ),
+        "of few hops, local statistics": local_statistics(
+            ("max_hops", 3),
+            ("greedy", True),
+            models=((NORMALISED, 3), (SMALLEST, 2)),
+            max_hops=1,
+            greedy=False,
+            deploy="visit",
+        ),
+    },
+    reductions=(every_hop_is_paid_for, a_walker_that_nobody_accepts_stays_as_it_is),
+)

@@ -1,0 +1,172 @@
+"""CompFL model by model (Xu et al. 2024, appendix E): experts in turn, each averaged by gossip.
+
+Clients hold a copy of every expert; those that cannot run it relay. What a client does in a round is that of
+`compfl`, whose parts are taken from there.
+"""
+
+import jax
+from conftest import CLASSES, SHAPE
+from reference import nets
+from reference.sharing import divide
+from reference.training import descend
+
+from jaxfl.algorithms.experts.compfl_client import runnable
+from jaxfl.models import zoo
+from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
+from methods.cases.compfl import adapt, objective, soft_labels
+from methods.cases.dfedavg import gossip, neighbours
+from methods.recording import by_client, orders
+
+
+def by_size(initial):
+    """The numbers of the architectures, the smallest first."""
+
+    def parameters(j):
+        return sum(leaf.size for name, leaf in initial[j].items() if not nets.is_statistic(name))
+
+    return sorted(range(len(initial)), key=parameters)
+
+
+def start(clients, initial, options):
+    """Everybody holds all extractors, and heads for all that it can run."""
+    order = by_size(initial)
+    parts = [divide(weights, nets.in_head, options) for weights in initial]
+    can_run = {i: order[: order.index(client.group) + 1] for i, client in enumerate(clients)}
+    return {
+        "copies": {
+            i: {j: parts[j][1] for j in (order if options.relay else can_run[i])} for i in range(len(clients))
+        },
+        "heads": {i: {j: parts[j][0] for j in can_run[i]} for i in range(len(clients))},
+        "saved": {i: dict.fromkeys(can_run[i], False) for i in range(len(clients))},
+        "trained": {i: initial[client.group] for i, client in enumerate(clients)},
+    }
+
+
+def step(state, clients, cohort, options):
+    """One expert's round: who can run it trains its copy, then all who hold it average with neighbours."""
+    order = max((list(heads) for heads in state["heads"].values()), key=len)[::-1]  # the largest first
+    j = order[cohort.t * len(order) // cohort.rounds]
+    net = {client.group: client.net for client in clients}
+    heads, saved, trained = dict(state["heads"]), dict(state["saved"]), dict(state["trained"])
+    held, losses = {}, {}
+    for i, draw in cohort.draws.items():
+        mine, client = state["copies"][i], clients[i]
+        losses[i] = 0.0
+        if j not in heads[i]:
+            if options.relay:
+                held[i] = mine[j]
+            continue
+        places = list(heads[i])
+        larger = [k for k in places[places.index(j) + 1 :] if saved[i][k]] if options.kd else []
+        adapted = {
+            k: adapt(
+                client,
+                net[k],
+                mine[k] | heads[i][k],
+                draw["adapt"][places.index(k)],
+                options,
+                k == client.group,
+            )
+            for k in [j, *larger]
+        }
+        targets = soft_labels(client.y, [adapted[k] for k in larger], options.tau) if larger else None
+        loss = objective(client, net[j], adapted[j].anchors, targets, options)
+        model, losses[i] = descend(adapted[j].weights, loss, draw["train"], options)
+        parts = {k: divide(one.weights, nets.in_head, options) for k, one in adapted.items()}
+        parts[j] = divide(model, nets.in_head, options)
+        heads[i] = heads[i] | {k: head for k, (head, _) in parts.items()}
+        saved[i] = saved[i] | {j: True}
+        held[i] = parts[j][1]
+        if j == client.group:
+            trained[i] = model
+    mixed = gossip(held)
+    copies = {i: of_all | ({j: mixed[i]} if i in mixed else {}) for i, of_all in state["copies"].items()}
+    return {"copies": copies, "heads": heads, "saved": saved, "trained": trained}, losses
+
+
+def scores(state, clients, draws, options, x):
+    """Received: the own copy under an adapted head. Deployed: the own expert as last trained."""
+    received = []
+    for i, client in enumerate(clients):
+        newest = state["copies"][i][client.group] | state["heads"][i][client.group]
+        newest = adapt(client, client.net, newest, draws[i]["adapt"], options).weights
+        received.append(nets.logits(client.net, newest, x))
+    deployed = [nets.logits(client.net, state["trained"][i], x) for i, client in enumerate(clients)]
+    return {"received": received, "deployed": deployed}
+
+
+# ---- what connects it with jaxfl
+
+
+def draws(key, client, models, options):
+    """An order for the head of every expert, and orders for the local epochs."""
+    experts = len(runnable(models)[client.group])
+    adapt_key, train_key = jax.random.split(key)
+    return {
+        "adapt": [orders(jax.random.fold_in(adapt_key, e), client.size, 1)[0] for e in range(experts)],
+        "train": orders(train_key, client.size, options.epochs),
+    }
+
+
+def draws_before_use(key, client, models, options):
+    """An order for one head."""
+    return {"adapt": orders(key, client.size, 1)[0]}
+
+
+def view(state, federation, t):
+    """All of it, by client and expert."""
+    experts = runnable(federation.models)
+
+    def named(of_groups):
+        return [dict(zip(js, own, strict=True)) for js, own in zip(experts, of_groups, strict=True)]
+
+    copies = [{j: theta for j, theta in enumerate(own) if theta is not None} for own in state.copies]
+    saved = by_client(state.saved, federation)
+    return {
+        "copies": by_client(copies, federation),
+        "heads": by_client(named(state.heads), federation),
+        "saved": {
+            int(i): dict(zip(js, saved[int(i)], strict=True))
+            for group, js in zip(federation.groups, experts, strict=True)
+            for i in group.id
+        },
+        "trained": by_client(state.trained, federation),
+    }
+
+
+def traffic(model, models, t):
+    """The larger expert in the first rounds, the smaller one in the last, to all neighbours who are there."""
+    sizes = sorted(other.body.size for other in models)
+    return lambda i: sizes[-1 if t == 0 else 0] * len(neighbours(i, (0, 1, 3))), 0
+
+
+def mlp(hidden):
+    """An expert of its size."""
+    return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
+
+
+SMALLEST = mlp(3)
+
+compfl_mm = Case(
+    "compfl-mm",
+    start,
+    step,
+    scores,
+    draws=draws,
+    draws_before_use=draws_before_use,
+    view=view,
+    traffic=traffic,
+    idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
+    comparisons={
+        "": Comparison(
+            {"lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2},
+            [("mu", 0.81), ("tau", 0.31), ("relay", False), ("kd", False), ("head_init", "keep")],
+            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
+        ),
+        "without relays, local statistics": local_statistics(
+            ("relay", True),
+            models=((NORMALISED, 3), (SMALLEST, 2)),
+            relay=False,
+        ),
+    },
+)
