@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, comparable, long, tiny_models, tiny_partition, tiny_source, validating
+from conftest import (
+    CLASSES,
+    SHAPE,
+    comparable,
+    long,
+    tiny_links,
+    tiny_models,
+    tiny_partition,
+    tiny_source,
+    validating,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from methods.cases import CASES
@@ -154,7 +164,7 @@ def test_balancing_moves_clients_between_devices_and_nothing_else(sizes, devices
 def test_chunks_of_any_length_are_one_run(cohorts, name):
     """To the bit. Five rounds in pairs leave one over, which is compiled as no loop."""
     method, source = METHODS[name], tiny_source()
-    federation = federate(source, validating(tiny_partition(source)), tiny_models())
+    federation = federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
     config = method.config(epochs=1, batch_size=4, **CASES[name].short)
     programs = engine.programs(method.build(config))
 

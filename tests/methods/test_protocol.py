@@ -310,7 +310,7 @@ def outcome(folder):
     for line in lines:  # its clients, in the order of their places on the devices
         order = np.argsort(line["clients"])
         of_clients = [key for key in line if key.startswith("client")]
-        line.update({key: np.array(line[key])[order] for key in of_clients})
+        line.update({key: np.array(line[key], float)[order] for key in of_clients})
     return lines, comparable(result), arrays_of(folder / store.CHECKPOINTS / str(len(lines)))
 
 

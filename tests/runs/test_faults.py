@@ -879,7 +879,9 @@ def at_the_edge(folder, method, edge, **options):
 def test_federations_at_the_edge(tmp_path, method, edge):
     result, lines = at_the_edge(tmp_path, method, edge)
     injected(EDGES[edge])
-    assert all(line["loss"] > 0 and len(line["clients"]) == (1 if edge == "odd" else 4) for line in lines)
+    assert all(len(line["clients"]) == (1 if edge == "odd" else 4) for line in lines)
+    losses = [line["loss"] for line in lines if line["loss"] is not None]  # who trains
+    assert losses and all(loss > 0 for loss in losses)
     assert any(0 in line["clients"] for line in lines)  # who has one sample
     assert len(result["accuracy"]["per_client"]) == 4 and 0 <= result["accuracy"]["mean"] <= 1
 
