@@ -69,18 +69,18 @@ class Info(NamedTuple):
       down: per group (k,) int32, scalars that each client received.
       findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
         round and drawn as one panel of lines each. A host step may add entries of any JSON form.
-      idle: per group (k_g,) bool, clients that trained nothing in the round: their loss is left out. None
-        where everybody trains.
       trained: per group a `Predictor` of the cohort's models as local training left them, before anything is
         averaged. It is scored where somebody asks for it, and costs nothing otherwise.
+      idle: per group (k_g,) bool, clients that trained nothing in the round: their loss is left out. None
+        where everybody trains.
     """
 
     loss: PerGroup
     up: PerGroup
     down: PerGroup
     findings: dict = {}
-    idle: PerGroup | None = None
     trained: PerGroup | None = None
+    idle: PerGroup | None = None
 
 
 class Init(Protocol):

@@ -57,6 +57,47 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
     return figure
 
 
+def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
+    """Accuracy of the clients of each architecture against rounds, a panel for each; None where all have one.
+
+    Args:
+      runs: per label the metrics of its seeds, as in `draw_curves`. An architecture that a run lacks has no
+        line of it.
+    """
+    of_runs = {
+        label: [
+            [(record["round"], record["accuracy"]["per_group"]) for record in metrics if "accuracy" in record]
+            for metrics in seeds
+        ]
+        for label, seeds in runs.items()
+    }
+    scored = [per_group for seeds in of_runs.values() for records in seeds for _, per_group in records]
+    names = list(dict.fromkeys(name for per_group in scored for name in per_group))
+    if len(names) < 2:
+        return None
+    figure = Figure((5 * len(names) + 2, 4.2), layout="constrained", dpi=150)
+    panels = figure.subplots(1, len(names), sharey=True)
+    for (label, seeds), colour in zip(
+        of_runs.items(), colormaps["tab20"].colors * len(of_runs), strict=False
+    ):
+        length = min(map(len, seeds))
+        for axes, name in zip(panels, names, strict=True):
+            points = [(r, per_group[name]) for r, per_group in seeds[0][:length] if name in per_group]
+            if points:
+                of_seeds = [[per_group[name] for _, per_group in records[:length]] for records in seeds]
+                mean = 100 * np.mean(of_seeds, axis=0)
+                axes.plot([r for r, _ in points], mean, marker=".", color=colour, label=label)
+    for axes, name in zip(panels, names, strict=True):
+        axes.set(title=textwrap.fill(name.replace(",", ", "), LABEL_WIDTH), xlabel="round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy, mean over clients (%)")
+    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    wrapped = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in lines]
+    figure.legend(lines.values(), wrapped, fontsize="small", loc="outside right upper")
+    return figure
+
+
 def _megabytes(record: dict) -> float:
     return (record["bytes_up"] + record["bytes_down"]) / 1e6
 

@@ -16,7 +16,14 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
-from jaxfl.runs.plot import draw_curves, draw_embeddings, draw_findings, draw_matrices, draw_topology
+from jaxfl.runs.plot import (
+    draw_architectures,
+    draw_curves,
+    draw_embeddings,
+    draw_findings,
+    draw_matrices,
+    draw_topology,
+)
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
 from jaxfl.runs.variant import Variant
@@ -188,6 +195,7 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
     summary = result(run.config, metrics, compilations)
     pictures = {
         "curves.png": partial(draw_curves, {run.variant.label: [metrics]}),
+        "architectures.png": partial(draw_architectures, {run.variant.label: [metrics]}),
         "findings.png": partial(draw_findings, metrics),
     }
     pictures |= {name: partial(draw, summary["findings"] or {}) for name, draw in method.pictures.items()}

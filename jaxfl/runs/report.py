@@ -14,7 +14,7 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.plot import draw_curves
+from jaxfl.runs.plot import draw_architectures, draw_curves
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
 
 
@@ -78,7 +78,8 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
     table = tabulate(results, show)._replace(notes=tuple(notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
-    store.write_pictures(out, {"curves.png": partial(draw_curves, metrics)})
+    pictures = {"curves.png": draw_curves, "architectures.png": draw_architectures}
+    store.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
     return table
 
 

@@ -13,7 +13,8 @@ Its files are
     embeddings/      the same of methods that describe clients by vectors
     result.json      the summary, once the run has ended
     owner.json       who runs it, while somebody does
-    curves.png, findings.png, matrices.png, embeddings.png, topology.png, and what the method draws itself
+    curves.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and what the
+                     method draws itself
     tensorboard/, wandb/  logs, where they were asked for
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when

@@ -26,7 +26,8 @@ from jaxfl.runs.variant import choose
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
 ROUNDS, EVERY = 6, 2
-FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "curves.png", "partition.npz"}
+FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "partition.npz"}
+FILES |= {"curves.png", "architectures.png"}
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --participation 0.5 "
     f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every {EVERY}"
@@ -568,7 +569,9 @@ def test_pictures_of_few_and_of_many_clients(tmp_path, clients):
         return {"client": client, "model": 9, "teacher": 9, "own": blocks, "blocks": blocks}
 
     counts = np.random.default_rng(0).integers(1, 9, (clients, 3))
+    links = np.ones((clients, clients), bool)
     pictures = {
+        "topology.png": lambda: plot.draw_topology(links, ["mlp"] * (clients - 1) + ["lenet5"]),
         "matrices.png": lambda: plot.draw_matrices({"teachers": np.eye(clients)}, counts),
         "embeddings.png": lambda: plot.draw_embeddings({"mlp": counts[:, :2]}, {"mlp": counts}),
         "assembled.png": lambda: draw_assembled({"assembled": [*map(network, range(clients))]}),
