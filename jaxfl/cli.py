@@ -18,7 +18,18 @@ from jaxfl import registry
 from jaxfl.bench import report as speed
 from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
-from jaxfl.config.commands import Columns, Insist, Length, Limit, Logs, Output, Profile, RunFolder, Seeds
+from jaxfl.config.commands import (
+    Columns,
+    Exported,
+    Insist,
+    Length,
+    Limit,
+    Logs,
+    Output,
+    Profile,
+    RunFolder,
+    Seeds,
+)
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
 from jaxfl.config.own_code import OwnCodeError, own_code
@@ -36,10 +47,11 @@ from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
+from jaxfl.runs.load import load
 from jaxfl.runs.prepare import cache_folder, check_setup, divide, load_source
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
-from jaxfl.terminal import OUT, Bar, describe, print_result, print_table
+from jaxfl.terminal import OUT, Bar, describe, print_exported, print_result, print_table
 
 
 class Command(NamedTuple):
@@ -199,6 +211,17 @@ def _resume(arguments: list[str]) -> None:
     print_result(result, Path(name))
 
 
+def _export(arguments: list[str]) -> None:
+    others = {"exported": Exported(), "insist": Insist()}
+    if arguments in (["-h"], ["--help"]):
+        _parse("export RUN", arguments, **others)
+    name, rest = _positional(arguments, "export", "RUN")
+    exported, insist = _parse("export RUN", rest, **others)
+    if exported.out is None:
+        raise JaxflError(f"Say where to: jaxfl export {name} --out FOLDER.")
+    print_exported(load(Path(name), insist.changed_code).export(exported.out, exported.client or None))
+
+
 def _watch(arguments: list[str]) -> None:
     if not arguments:
         raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
@@ -293,6 +316,9 @@ COMMANDS = {
     ),
     "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),
     "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
+    "export": Command(
+        "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True
+    ),
     "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
     "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
     "bench": Command(

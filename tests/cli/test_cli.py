@@ -221,8 +221,8 @@ def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def from_python(folder):
-    """The run of the folder once more, made from a method object, and what it returned."""
-    result = jaxfl.run(
+    """The run of the folder once more, made from a method object."""
+    return jaxfl.run(
         registry.METHODS["fedavg"],
         run_dir=folder / "python",
         dataset="own.py:stripes",
@@ -233,13 +233,24 @@ def from_python(folder):
         rounds=4,
         eval_every=2,
     )
-    return folder / "python", result
 
 
 def test_the_same_from_python(folder, from_python):
-    made, result = from_python
-    assert result == json.loads((made / "result.json").read_text())
-    assert metrics(made) == metrics(folder / "runs" / "fedavg-own")
+    assert from_python.folder == folder / "python"
+    assert from_python.result == json.loads((folder / "python" / "result.json").read_text())
+    assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
+
+
+def test_models_of_ones_own_predict(folder, from_python):
+    """Of a method object they are there while it is; of one that is found by its name, always."""
+    named = jaxfl.load(folder / "runs" / "fedavg-own")
+    source, rows = from_python.source, named.partition.test[1]
+    for run in (from_python, named):
+        right = run.models[1].predict(source.images[rows]) == source.labels[rows]
+        assert right.mean() == run.models[1].accuracy == run.personal.per_client[-1, 1]
+        assert list(run.models[1].weights) == ["body", "classifier"] and run.models[1].shared
+    with pytest.raises(jaxfl.JaxflError, match="made from Python with a method of its own"):
+        jaxfl.load(folder / "python").models[1]
 
 
 def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
@@ -255,7 +266,11 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
         assert (tmp_path / "python" / name).read_text() == (tmp_path / "word" / name).read_text()
     assert str(made.table) == (tmp_path / "word" / "table.md").read_text()
 
-    assert list(made.results) == [(f"fedavg{lr}", seed) for seed in (0, 1) for lr in ("", ",lr=0.2")]
+    assert list(made.runs) == [(f"fedavg{lr}", seed) for seed in (0, 1) for lr in ("", ",lr=0.2")]
+    opened = jaxfl.load(tmp_path / "python")
+    assert opened.runs.keys() == made.runs.keys()
+    assert (opened.folder, opened.failures) == (made.folder, made.failures)
+    assert opened.table == jaxfl.report(tmp_path / "python")
     runs = {path.parent for path in tmp_path.glob("python/*/*/result.json")}
     assert len(runs) == 4
     for run in runs:
@@ -263,7 +278,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
         assert loaded.config == json.loads((run / "config.json").read_text())
         assert loaded.metrics == [*map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
         assert loaded.result == json.loads((run / "result.json").read_text())
-        assert loaded.result == made.results[loaded.config["label"], loaded.result["seed"]]
+        assert loaded.result == made.runs[loaded.config["label"], loaded.result["seed"]].result
         assert metrics(run) == metrics(tmp_path / "word" / run.relative_to(tmp_path / "python"))
         accuracy = loaded.result["accuracy"]
         assert accuracy["std"] == pytest.approx(np.std(accuracy["per_client"]))
@@ -280,7 +295,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     shutil.rmtree(run / "checkpoints" / "4")
     unfinished = jaxfl.load(run)
     assert unfinished.result is None and len(unfinished.metrics) == 4
-    resumed = jaxfl.resume(run)
+    resumed = jaxfl.resume(run).result
     assert resumed == json.loads((run / "result.json").read_text())
     assert [resumed[key] for key in ("accuracy", "bytes_up")] == [
         result[key] for key in ("accuracy", "bytes_up")
@@ -290,7 +305,8 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
 def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 1, "epochs": 1}
     made = jaxfl.compare("fedavg", "fedavg,lr=1e30", run_dir=tmp_path / "run", **options)
-    assert [row[0] for row in made.table.rows] == ["fedavg"] and list(made.results) == [("fedavg", 0)]
+    assert [row[0] for row in made.table.rows] == ["fedavg"]
+    assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"]
     (sentence,) = made.failures
     assert sentence.startswith("fedavg,lr=1e+30: the loss or the predictions of client")
     with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
@@ -353,8 +369,7 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):
-    made, _ = from_python
-    shutil.copytree(made, tmp_path / "python")
+    shutil.copytree(from_python.folder, tmp_path / "python")
     (tmp_path / "python" / "result.json").unlink()
     with pytest.raises(SystemExit) as end:
         call(f"resume {tmp_path / 'python'}")
