@@ -129,6 +129,8 @@ def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
         assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
     if "samples" in method:
         assert {"classifier", "classifier-2", "classifier-3"} < run.models[0].weights.keys()
+        card = run.export(tmp_path / "export", [0])[-1].read_text()
+        assert f'jaxfl.load("{run.folder}").models[0].predict(images)' in card and "zoo.build" not in card
         return
     (tmp_path / "tiny.npz").unlink()
     with pytest.raises(JaxflError, match="fits models to clients' images before use: There is no file"):
