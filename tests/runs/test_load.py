@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import jaxfl
-from jaxfl import cli
+from jaxfl import cli, registry
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
 
@@ -119,11 +119,46 @@ def test_there_are_no_other_clients_and_no_data(run, tmp_path):
         jaxfl.load(tmp_path / "run").models[0]
 
 
+def test_models_are_drawn_with_the_key_of_their_score(tmp_path):
+    """Of a method whose clients deploy something at random, another one after every round."""
+    fedavg = registry.METHODS["fedavg"]
+
+    def build(config):
+        def guesses(key, state, federation, cohort):
+            def of_group(group, slots):
+                ids = group.id.at[slots.index].get(mode="clip")
+                keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+                return jaxfl.Predictor(None, jax.random.key_data(keys), guess)
+
+            return tuple(map(of_group, federation.groups, cohort.groups))
+
+        return fedavg.build(config)._replace(personal=guesses)
+
+    def guess(model, shared, own, x):
+        flat = x.reshape(len(x), -1)
+        return flat @ jax.random.normal(jax.random.wrap_key_data(own), (flat.shape[1], model.classes))
+
+    source = tiny_source()
+    np.savez(tmp_path / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
+    options = {"clients": 10, "models": "mlp,hidden=3", "rounds": 4, "eval_every": 2, "epochs": 1}
+    made = jaxfl.run(
+        fedavg._replace(build=build),
+        tmp_path / "run",
+        dataset=tmp_path / "tiny.npz",
+        partition="classes,classes_per_client=2,samples_per_client=4",
+        quiet=True,
+        **options,
+    )
+    assert (made.personal.per_client[0] != made.personal.per_client[1]).any()
+    for model, rows in zip(made.models, made.partition.test, strict=True):
+        assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
+
+
 @pytest.mark.parametrize(
     "method", ["fedavg-ft", long("compfl"), long("heterofl"), long("pfedbayes,samples=3")]
 )
 def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
-    """They have the keys with which they were scored. Without images a sentence says so."""
+    """Without them a sentence says so."""
     run = begun(tmp_path, method, "--models", "mlp,hidden=3")
     for model, rows in zip(run.models, run.partition.test, strict=True):
         assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
