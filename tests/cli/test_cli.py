@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -19,11 +20,11 @@ from jaxfl import cli, registry
 from jaxfl.cli import COMMANDS, main
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
-from jaxfl.config.options import check, hints, parse
+from jaxfl.config.options import check, helps, hints, parse
 from jaxfl.config.options import text as text_of
 from jaxfl.config.setup import Setup
 from jaxfl.data.partitioners import PARTITIONS
-from jaxfl.models.zoo import MODELS
+from jaxfl.models.zoo import MODELS, described
 from jaxfl.runs.variant import choose, provided
 
 
@@ -104,6 +105,27 @@ def test_list_has_every_name(capsys):
     for name in [*registry.METHODS, *MODELS, *PARTITIONS, "digits"]:
         assert f" {name} " in out
     assert "head_init" in out and "min_samples" in out
+
+
+def test_every_option_is_explained(capsys):
+    """In words, with its default; a method's own stand before those that all have, in its help as well."""
+    for options in [*map(choices.described, PARTITIONS.values()), *map(described, MODELS.values())]:
+        assert all(option.what for option in options)
+    for method in registry.METHODS.values():
+        assert helps(method.config).keys() >= hints(method.config).keys()
+    out = printed(capsys, "list dirichlet ditto lenet5")
+    for part in ("alpha 0.1 concentration;", "lam 1.0 lambda, the pull", "depth 3 Number of dense layers"):
+        assert part in out
+    for command in ("list ditto", "run ditto --help"):
+        out = printed(capsys, command)
+        assert out.index("E_p, epochs of the personal") < out.index("Learning rate.")
+    with pytest.raises(SystemExit):
+        call("list dirichle")
+    assert "did you mean 'dirichlet'?" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert printed(capsys, "--version").startswith(f"jaxfl {version('jaxfl')}, jax {version('jax')}, ")
 
 
 def test_cite(capsys):
