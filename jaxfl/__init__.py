@@ -1,8 +1,8 @@
 """jaxfl: simulation of personalised, model-heterogeneous federated learning in JAX.
 
 import jaxfl
-result = jaxfl.run("compfl", dataset="digits", rounds=50, lam=0.5)
-print(result["accuracy"]["mean"])
+run = jaxfl.run("compfl", dataset="digits", rounds=50, lam=0.5)
+print(run.personal.mean[-1], run.models[3].predict(run.source.images[:5]))
 print(jaxfl.compare("fedper", "compfl", dataset="digits", seeds=3).table)
 """
 

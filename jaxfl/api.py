@@ -1,5 +1,6 @@
 """The same from Python: options as keyword arguments, named as on the command line."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.runs import compare as comparisons
+from jaxfl.runs import load as runs_by_folder
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs.compare import Comparison
+from jaxfl.runs.load import Loaded
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.report import Loaded
 from jaxfl.runs.table import Table
 from jaxfl.runs.variant import choose
+from jaxfl.terminal import print_result, print_table, shown
 
 
 def run(
@@ -28,8 +31,9 @@ def run(
     run_dir: str | Path | None = None,
     log: str | Sequence[str] = (),
     max_seconds: float | None = None,
+    quiet: bool = False,
     **options,
-) -> dict:
+) -> Loaded:
     """Train one method, as ``jaxfl run`` does.
 
     Args:
@@ -39,10 +43,11 @@ def run(
       log: where else metrics go: ``"tensorboard"``, ``"wandb"`` or both in a list.
       max_seconds: a run that would take longer is saved in time, and raises `Interrupted`, a
         KeyboardInterrupt that says how to go on.
+      quiet: print nothing of what the command prints: the federation, a bar, the result and its folder.
       **options: of the run, see `jaxfl.config.setup.Setup`, and of the method's configuration.
 
     Returns:
-      The result, see `jaxfl.runs.result.result`.
+      The run, as `load` opens its folder.
 
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
@@ -50,8 +55,13 @@ def run(
     found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
-    _, result = runs.run(variant, setup, _path(run_dir), log=_several(log), max_seconds=max_seconds)
-    return result
+    with shown(quiet) as observer:
+        folder, result = runs.run(
+            variant, setup, _path(run_dir), log=_several(log), max_seconds=max_seconds, observer=observer
+        )
+    if not quiet:
+        print_result(result, folder)
+    return dataclasses.replace(runs_by_folder.load(folder), variant=None if variant.name else variant)
 
 
 def compare(
@@ -63,6 +73,7 @@ def compare(
     log: str | Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
+    quiet: bool = False,
     **options,
 ) -> Comparison:
     """Train several methods on one federation, as ``jaxfl compare`` does.
@@ -76,11 +87,12 @@ def compare(
       log: where else metrics go.
       changed_code: whether runs go on, and finished ones are kept, where your own files have changed since.
       max_seconds: as for `run`.
+      quiet: as for `run`.
       **options: of all runs, see `jaxfl.config.setup.Setup`, and those that all methods have, see
         `jaxfl.core.training.Training`. A single method's own are written in its choice.
 
     Returns:
-      Its folder, the table, the results by label and seed, and why other runs have failed: they end alone.
+      Its folder, the table, the runs by label and seed, and why some have failed: they end alone.
 
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
@@ -89,17 +101,22 @@ def compare(
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     setup, common = _divide(options, Training, "jaxfl.compare")
     variants = [choose(method, common) for method in methods]
-    return comparisons.compare(
-        variants,
-        setup,
-        seeds,
-        _path(run_dir),
-        partition_seeds=partition_seeds,
-        show=_several(show),
-        log=_several(log),
-        changed_code=changed_code,
-        max_seconds=max_seconds,
-    )
+    with shown(quiet) as observer:
+        made = comparisons.compare(
+            variants,
+            setup,
+            seeds,
+            _path(run_dir),
+            partition_seeds=partition_seeds,
+            show=_several(show),
+            log=_several(log),
+            changed_code=changed_code,
+            max_seconds=max_seconds,
+            observer=observer,
+        )
+    if made.table and not quiet:
+        print_table(made.table, made.folder, ", and a folder per run")
+    return made
 
 
 def resume(
@@ -109,8 +126,9 @@ def resume(
     rounds: int | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
-) -> dict:
-    """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one returns its result.
+    quiet: bool = False,
+) -> Loaded:
+    """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one is returned as it is.
 
     Args:
       run_dir: its folder.
@@ -118,16 +136,27 @@ def resume(
       rounds: of the whole run, if there are to be more than it was begun for.
       changed_code: whether to go on where your own files have changed since.
       max_seconds: as for `run`.
+      quiet: as for `run`.
 
     Returns:
-      The result, see `jaxfl.runs.result.result`.
+      The run, as `load` opens its folder.
 
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
-    return runs.resume(
-        Path(run_dir), rounds=rounds, log=_several(log), changed_code=changed_code, max_seconds=max_seconds
-    )
+    folder = Path(run_dir)
+    with shown(quiet) as observer:
+        result = runs.resume(
+            folder,
+            rounds=rounds,
+            log=_several(log),
+            changed_code=changed_code,
+            max_seconds=max_seconds,
+            observer=observer,
+        )
+    if not quiet:
+        print_result(result, folder)
+    return runs_by_folder.load(folder, changed_code)
 
 
 def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:
@@ -150,13 +179,25 @@ def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Pat
     return reports.report(folders, _path(out) or store.report_folder(folders), _several(show))
 
 
-def load(run_dir: str | Path) -> Loaded:
-    """Read a run, finished or still going on: its configuration, its metrics so far, its result or None.
+def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:
+    """Open a run, finished or still going on, or a comparison.
+
+    Args:
+      run_dir: its folder.
+      changed_code: whether models are made where your own files have changed since.
+
+    Returns:
+      Of a run a `Loaded`: accuracies and losses as arrays, ``models[3].predict(images)``, what the method
+      knows of clients, the configuration. Of a comparison what `compare` returns, with its runs by label and
+      seed: ``load("runs/compare-digits").runs["fedper", 0]``.
 
     Raises:
-      JaxflError: if the folder holds no run, or its files are damaged.
+      JaxflError: if the folder holds neither, or its files are damaged.
     """
-    return reports.load(Path(run_dir))
+    folder = Path(run_dir)
+    if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
+        return comparisons.load(folder, changed_code)
+    return runs_by_folder.load(folder, changed_code)
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:

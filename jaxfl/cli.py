@@ -18,9 +18,20 @@ from jaxfl import registry
 from jaxfl.bench import report as speed
 from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
-from jaxfl.config.commands import Columns, Insist, Length, Limit, Logs, Output, Profile, RunFolder, Seeds
+from jaxfl.config.commands import (
+    Columns,
+    Exported,
+    Insist,
+    Length,
+    Limit,
+    Logs,
+    Output,
+    Profile,
+    RunFolder,
+    Seeds,
+)
 from jaxfl.config.flags import parse_flags
-from jaxfl.config.options import hints
+from jaxfl.config.options import helps, hints, own_first, text
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
@@ -28,18 +39,21 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.sources import DATASETS
+from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.environment import versions
 from jaxfl.machine.processes import Processes, connect, explained_loss, is_first, leave
-from jaxfl.models.zoo import MODELS, options_of
+from jaxfl.models.zoo import MODELS, described
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
+from jaxfl.runs.load import load
 from jaxfl.runs.prepare import cache_folder, check_setup, divide, load_source
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
-from jaxfl.terminal import OUT, Bar, describe, print_result, print_table
+from jaxfl.terminal import OUT, Bar, describe, print_exported, print_result, print_table
 
 
 class Command(NamedTuple):
@@ -80,6 +94,8 @@ def _dispatch(arguments: list[str]) -> None:
     word, *rest = arguments or ["--help"]
     if word in ("-h", "--help", "help"):
         OUT.print(_help(), highlight=False)
+    elif word == "--version":
+        OUT.print(", ".join(f"{name} {version}" for name, version in versions().items()), highlight=False)
     elif word not in COMMANDS:
         raise JaxflError(f"There is no command {word!r}; {nearest(word, COMMANDS)}")
     else:
@@ -110,6 +126,7 @@ def _help() -> RichTable:
     for command in COMMANDS.values():
         table.add_row(f"jaxfl {command.usage}", command.does)
     table.add_row("", "")
+    table.add_row("jaxfl --version", "of jaxfl and what it stands on")
     table.add_row("@FILE", "stands for the arguments in a file")
     table.add_row("path/my.py:object", "stands for a method, model, data set or partition of your own")
     return table
@@ -129,8 +146,8 @@ def _run(arguments: list[str]) -> None:
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, given = registry.method(choice)
     default = method.config(**given)
-    parsed = _parse(f"run {choice}", arguments, federation=Setup(), method=default, **others)
-    setup, config, where, logs, profile, limit, processes = parsed
+    parsed = _parse(f"run {choice}", arguments, method=default, federation=Setup(), **others)
+    config, setup, where, logs, profile, limit, processes = parsed
     _join(processes)
     variant = variant_of(choice, method, config)
     with Bar() as bar:
@@ -199,6 +216,17 @@ def _resume(arguments: list[str]) -> None:
     print_result(result, Path(name))
 
 
+def _export(arguments: list[str]) -> None:
+    others = {"exported": Exported(), "insist": Insist()}
+    if arguments in (["-h"], ["--help"]):
+        _parse("export RUN", arguments, **others)
+    name, rest = _positional(arguments, "export", "RUN")
+    exported, insist = _parse("export RUN", rest, **others)
+    if exported.out is None:
+        raise JaxflError(f"Say where to: jaxfl export {name} --out FOLDER.")
+    print_exported(load(Path(name), insist.changed_code).export(exported.out, exported.client or None))
+
+
 def _watch(arguments: list[str]) -> None:
     if not arguments:
         raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
@@ -245,7 +273,10 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
-    _nothing_left(arguments, "list")
+    for name in arguments:
+        OUT.print(_options_of(name))
+    if arguments:
+        return
     methods = RichTable(
         "method", "what", "paper", "options of its own", title="Methods", title_justify="left"
     )
@@ -254,19 +285,46 @@ def _list(arguments: list[str]) -> None:
         own = [name for name in hints(method.config) if name not in common]
         methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
     OUT.print(methods)
-    for title, table, options in (
-        ("Models", MODELS, options_of),
-        ("Partitions", PARTITIONS, choices.keywords),
+    for title, kind, table, options in (
+        ("Models", "model", MODELS, described),
+        ("Partitions", "partition", PARTITIONS, choices.described),
+        ("Topologies", "topology", TOPOLOGIES, choices.described),
     ):
-        drawn = RichTable(title[:-1].lower(), "what", "options", title=title, title_justify="left")
+        drawn = RichTable(kind, "what", "options", title=title, title_justify="left")
         for name, function in table.items():
-            what = (function.__doc__ or "").strip().splitlines()[0]
-            drawn.add_row(name, what, ", ".join(options(function)))
+            drawn.add_row(name, _first_line(function), ", ".join(option.name for option in options(function)))
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():
         sources.add_row(name, what)
     OUT.print(sources)
+    OUT.print("jaxfl list NAME shows the options of a method, model, partition or topology.")
+
+
+def _options_of(name: str) -> RichTable:
+    """The options of a method, model, partition or topology, with defaults, in words."""
+    if name in registry.METHODS:
+        config = registry.METHODS[name].config()
+        what, said = registry.METHODS[name].summary, helps(type(config))
+        options = [
+            choices.Option(option, text(getattr(config, option)), said.get(option, ""))
+            for option in own_first(type(config))
+        ]
+    elif name in MODELS:
+        what, options = _first_line(MODELS[name]), described(MODELS[name])
+    elif function := (PARTITIONS | TOPOLOGIES).get(name):
+        what, options = _first_line(function), choices.described(function)
+    else:
+        known = [*registry.METHODS, *MODELS, *PARTITIONS, *TOPOLOGIES]
+        raise JaxflError(f"There is no method, model, partition or topology {name!r}; {nearest(name, known)}")
+    table = RichTable("option", "default", "what", title=f"{name}: {what}", title_justify="left")
+    for option in options:
+        table.add_row(*option)
+    return table
+
+
+def _first_line(function: Callable) -> str:
+    return (function.__doc__ or "").strip().splitlines()[0]
 
 
 def _cite(arguments: list[str]) -> None:
@@ -293,12 +351,17 @@ COMMANDS = {
     ),
     "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),
     "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
+    "export": Command(
+        "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True
+    ),
     "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
     "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
     "bench": Command(
         "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench, True
     ),
-    "list": Command("list", "methods, models, data sets and partitions", _list),
+    "list": Command(
+        "list [NAME ...]", "methods, models, data sets, partitions; of each named the options", _list
+    ),
     "cite": Command("cite METHOD", "BibTeX", _cite),
 }
 

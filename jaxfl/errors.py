@@ -2,9 +2,11 @@
 
 import contextlib
 import difflib
+import importlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 
 class JaxflError(Exception):
@@ -43,6 +45,26 @@ def unwritable(where: str | Path, error: Exception) -> JaxflError:
 def unreadable(where: str | Path, error: OSError) -> JaxflError:
     """The sentence about a failed read."""
     return JaxflError(f"{where} cannot be read ({error.strerror or error}); check its permissions.")
+
+
+def optional(package: str, extra: str, what: str) -> ModuleType:
+    """Import a package that is an extra.
+
+    Args:
+      package: its name.
+      extra: of jaxfl, that brings it.
+      what: needs it, the beginning of a sentence.
+
+    Raises:
+      JaxflError: if it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        name = package.partition(".")[0]
+        raise JaxflError(
+            f"{what} needs the package {name}, which is not installed; pip install 'jaxfl[{extra}]'."
+        ) from None
 
 
 @contextlib.contextmanager

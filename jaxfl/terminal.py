@@ -1,6 +1,8 @@
 """What a terminal shows: the federation, a bar while runs go on, and tables at their ends."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jaxfl.config.setup import Setup
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
-from jaxfl.runs.observer import Observer
+from jaxfl.machine.processes import is_first
+from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.table import Table, as_text, tabulate
 
@@ -64,6 +67,25 @@ def print_result(result: dict, folder: Path) -> None:
     OUT.print(as_text(tabulate([(result["method"], result)])))
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
     OUT.print(f"{folder}: result.json, metrics.jsonl, curves.png ({parts})")
+
+
+def print_exported(files: list[Path]) -> None:
+    """Name the files of an export."""
+    *models, card = files
+    names = ", ".join(path.name for path in models[:4]) + (", ..." if len(models) > 4 else "")
+    number = f"{len(models)} model{'s' if len(models) > 1 else ''}"
+    OUT.print(f"{card.parent}: {number} ({names}), and what they are in {card.name}")
+
+
+@contextlib.contextmanager
+def shown(quiet: bool) -> Iterator[Observer]:
+    """Who looks on while runs go on: a bar, or nobody."""
+    if quiet:
+        yield NOBODY
+    else:
+        OUT.quiet = not is_first()
+        with Bar() as bar:
+            yield bar.observer
 
 
 def print_table(table: Table, folder: Path, more: str = "") -> None:

@@ -27,7 +27,17 @@ def test_notebook_runs(tmp_path, monkeypatch):
         code = cell.replace("rounds=10, eval_every=2", "rounds=2, eval_every=1")
         exec(compile(code, f"cell {number}", "exec"), names)
     plt.close("all")
-    assert all(len(result["accuracy"]["per_client"]) == 20 for result in names["results"].values())
+    assert all(run.personal.per_client.shape == (2, 20) for run in names["runs"].values())
+
+
+def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    """With fewer rounds, which are the notebook's."""
+    (code,) = [block for block in python_blocks("README.md") if "jaxfl.run(" in block]
+    assert code.count("rounds=30") == 1
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("rounds=30", "rounds=2, eval_every=1"), {})
+    assert "\nTrue\n" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "deployed").iterdir()} == {"client-3.safetensors", "README.md"}
 
 
 @pytest.mark.parametrize("mu", ["0.1", "0"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.runs.report import load
+from jaxfl.runs.load import load
 
 COLUMNS = (
     "method",

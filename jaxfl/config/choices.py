@@ -8,9 +8,11 @@ import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxfl.config.options import alternatives, parse
+import docstring_parser
+
+from jaxfl.config.options import alternatives, parse, text
 from jaxfl.config.own_code import load, place
 from jaxfl.errors import JaxflError, nearest
 
@@ -41,6 +43,26 @@ def keywords(function: Callable, given: Collection[str] = ()) -> dict[str, Any]:
     return {
         p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given
     }
+
+
+class Option(NamedTuple):
+    """An option as help shows it: its name, its default as text, and what it is."""
+
+    name: str
+    default: str
+    what: str
+
+
+def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
+    """A function's options in words, those that `keywords` gives; what they are says its docstring."""
+    parsed = docstring_parser.parse(inspect.getdoc(function) or "").params
+    said = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
+    parameters = inspect.signature(function).parameters
+    defaults = {name: parameters[name].default for name in keywords(function, given)}
+    return [
+        Option(name, "" if default is inspect.Parameter.empty else text(default), said.get(name, ""))
+        for name, default in defaults.items()
+    ]
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:

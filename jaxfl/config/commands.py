@@ -75,6 +75,16 @@ class Length:
 
 
 @dataclasses.dataclass(frozen=True)
+class Exported:
+    """What is written, and where."""
+
+    out: Path | None = None
+    """A new or empty folder."""
+    client: tuple[int, ...] = ()
+    """Whose models, by the numbers of clients; all by default. One that clients share is written once."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Output:
     """Where the table goes."""
 

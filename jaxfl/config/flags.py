@@ -6,7 +6,17 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from jaxfl.config.options import WORDS, alternatives, entries, matches, parse, text
+from jaxfl.config.options import (
+    WORDS,
+    alternatives,
+    entries,
+    helps,
+    hints,
+    matches,
+    own_first,
+    parse,
+    text,
+)
 
 
 def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[list[Any], list[str]]:
@@ -20,7 +30,8 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
     Returns:
       The dataclasses, and the words that are no flags of theirs.
     """
-    fields = [(name, type(default), dataclasses.field(default=default)) for name, default in defaults.items()]
+    shown = {name: _own_first(default) for name, default in defaults.items()}
+    fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
     flat: Any = Annotated[parts, tyro.conf.OmitArgPrefixes]
     parsed, unknown = tyro.cli(
@@ -30,7 +41,30 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
         return_unknown_args=True,
         registry=REGISTRY,
     )
-    return [getattr(parsed, name) for name in defaults], unknown
+    found = {name: getattr(parsed, name) for name in defaults}
+    return [
+        part if shown[name] is defaults[name] else dataclasses.replace(defaults[name], **vars(part))
+        for name, part in found.items()
+    ], unknown
+
+
+def _own_first(default: Any) -> Any:
+    """The same fields and values, those that a class inherits behind its own; where it has none, itself."""
+    cls, helped, annotations = type(default), helps(type(default)), hints(type(default))
+    names = own_first(cls)
+    if names == [field.name for field in dataclasses.fields(cls)]:
+        return default
+    fields: Any = [
+        (
+            name,
+            Annotated[annotations[name], tyro.conf.arg(help=helped.get(name, ""))],
+            dataclasses.field(default=getattr(default, name)),
+        )
+        for name in names
+    ]
+    view = dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
+    view.__doc__ = cls.__doc__
+    return view()
 
 
 REGISTRY = ConstructorRegistry()

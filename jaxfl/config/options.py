@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
 import jax
 
 from jaxfl.errors import JaxflError
@@ -61,6 +62,22 @@ def hints(cls: type) -> dict[str, Any]:
         part = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
         found |= hints(annotation) if part else {name: annotation}
     return found
+
+
+def helps(cls: type) -> dict[str, str]:
+    """The sentence under each option of a dataclass, by name, where its source is at hand."""
+    found = {}
+    for part in reversed(cls.__mro__[:-1]):
+        with contextlib.suppress(OSError, TypeError):  # of classes without a source
+            parsed = docstring_parser.parse_from_object(part).params
+            found |= {one.arg_name: " ".join(one.description.split()) for one in parsed if one.description}
+    return found
+
+
+def own_first(cls: type) -> list[str]:
+    """The options of a dataclass by name: those that it adds before those that it inherits."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return sorted(names, key=lambda name: name not in vars(cls).get("__annotations__", {}))
 
 
 def check(name: str, config) -> None:

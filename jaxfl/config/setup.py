@@ -26,8 +26,8 @@ class PartitionOptions:
 
     partition: str = "classes"
     """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
-    dirichlet,alpha=0.5 (classes gives as much as there is, on digits 20 rows); a saved
-    partition (.npz); or my.py:partitioner."""
+    dirichlet,alpha=0.5; `jaxfl list dirichlet` shows them. A saved partition (.npz); or my.py:partitioner.
+    classes gives as much as there is, on digits 20 rows."""
     clients: int | None = within("[1, inf)", None)
     """Number of clients; by default 20, or those of a saved partition."""
     partition_seed: int = within("[0, inf)", 0)
@@ -51,9 +51,9 @@ class RunOptions:
     """What clients compute, and when."""
 
     models: tuple[str, ...] = ()
-    """Architectures, each with options (resnet18,width=0.5) and perhaps a number of clients
-    (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, how many
-    features the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
+    """Architectures, each with options (resnet18,width=0.5; `jaxfl list resnet18` shows them) and perhaps a
+    number of clients (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, how
+    many features the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
     mcmahan,padding=same."""
     topology: str = "none"
     """Who is linked with whom, for methods without a server: complete, ring, star, er,p=0.6 (every pair

@@ -385,6 +385,12 @@ def evaluate(
     return {"personal": received if same else scores(programs.personal), "received": received}
 
 
+def scoring_key(run_key, last: int):
+    """The key with which the clients of a run are scored after round `last`."""
+    *_, score_key = jax.random.split(run_key, 4)
+    return jax.random.fold_in(score_key, last)
+
+
 def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
     """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
     return Cohort(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,24 @@ from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
 
 PerGroup = tuple  # one entry per architecture group
+
+
+class NotAtHand(JaxflError):
+    """Images or labels that somebody reads of a federation without them."""
+
+
+@jax.tree_util.register_static
+class Absent:
+    """Stands for arrays that are not at hand: whoever reads them, even while a program is traced, is told."""
+
+    def _refuse(self, *_):
+        raise NotAtHand("The images are not at hand; load the data set.")
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+
+
+ABSENT = Absent()
 
 
 @jax.tree_util.register_dataclass
@@ -121,12 +139,17 @@ class Federation:
 
     def inputs(self, rows, transform: Callable = lambda images: images):
         """Normalised images of some rows (B,) -> (B, H, W, C); `transform` changes them before."""
-        return (transform(self.images[rows]).astype(self.mean.dtype) - self.mean) / self.std
+        return normalised(transform(self.images[rows]), self.mean, self.std)
 
     def batch(self, client: Client, position, mask, transform: Callable = lambda images: images) -> Batch:
         """The training rows at some positions (B,) of a client's list, of which `mask` (B,) are real."""
         rows = client.rows[position]
         return Batch(self.inputs(rows, transform), client.relabel[self.labels[rows]], mask, position)
+
+
+def normalised(images, mean, std):
+    """What networks are given for images (B, H, W, C) in raw units; mean and std are (1, 1, 1, C)."""
+    return (images.astype(mean.dtype) - mean) / std
 
 
 def federate(
@@ -147,12 +170,79 @@ def federate(
       clients_at_once: see `Federation`.
       devices: how many of JAX's devices share the clients of a round.
       public: public images of another set; by default the partition's public rows are the public ones.
-      links: who is linked with whom, see `jaxfl.data.topology.draw`.
+      links: who is linked with whom, (N, N) bool; nobody by default.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree, there are fewer devices, or they are not
         equally many of each process.
     """
+    _check(partition, models)
+    mean, std = _moments(source.images[source.train])
+    dtype = jnp.result_type(float)
+    images, labels, rows = source.images, source.labels, partition.public
+    unified = labelled = _unified(partition)
+    if public is not None:
+        rows = len(labels) + np.arange(len(public.labels))
+        images, labels = np.concatenate([images, public.images]), np.concatenate([labels, public.labels])
+        labelled = unified and public.labelled
+    federation = Federation(
+        images=jnp.asarray(images),
+        labels=jnp.asarray(labels, jnp.int32),
+        mean=jnp.asarray(mean, dtype),
+        std=jnp.asarray(np.where(std > 0, std, 1), dtype),
+        groups=_groups(partition, models, _class_counts(source, partition)),
+        public=jnp.asarray(rows, jnp.int32),
+        links=_matrix(links),
+        clients_at_once=clients_at_once,
+        mesh=_mesh(devices),
+        unified=unified,
+        labelled=labelled,
+    )
+    return federation.replicate(federation)
+
+
+def without_data(
+    partition: Partition,
+    models: Sequence[tuple[Model, int]],
+    mean: np.ndarray,
+    std: np.ndarray,
+    public: int,
+    links: np.ndarray | None = None,
+) -> Federation:
+    """The same on one device where images and labels are not at hand, see `NotAtHand`.
+
+    Args:
+      partition: whose rows are whose.
+      models: pairs (architecture, number of clients), in the order of client ids.
+      mean: of the source's training images in raw units, (C,).
+      std: of these, (C,).
+      public: how many public images there are.
+      links: who is linked with whom.
+
+    Raises:
+      JaxflError: if the numbers of clients or outputs do not agree.
+    """
+    _check(partition, models)
+    dtype = jnp.result_type(float)
+    absent: Any = ABSENT
+    return Federation(
+        images=absent,
+        labels=absent,
+        mean=jnp.asarray(mean, dtype).reshape(1, 1, 1, -1),
+        std=jnp.asarray(std, dtype).reshape(1, 1, 1, -1),
+        groups=_groups(partition, models, absent),
+        public=jnp.zeros(public, jnp.int32),
+        links=_matrix(links),
+        unified=_unified(partition),
+        labelled=_unified(partition),
+    )
+
+
+def _matrix(links: np.ndarray | None) -> jax.Array:
+    return jnp.zeros((0, 0), bool) if links is None else jnp.asarray(links)
+
+
+def _check(partition: Partition, models: Sequence[tuple[Model, int]]) -> None:
     clients = len(partition.train)
     if sum(count for _, count in models) != clients:
         raise JaxflError(
@@ -165,32 +255,11 @@ def federate(
                 f"{model.name} has {model.classes} outputs, but the partition's clients have "
                 f"{partition.outputs} classes; build it with classes={partition.outputs}."
             )
-    mean, std = _moments(source.images[source.train])
-    dtype = jnp.result_type(float)
-    starts = np.cumsum([0] + [count for _, count in models])
-    images, labels, rows = source.images, source.labels, partition.public
-    unified = labelled = bool((partition.relabel == np.arange(source.classes)).all())
-    if public is not None:
-        rows = len(labels) + np.arange(len(public.labels))
-        images, labels = np.concatenate([images, public.images]), np.concatenate([labels, public.labels])
-        labelled = unified and public.labelled
-    federation = Federation(
-        images=jnp.asarray(images),
-        labels=jnp.asarray(labels, jnp.int32),
-        mean=jnp.asarray(mean, dtype),
-        std=jnp.asarray(np.where(std > 0, std, 1), dtype),
-        groups=tuple(
-            _group(source, partition, model, np.arange(start, start + count))
-            for start, (model, count) in zip(starts[:-1], models, strict=True)
-        ),
-        public=jnp.asarray(rows, jnp.int32),
-        links=jnp.zeros((0, 0), bool) if links is None else jnp.asarray(links),
-        clients_at_once=clients_at_once,
-        mesh=_mesh(devices),
-        unified=unified,
-        labelled=labelled,
-    )
-    return federation.replicate(federation)
+
+
+def _unified(partition: Partition) -> bool:
+    """Whether a class is the same output on all clients."""
+    return bool((partition.relabel == np.arange(partition.relabel.shape[1])).all())
 
 
 def _of_process(leaf) -> bool:
@@ -241,7 +310,22 @@ def _moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.sqrt(total(lambda part: np.square(part - mean)) / count)
 
 
-def _group(source: Source, partition: Partition, model: Model, ids: np.ndarray) -> Client:
+def _class_counts(source: Source, partition: Partition) -> np.ndarray:
+    """(clients, outputs) int32, training rows per output."""
+    outputs = [own[source.labels[rows]] for own, rows in zip(partition.relabel, partition.train, strict=True)]
+    return np.stack([np.bincount(y, minlength=partition.outputs) for y in outputs]).astype(np.int32)
+
+
+def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_counts) -> PerGroup:
+    """Of each architecture the clients (n_g, ...); class_counts (clients, outputs), or `ABSENT`."""
+    starts = np.cumsum([0] + [count for _, count in models])
+    return tuple(
+        _group(partition, model, np.arange(start, start + count), class_counts)
+        for start, (model, count) in zip(starts[:-1], models, strict=True)
+    )
+
+
+def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) -> Client:
     def padded(rows):
         # One capacity for all groups: a client's batches do not depend on whom it is grouped with.
         capacity = max(len(of_client) for of_client in rows)
@@ -252,8 +336,6 @@ def _group(source: Source, partition: Partition, model: Model, ids: np.ndarray) 
     rows, size = padded(partition.train)
     validation_rows, validation_size = padded(partition.validation)
     test_rows, test_size = padded(partition.test)
-    outputs = [partition.relabel[i][source.labels[partition.train[i]]] for i in ids]
-    counts = [np.bincount(y, minlength=partition.outputs) for y in outputs]
     return Client(
         id=jnp.asarray(ids, jnp.int32),
         rows=rows,
@@ -263,6 +345,6 @@ def _group(source: Source, partition: Partition, model: Model, ids: np.ndarray) 
         test_rows=test_rows,
         test_size=test_size,
         relabel=jnp.asarray(partition.relabel[ids], jnp.int32),
-        class_counts=jnp.asarray(np.stack(counts), jnp.int32),
+        class_counts=class_counts if class_counts is ABSENT else jnp.asarray(class_counts[ids]),
         model=model,
     )

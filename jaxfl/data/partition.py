@@ -251,26 +251,46 @@ def load(path: str | Path, source: Source) -> Partition:
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.
     """
+    partition, checksum = _read(path)
+    classes = partition.relabel.shape[1]
+    same_classes = classes == source.classes
+    if not same_classes or checksum != _checksum(source):
+        other = "other labels" if same_classes else f"{classes} classes, not {source.classes}"
+        raise JaxflError(
+            f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
+        )
+    for part in (*(getattr(partition, name) for name in PARTS), (partition.public,)):
+        if max(rows.max(initial=0) for rows in part) >= len(source.labels):
+            raise _foreign(path)
+    for part in PARTS:
+        rows = getattr(partition, part)
+        owners = zip(partition.relabel, rows, strict=True)
+        if any((known[source.labels[own]] < 0).any() for known, own in owners):
+            raise _foreign(path)
+    return partition
+
+
+def read(path: str | Path) -> Partition:
+    """Read a partition that `save` wrote where the data that it divides are not at hand.
+
+    Raises:
+      JaxflError: if the file is missing or damaged.
+    """
+    return _read(path)[0]
+
+
+def _read(path: str | Path) -> tuple[Partition, int]:
+    """A partition, and the checksum of the labels of its source."""
     names = [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs", "public", "checksum"]
     arrays = npz.read(path, names)
     if not _well_formed(**{name: arrays[name] for name in names}):
         raise _foreign(path)
-    relabel, outputs = arrays["relabel"], int(arrays["outputs"])
-    same_classes = relabel.shape[1] == source.classes
-    if not same_classes or arrays["checksum"] != _checksum(source):
-        other = "other labels" if same_classes else f"{relabel.shape[1]} classes, not {source.classes}"
-        raise JaxflError(
-            f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
-        )
-    if max(arrays[name].max(initial=0) for name in (*PARTS, "public")) >= len(source.labels):
-        raise _foreign(path)
-    parts = [np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1]) for part in PARTS]
-    for rows in parts:
-        if any((known[source.labels[own]] < 0).any() for known, own in zip(relabel, rows, strict=True)):
-            raise _foreign(path)
-    train, validation, test = map(_int32, parts)
-    public = arrays["public"].astype(np.int32)
-    return Partition(train, validation, test, relabel.astype(np.int32), outputs, public)
+    train, validation, test = (
+        _int32(np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1])) for part in PARTS
+    )
+    relabel, public = arrays["relabel"].astype(np.int32), arrays["public"].astype(np.int32)
+    partition = Partition(train, validation, test, relabel, int(arrays["outputs"]), public)
+    return partition, int(arrays["checksum"])
 
 
 def _foreign(path: str | Path) -> JaxflError:
@@ -282,6 +302,8 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
     if any(array.dtype.kind not in "iu" for array in (relabel, outputs, public, checksum, *rows.values())):
         return False
     if public.ndim != 1 or public.min(initial=0) < 0:
+        return False
+    if max(array.max(initial=0) for array in (public, *rows.values())) > np.iinfo(np.int32).max:
         return False
     if relabel.ndim != 2 or relabel.size == 0 or outputs.ndim != 0 or checksum.ndim != 0:
         return False

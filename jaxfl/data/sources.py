@@ -108,7 +108,7 @@ def from_arrays(
 
 
 def _digits():
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
     return pixels.reshape(-1, 8, 8).astype(np.uint8), labels, None, 10
 
 

@@ -11,11 +11,15 @@ import jax
 PACKAGES = ("jaxfl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
+def versions() -> dict[str, str]:
+    """Of jaxfl, of what it stands on, and of Python."""
+    return {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
+
+
 def environment() -> dict:
     """Versions and the device, as a run's folder records them."""
     device = jax.devices()[0]
-    return {name: version(name) for name in PACKAGES} | {
-        "python": platform.python_version(),
+    return versions() | {
         "device": f"{device.platform} {device.device_kind}",
         "devices": jax.device_count(),
         "processes": jax.process_count(),

@@ -244,6 +244,11 @@ class Model:
         """Of one example that each block takes."""
         return self.shape, *(block.output for block in self._outlines[:-1])
 
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Shape of what the last block puts out for one example."""
+        return self._outlines[-1].output
+
     @functools.cached_property
     def convolutions(self) -> int:
         """Number of convolutions of the main path, the greatest depth of a tap."""

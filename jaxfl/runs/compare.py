@@ -1,5 +1,6 @@
 """Several methods on one federation: same partition, cohorts and initial weights, several seeds."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,11 +12,13 @@ from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.batch import Planned, Runs, batches, run_batch
 from jaxfl.runs.config import described, experiment, restore
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
+from jaxfl.runs.load import Loaded
+from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import Taken
 from jaxfl.runs.prepare import Data, prepare
-from jaxfl.runs.report import report
+from jaxfl.runs.report import report, table_of
 from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, provided
 
@@ -26,14 +29,13 @@ class Comparison(NamedTuple):
     Args:
       folder: of all its runs, and of table.csv, table.md, table.tex and curves.png.
       table: of the runs that have finished, None if none has.
-      results: of these, by label and seed (and partition seed, where there are several), see
-        `jaxfl.runs.result.result`.
-      failures: for every other run the sentence that says why not.
+      runs: all that have begun, by label and seed (and partition seed, where there are several).
+      failures: for every run that has not finished the sentence that says why not.
     """
 
     folder: Path
     table: Table | None
-    results: dict[tuple, dict]
+    runs: dict[tuple, Loaded]
     failures: list[str]
 
 
@@ -108,23 +110,43 @@ def compare(
             else:
                 observer.said(f"partition_seed {number}")
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
-    finished = {run: its for run, its in planned.items() if store.holds(run, store.RESULT)}
-    results = {
-        (its.variant.label, *_draws(its.setup, partition_seeds)): store.read_finished(run)[0]
-        for run, its in finished.items()
-    }
+    finished = [run for run in planned if store.holds(run, store.RESULT)]
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = [str(error) for error in errors.values()]
     table = report([folder], folder, show) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         end = {"runs": len(planned), "finished": len(finished), "failures": failures}
         store.write_json(folder / store.END, end)
-    return Comparison(folder, table, results, failures)
+    opened = [
+        dataclasses.replace(open_run(run), variant=its.variant if its.variant.name is None else None)
+        for run, its in planned.items()
+        if store.holds(run, store.CONFIG)
+    ]
+    return Comparison(folder, table, _by_label(opened), failures)
 
 
-def _draws(setup: Setup, partition_seeds: int) -> tuple[int, ...]:
-    """The seed of a run, and that of its partition where there are several."""
-    return setup.run.seed, *([setup.partition.partition_seed] if partition_seeds > 1 else [])
+def load(folder: Path, changed_code: bool = False) -> Comparison:
+    """Open the folder of a comparison, ended or still going on; nothing is written.
+
+    Args:
+      folder: of the comparison.
+      changed_code: see `Loaded`.
+
+    Raises:
+      JaxflError: if a run in it is damaged.
+    """
+    opened = [open_run(run, changed_code) for run in store.runs_in(folder)]
+    return Comparison(folder, table_of(folder), _by_label(opened), store.failures_in(folder))
+
+
+def _by_label(opened: list[Loaded]) -> dict[tuple, Loaded]:
+    """Runs by label, seed and, where these differ, partition seed."""
+    options = [run.config["options"] for run in opened]
+    several = len({of_run["partition_seed"] for of_run in options}) > 1
+    return {
+        (run.config["label"], its["seed"], *([its["partition_seed"]] if several else [])): run
+        for run, its in zip(opened, options, strict=True)
+    }
 
 
 def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
@@ -166,7 +188,7 @@ def plan(
             if same or variant.label == other.label:
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
     planned = {
-        folder / _file_name(variant.label) / _cell(seed, number, partitions): Planned(
+        folder / store.file_name(variant.label) / _cell(seed, number, partitions): Planned(
             variant, setup.replace(seed=seed, partition_seed=number)
         )
         for number in partitions
@@ -226,7 +248,3 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
                 stopped.code,
             ) from None
     return failures
-
-
-def _file_name(label: str) -> str:
-    return "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)

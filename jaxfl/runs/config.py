@@ -58,7 +58,7 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
             f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
             "path/to/file.py:object to resume it."
         )
-    _refuse_code_within(folder, config)
+    setup = restore_setup(folder, config)
     method, _ = registry.method(config["method"])
     known, options = hints(Setup) | hints(method.config), config["options"]
     for name in options:
@@ -67,13 +67,23 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
                 f"{folder / store.CONFIG} does not fit this version of jaxfl, in which {method.name} has no "
                 f"option {name!r}; the run was made by jaxfl {config['environment'].get('jaxfl')}."
             )
-    # Options that are missing are younger than the run, whose defaults are what it did.
-    of_setup = {name: value for name, value in options.items() if name in hints(Setup)}
-    own = {name: value for name, value in options.items() if name not in of_setup}
-    setup = Setup.of(**_restored(Setup, of_setup))
-    setup.check()
+    own = {name: value for name, value in options.items() if name not in hints(Setup)}
     found = variant_of(config["method"], method, method.config(**_restored(method.config, own)))
     return setup, found._replace(label=config["label"])
+
+
+def restore_setup(folder: Path, config: dict) -> Setup:
+    """The setup that a run's configuration describes, whatever its method is.
+
+    Raises:
+      JaxflError: if it is none, or code of it is in the run folder, which is data.
+    """
+    _refuse_code_within(folder, config)
+    # Options that are missing are younger than the run, whose defaults are what it did.
+    options = {name: value for name, value in config["options"].items() if name in hints(Setup)}
+    setup = Setup.of(**_restored(Setup, options))
+    setup.check()
+    return setup
 
 
 def experiment(config: dict) -> dict:

@@ -6,14 +6,13 @@ context manager that yields ``write(round, {name: number})``.
 """
 
 import contextlib
-import importlib
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
-from jaxfl.errors import JaxflError, nearest
+from jaxfl.errors import JaxflError, nearest, optional
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import store
 
@@ -96,7 +95,7 @@ def scalars(record: dict) -> dict[str, float]:
 
 def tensorboard() -> Open:
     """Event files in the run's folder ``tensorboard``, for ``tensorboard --logdir runs``."""
-    package = _package("tensorboardX", extra="tensorboard")
+    package = optional("tensorboardX", "tensorboard", "--log tensorboard")
 
     @contextlib.contextmanager
     def open_(folder: Path, config: dict) -> Iterator[Write]:
@@ -120,7 +119,7 @@ def wandb() -> Open:
     A run that goes on from a checkpoint goes on in W&B, after the last round that W&B has. In W&B's offline
     mode it begins another complete log with the same id.
     """
-    package = _package("wandb", extra="wandb")
+    package = optional("wandb", "wandb", "--log wandb")
     try:
         package.login()
     except package.errors.Error as error:
@@ -153,15 +152,6 @@ def wandb() -> Open:
             run.finish(exit_code=code)
 
     return open_
-
-
-def _package(name: str, extra: str):
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise JaxflError(
-            f"--log {extra} needs the package {name}, which is not installed; pip install 'jaxfl[{extra}]'."
-        ) from None
 
 
 KINDS: dict[str, Callable[[], Open]] = {"tensorboard": tensorboard, "wandb": wandb}

@@ -77,16 +77,14 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
         return None
     figure = Figure((5 * len(names) + 2, 4.2), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(names), sharey=True)
-    for (label, seeds), colour in zip(
-        of_runs.items(), colormaps["tab20"].colors * len(of_runs), strict=False
-    ):
+    for number, (label, seeds) in enumerate(of_runs.items()):
         length = min(map(len, seeds))
         for axes, name in zip(panels, names, strict=True):
             points = [(r, per_group[name]) for r, per_group in seeds[0][:length] if name in per_group]
             if points:
                 of_seeds = [[per_group[name] for _, per_group in records[:length]] for records in seeds]
                 mean = 100 * np.mean(of_seeds, axis=0)
-                axes.plot([r for r, _ in points], mean, marker=".", color=colour, label=label)
+                axes.plot([r for r, _ in points], mean, marker=".", color=f"C{number}", label=label)
     for axes, name in zip(panels, names, strict=True):
         axes.set(title=textwrap.fill(name.replace(",", ", "), LABEL_WIDTH), xlabel="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

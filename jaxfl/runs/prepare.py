@@ -20,7 +20,7 @@ from jaxfl.config.setup import PartitionOptions, Setup
 from jaxfl.core import memory
 from jaxfl.data import partition as partitions
 from jaxfl.data import topology
-from jaxfl.data.federation import Federation, federate
+from jaxfl.data.federation import Federation, federate, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
@@ -66,13 +66,45 @@ def prepare(setup: Setup, begun: Path | None = None, source: Source | None = Non
     source = source or load_source(setup)
     partition = divide(setup, source, begun and begun / store.PARTITION)
     links = link(setup, len(partition.train), begun and begun / store.TOPOLOGY)
-    setup, models = on_this_machine(setup, build_models(setup, source, partition))
+    setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
     public = other_images(setup, source)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
     assert at_once and devices  # chosen by now
     federation = federate(source, partition, models, at_once, devices, public, links)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices)
+
+
+def images_of(data: Data) -> dict:
+    """What a run's configuration says of its images: whoever has that can predict without the data set."""
+    images, federation = data.source.images, data.federation
+    return {
+        "shape": list(images.shape[1:]),
+        "dtype": str(images.dtype),
+        "mean": np.ravel(federation.mean).tolist(),
+        "std": np.ravel(federation.std).tolist(),
+        "public": len(federation.public),
+    }
+
+
+def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun: Path) -> Federation:
+    """The federation of a run on one device, its data not at hand.
+
+    Args:
+      setup: the options of the run.
+      images: what `images_of` said of them.
+      partition: of the run.
+      begun: its folder.
+
+    Raises:
+      JaxflError: if something does not fit, or a model is not found again.
+    """
+    _require_device()
+    setup = setup.replace(devices=1)
+    height, width, channels = images["shape"]
+    _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
+    links = link(setup, len(partition.train), begun / store.TOPOLOGY)
+    return without_data(partition, models, images["mean"], images["std"], images["public"], links)
 
 
 def _require_device() -> None:
@@ -227,15 +259,13 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
     return topology.links(f"--topology {choice}", graph, clients)
 
 
-def build_models(setup: Setup, source: Source, partition: Partition):
-    """Pairs (model, number of clients), in the order of client ids."""
-    shape = source.images.shape[1:]
-    named = setup.run.models or default_models(shape)
-    built, counts = [], []
+def build_models(setup: Setup, shape: tuple[int, int, int], partition: Partition):
+    """Pairs (model, number of clients) for images (H, W, C), in the order of client ids."""
+    named, counts = architectures(setup, shape)
+    built = []
     for choice in named:
         name, texts = choices.split(choice)
-        counts.append(texts.pop("clients", None))
-        model = zoo.build(choices.join(name, texts), shape=shape, classes=partition.outputs)
+        model = zoo.build(choice, shape=shape, classes=partition.outputs)
         if sum(choices.split(other)[0] == name for other in named) > 1:
             base, _, _ = model.name.partition(",")  # what it shows of its options is among the texts
             model = dataclasses.replace(model, name=choices.join(base, texts))
@@ -243,6 +273,16 @@ def build_models(setup: Setup, source: Source, partition: Partition):
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
+
+
+def architectures(setup: Setup, shape: tuple[int, int, int]) -> tuple[list[str], list[str | None]]:
+    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said."""
+    named, counts = [], []
+    for choice in setup.run.models or default_models(shape):
+        name, texts = choices.split(choice)
+        counts.append(texts.pop("clients", None))
+        named.append(choices.join(name, texts))
+    return named, counts
 
 
 def default_models(shape: tuple[int, int, int]) -> tuple[str, ...]:

@@ -1,11 +1,10 @@
-"""What finished runs have come to: one table and one plot; and what the folder of a single run holds."""
+"""What finished runs have come to: one table and one plot."""
 
 import itertools
 import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxfl.config import choices
 from jaxfl.config.options import hints
@@ -16,33 +15,6 @@ from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.plot import draw_architectures, draw_curves
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
-
-
-class Loaded(NamedTuple):
-    """A run as its folder holds it.
-
-    Args:
-      config: method, label, options, models, environment.
-      metrics: a record per round so far, see `jaxfl.runs.result.records`.
-      result: see `jaxfl.runs.result.result`; None of a run that has not finished.
-    """
-
-    config: dict
-    metrics: list[dict]
-    result: dict | None
-
-
-def load(folder: Path) -> Loaded:
-    """Read a run, finished or still going on.
-
-    Raises:
-      JaxflError: if the folder holds no run, or its files are damaged.
-    """
-    config = store.read_config(folder)
-    if not store.holds(folder, store.RESULT):
-        return Loaded(config, store.read_metrics(folder), None)
-    result, metrics = store.read_finished(folder)
-    return Loaded(config, metrics, result)
 
 
 def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Table:
@@ -57,6 +29,25 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
       JaxflError: if a folder has no finished run, a run is damaged, two are the same but for their folders,
         or the table cannot be written.
     """
+    table, metrics = _tabulated(folders, show)
+    forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
+    store.write_texts(out, {name: form(table) for name, form in forms.items()})
+    pictures = {"curves.png": draw_curves, "architectures.png": draw_architectures}
+    store.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
+    return table
+
+
+def table_of(folder: Path) -> Table | None:
+    """The table of the finished runs in a folder, as `report` makes it; None if there are none.
+
+    Raises:
+      JaxflError: if a run is damaged, or two are the same but for their folders.
+    """
+    return _tabulated([folder], ())[0] if store.finished_below(folder) else None
+
+
+def _tabulated(folders: Sequence[Path], show: Sequence[str]) -> tuple[Table, dict[str, list]]:
+    """The table of all finished runs in some folders, and by label the metrics of each."""
     runs = store.finished_in(list(folders))
     configs = [store.read_config(run) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
@@ -75,12 +66,7 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
         seeds, partition_seeds = (len(set(of_all)) for of_all in zip(*draws, strict=True))
         number = f"{seeds} seed{'s' if seeds > 1 else ''}"
         notes.append(f"Mean and standard deviation over {partition_seeds} partitions with {number} each.")
-    table = tabulate(results, show)._replace(notes=tuple(notes))
-    forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
-    store.write_texts(out, {name: form(table) for name, form in forms.items()})
-    pictures = {"curves.png": draw_curves, "architectures.png": draw_architectures}
-    store.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
-    return table
+    return tabulate(results, show)._replace(notes=tuple(notes)), metrics
 
 
 def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:

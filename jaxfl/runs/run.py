@@ -17,7 +17,7 @@ from jaxfl.runs.job import fitted, job_of
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import owned
-from jaxfl.runs.prepare import Data, prepare
+from jaxfl.runs.prepare import Data, images_of, prepare
 from jaxfl.runs.proceed import Run, compilation, proceed
 from jaxfl.runs.variant import Variant, provided
 
@@ -214,6 +214,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
             for model, count in data.models
         ],
+        "data": images_of(data),
         "environment": environment(),
         "code": now,
     }

@@ -1,18 +1,27 @@
 """What the files of JSON in a run folder hold, as far as jaxfl reads them. They may come from somebody else.
 
-A schema is a type, or {name: schema of the entry}: `name?` is of an entry that may be missing, `*` of all.
+A schema is a type, [schema of all entries], or {name: schema of the entry}: `name?` is of an entry that may
+be missing, `*` of all.
 """
 
 from typing import Any
 
 NUMBER = int | float
-ACCURACY = {"mean": NUMBER, "std": NUMBER, "worst_tenth": NUMBER, "per_group": {"*": NUMBER}}
+ACCURACY = {
+    "mean": NUMBER,
+    "std": NUMBER,
+    "worst_tenth": NUMBER,
+    "per_client": [NUMBER],
+    "per_group": {"*": NUMBER},
+}
 CODE = {"package": str, "files": {"*": str}}
 CONFIG = {
     "method": str | None,
     "label": str,
     "options": {"rounds": int, "seed": int, "partition_seed": int},
     "begun_for?": int,
+    "models": [{"name": str, "clients": int}],
+    "data?": {"shape": [int], "dtype": str, "mean": [NUMBER], "std": [NUMBER], "public": int},
     "environment": dict,
     "code?": CODE,
 }
@@ -41,10 +50,13 @@ RESULT = {
     "simulated_seconds": NUMBER | None,
     "seconds": {"*": NUMBER},
 }
+END = {"failures": [str]}
 
 
 def fits(value: Any, schema: Any) -> bool:
     """Whether a value of JSON is as the schema says."""
+    if isinstance(schema, list):
+        return isinstance(value, list) and all(fits(entry, schema[0]) for entry in value)
     if not isinstance(schema, dict):
         return isinstance(value, schema)
     if not isinstance(value, dict):

@@ -164,6 +164,11 @@ def free_folder(name: str, dataset: str = "") -> Path:
     return folder
 
 
+def file_name(label: str) -> str:
+    """A label as the name of a file or a folder."""
+    return "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)
+
+
 def report_folder(folders: list[Path]) -> Path:
     """Where a report on some folders goes: into the folder if it is one."""
     return folders[0] if len(folders) == 1 else free_folder("report")
@@ -185,6 +190,18 @@ def runs_in(folder: Path) -> list[Path]:
 def forget_end(folder: Path) -> None:
     """Say that a comparison goes on: its last end is none."""
     (folder / END).unlink(missing_ok=True)
+
+
+@reads
+def finished_below(folder: Path) -> bool:
+    """Whether some run in a folder or below has finished."""
+    return any(folder.rglob(RESULT))
+
+
+@reads
+def failures_in(folder: Path) -> list[str]:
+    """Why runs of a comparison have not finished, when it last ended; none while it goes on."""
+    return _read_json(folder / END, schema.END)["failures"] if (folder / END).exists() else []
 
 
 @reads
@@ -234,6 +251,21 @@ def write_texts(folder: Path, texts: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text)
+
+
+@writes
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file into a folder that need not be there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content)
+
+
+@writes
+def check_empty(folder: Path) -> None:
+    """Refuse a folder for new files that holds any."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise JaxflError(f"{folder} already holds something; choose another folder.")
 
 
 @writes
@@ -344,6 +376,19 @@ def write_about_clients(folder: Path, kind: str, rounds: int, arrays: dict[str, 
 def read_about_clients(folder: Path, kind: str, rounds: int) -> dict[str, np.ndarray]:
     """Read what `write_about_clients` wrote."""
     return npz.read(folder / kind / f"{rounds}.npz", required=())
+
+
+@reads
+def newest_about_clients(folder: Path, kind: str) -> dict[str, np.ndarray]:
+    """The matrices or embeddings of the last checkpoint that wrote some; none of a method without."""
+    numbers = [int(path.stem) for path in (folder / kind).glob("*.npz") if path.stem.isdecimal()]
+    return npz.read(folder / kind / f"{max(numbers)}.npz", required=()) if numbers else {}
+
+
+@reads
+def read_partition(folder: Path) -> Partition:
+    """Read a run's partition, its data not at hand."""
+    return partitions.read(folder / PARTITION)
 
 
 @reads

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -19,11 +20,11 @@ from jaxfl import cli, registry
 from jaxfl.cli import COMMANDS, main
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
-from jaxfl.config.options import check, hints, parse
+from jaxfl.config.options import check, helps, hints, parse
 from jaxfl.config.options import text as text_of
 from jaxfl.config.setup import Setup
 from jaxfl.data.partitioners import PARTITIONS
-from jaxfl.models.zoo import MODELS
+from jaxfl.models.zoo import MODELS, described
 from jaxfl.runs.variant import choose, provided
 
 
@@ -104,6 +105,27 @@ def test_list_has_every_name(capsys):
     for name in [*registry.METHODS, *MODELS, *PARTITIONS, "digits"]:
         assert f" {name} " in out
     assert "head_init" in out and "min_samples" in out
+
+
+def test_every_option_is_explained(capsys):
+    """In words, with its default; a method's own stand before those that all have, in its help as well."""
+    for options in [*map(choices.described, PARTITIONS.values()), *map(described, MODELS.values())]:
+        assert all(option.what for option in options)
+    for method in registry.METHODS.values():
+        assert helps(method.config).keys() >= hints(method.config).keys()
+    out = printed(capsys, "list dirichlet ditto lenet5")
+    for part in ("alpha 0.1 concentration;", "lam 1.0 lambda, the pull", "depth 3 Number of dense layers"):
+        assert part in out
+    for command in ("list ditto", "run ditto --help"):
+        out = printed(capsys, command)
+        assert out.index("E_p, epochs of the personal") < out.index("Learning rate.")
+    with pytest.raises(SystemExit):
+        call("list dirichle")
+    assert "did you mean 'dirichlet'?" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert printed(capsys, "--version").startswith(f"jaxfl {version('jaxfl')}, jax {version('jax')}, ")
 
 
 def test_cite(capsys):
@@ -221,8 +243,8 @@ def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def from_python(folder):
-    """The run of the folder once more, made from a method object, and what it returned."""
-    result = jaxfl.run(
+    """The run of the folder once more, made from a method object."""
+    return jaxfl.run(
         registry.METHODS["fedavg"],
         run_dir=folder / "python",
         dataset="own.py:stripes",
@@ -233,13 +255,24 @@ def from_python(folder):
         rounds=4,
         eval_every=2,
     )
-    return folder / "python", result
 
 
 def test_the_same_from_python(folder, from_python):
-    made, result = from_python
-    assert result == json.loads((made / "result.json").read_text())
-    assert metrics(made) == metrics(folder / "runs" / "fedavg-own")
+    assert from_python.folder == folder / "python"
+    assert from_python.result == json.loads((folder / "python" / "result.json").read_text())
+    assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
+
+
+def test_models_of_ones_own_predict(folder, from_python):
+    """Of a method object they are there while it is; of one that is found by its name, always."""
+    named = jaxfl.load(folder / "runs" / "fedavg-own")
+    source, rows = from_python.source, named.partition.test[1]
+    for run in (from_python, named):
+        right = run.models[1].predict(source.images[rows]) == source.labels[rows]
+        assert right.mean() == run.models[1].accuracy == run.personal.per_client[-1, 1]
+        assert list(run.models[1].weights) == ["body", "classifier"] and run.models[1].shared
+    with pytest.raises(jaxfl.JaxflError, match="made from Python with a method of its own"):
+        jaxfl.load(folder / "python").models[1]
 
 
 def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
@@ -255,7 +288,11 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
         assert (tmp_path / "python" / name).read_text() == (tmp_path / "word" / name).read_text()
     assert str(made.table) == (tmp_path / "word" / "table.md").read_text()
 
-    assert list(made.results) == [(f"fedavg{lr}", seed) for seed in (0, 1) for lr in ("", ",lr=0.2")]
+    assert list(made.runs) == [(f"fedavg{lr}", seed) for seed in (0, 1) for lr in ("", ",lr=0.2")]
+    opened = jaxfl.load(tmp_path / "python")
+    assert opened.runs.keys() == made.runs.keys()
+    assert (opened.folder, opened.failures) == (made.folder, made.failures)
+    assert opened.table == jaxfl.report(tmp_path / "python")
     runs = {path.parent for path in tmp_path.glob("python/*/*/result.json")}
     assert len(runs) == 4
     for run in runs:
@@ -263,7 +300,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
         assert loaded.config == json.loads((run / "config.json").read_text())
         assert loaded.metrics == [*map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
         assert loaded.result == json.loads((run / "result.json").read_text())
-        assert loaded.result == made.results[loaded.config["label"], loaded.result["seed"]]
+        assert loaded.result == made.runs[loaded.config["label"], loaded.result["seed"]].result
         assert metrics(run) == metrics(tmp_path / "word" / run.relative_to(tmp_path / "python"))
         accuracy = loaded.result["accuracy"]
         assert accuracy["std"] == pytest.approx(np.std(accuracy["per_client"]))
@@ -280,7 +317,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     shutil.rmtree(run / "checkpoints" / "4")
     unfinished = jaxfl.load(run)
     assert unfinished.result is None and len(unfinished.metrics) == 4
-    resumed = jaxfl.resume(run)
+    resumed = jaxfl.resume(run).result
     assert resumed == json.loads((run / "result.json").read_text())
     assert [resumed[key] for key in ("accuracy", "bytes_up")] == [
         result[key] for key in ("accuracy", "bytes_up")
@@ -290,7 +327,8 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
 def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 1, "epochs": 1}
     made = jaxfl.compare("fedavg", "fedavg,lr=1e30", run_dir=tmp_path / "run", **options)
-    assert [row[0] for row in made.table.rows] == ["fedavg"] and list(made.results) == [("fedavg", 0)]
+    assert [row[0] for row in made.table.rows] == ["fedavg"]
+    assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"]
     (sentence,) = made.failures
     assert sentence.startswith("fedavg,lr=1e+30: the loss or the predictions of client")
     with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
@@ -353,8 +391,7 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):
-    made, _ = from_python
-    shutil.copytree(made, tmp_path / "python")
+    shutil.copytree(from_python.folder, tmp_path / "python")
     (tmp_path / "python" / "result.json").unlink()
     with pytest.raises(SystemExit) as end:
         call(f"resume {tmp_path / 'python'}")

@@ -26,6 +26,7 @@ from conftest import (
     validating,
 )
 
+import jaxfl
 from jaxfl import cli
 from jaxfl.core import tree
 from jaxfl.core.check import check, checked
@@ -292,7 +293,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
 @pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
-    """All that it writes, and its last checkpoint, up to the tolerance that docs/devices.md states."""
+    """All that it writes, its last checkpoint and models, up to the tolerance that docs/devices.md states."""
     for devices in "14":
         cli.main(
             f"run {short(name)} {' '.join(dataset)} --partition quantity,min_samples=4 --clients 12 "
@@ -301,6 +302,10 @@ def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
         )
     one, four = (outcome(tmp_path / devices) for devices in "14")
     jax.tree.map(assert_alike, four, one)
+    run = jaxfl.load(tmp_path / "4")
+    for model, rows in zip(run.models, run.partition.test, strict=True):
+        assert (model.predict(run.source.images[rows]) == run.source.labels[rows]).mean() == model.accuracy
+        assert model.weights.keys() >= set(model.model.names)
 
 
 def outcome(folder):

@@ -850,7 +850,7 @@ EDGES = {
 def at_the_edge(folder, method, edge, **options):
     """Run a method for a few rounds: its result and its metrics."""
     (folder / "edge.py").write_text(AT_THE_EDGE)
-    result = jaxfl.run(
+    run = jaxfl.run(
         short(method),
         run_dir=folder / "run",
         dataset=f"{folder}/edge.py:source",
@@ -865,7 +865,7 @@ def at_the_edge(folder, method, edge, **options):
         seed=1,
         **options,
     )
-    return result, store.read_metrics(folder / "run")
+    return run.result, run.metrics
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_two_rounds_on_random_partitions(tmp_path_factory, method, data):
     saved = Partition(train, none, test, relabel, 3)
     assert_fits(saved, source)
     partitions.save(saved, sources.load(str(folder / "tiny.npz")), folder / "mine.npz")
-    result = jaxfl.run(
+    run = jaxfl.run(
         method,
         run_dir=folder / "run",
         dataset=str(folder / "tiny.npz"),
@@ -346,6 +346,7 @@ def test_two_rounds_on_random_partitions(tmp_path_factory, method, data):
         rounds=2,
         eval_every=1,
         devices=1,
+        quiet=True,
     )
     assert len(store.read_metrics(folder / "run")) == 2
-    assert 0 <= result["accuracy"]["mean"] <= 1
+    assert 0 <= run.result["accuracy"]["mean"] <= 1

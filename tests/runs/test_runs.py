@@ -168,7 +168,7 @@ def test_what_comes_before_the_first_round_counts_for_it(dataset, tmp_path):
     options = {"partition": "classes,classes_per_client=2,samples_per_client=10", "clients": 4, "epochs": 1}
     options |= {"participation": 0.5, "models": "mlp,hidden=3", "rounds": 2, "eval_every": 1}
     options |= {"device_profile": "mlp=1e6:1e3", "score_cohort": True, "dataset": dataset[1]}
-    result = jaxfl.run(fedavg._replace(build=build), run_dir=tmp_path / "run", **options)
+    result = jaxfl.run(fedavg._replace(build=build), run_dir=tmp_path / "run", **options).result
     first, second = metrics(tmp_path / "run")
     before = first["preparation"]
     assert before.keys() == {"bytes_up", "bytes_down", "flops", "simulated_seconds"}
@@ -461,7 +461,7 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     assert len(metrics(run)) == read(run / "result.json")["rounds"] == 3
     cli.main(["resume", str(run), "--rounds", str(ROUNDS - 1)])
     (run / "result.json").unlink()  # stopped, and made still longer
-    assert jaxfl.resume(run, rounds=ROUNDS)["rounds"] == ROUNDS
+    assert jaxfl.resume(run, rounds=ROUNDS).result["rounds"] == ROUNDS
     assert_same_run(run, whole)
     assert read(run / "config.json")["options"] == read(whole / "config.json")["options"]
     assert read(run / "config.json")["begun_for"] == 3

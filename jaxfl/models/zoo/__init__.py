@@ -58,6 +58,15 @@ def options_of(factory: Callable) -> dict[str, Any]:
     return own | {"features": own.get("features", int)}
 
 
+def described(factory: Callable) -> list[choices.Option]:
+    """A factory's options in words, and `features`."""
+    own = choices.described(factory, GIVEN)
+    if any(option.name == "features" for option in own):
+        return own
+    every = choices.Option("features", "none", "How many the classifier gets; by default the network's own.")
+    return [*own, every]
+
+
 def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
     """The network of a choice; ``path/to/my.py:object`` names a factory of one's own.
 

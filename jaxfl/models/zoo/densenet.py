@@ -94,7 +94,13 @@ def densenet161(
 ) -> Model:
     """6, 12, 36 and 24 layers that add 48 channels each; 160 convolutions.
 
-    Arguments, source and errors are those of `densenet121`.
+    Source and errors are those of `densenet121`.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels.
+        stem: "cifar" or "imagenet", see `densenet121`.
     """
     return _densenet("densenet161", (6, 12, 36, 24), 48, shape, classes, width, stem)
 
@@ -108,7 +114,13 @@ def densenet169(
 ) -> Model:
     """6, 12, 32 and 32 layers that add 32 channels each; 168 convolutions.
 
-    Arguments, source and errors are those of `densenet121`.
+    Source and errors are those of `densenet121`.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels.
+        stem: "cifar" or "imagenet", see `densenet121`.
     """
     return _densenet("densenet169", (6, 12, 32, 32), 32, shape, classes, width, stem)
 
@@ -122,7 +134,13 @@ def densenet201(
 ) -> Model:
     """6, 12, 48 and 32 layers that add 32 channels each; 200 convolutions.
 
-    Arguments, source and errors are those of `densenet121`.
+    Source and errors are those of `densenet121`.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels.
+        stem: "cifar" or "imagenet", see `densenet121`.
     """
     return _densenet("densenet201", (6, 12, 48, 32), 32, shape, classes, width, stem)
 

@@ -80,7 +80,14 @@ def resnet50(
 ) -> Model:
     """3, 4, 6 and 3 bottleneck blocks in four stages; 49 convolutions.
 
-    Arguments, source and errors are those of `resnet18`.
+    Source and errors are those of `resnet18`.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels.
+        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+        stem: "cifar" or "imagenet", see `resnet18`.
     """
     return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, width, norm, stem)
 
@@ -95,7 +102,14 @@ def resnet101(
 ) -> Model:
     """3, 4, 23 and 3 bottleneck blocks in four stages; 100 convolutions.
 
-    Arguments, source and errors are those of `resnet18`.
+    Source and errors are those of `resnet18`.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels.
+        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+        stem: "cifar" or "imagenet", see `resnet18`.
     """
     return _resnet("resnet101", Bottleneck, (3, 4, 23, 3), shape, classes, width, norm, stem)
 
@@ -110,7 +124,14 @@ def resnet152(
 ) -> Model:
     """3, 8, 36 and 3 bottleneck blocks in four stages; 151 convolutions.
 
-    Arguments, source and errors are those of `resnet18`.
+    Source and errors are those of `resnet18`.
+
+    Args:
+        shape: (H, W, C) of the images.
+        classes: Number of classes.
+        width: Factor on the hidden channels.
+        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+        stem: "cifar" or "imagenet", see `resnet18`.
     """
     return _resnet("resnet152", Bottleneck, (3, 8, 36, 3), shape, classes, width, norm, stem)
 

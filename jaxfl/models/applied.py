@@ -1,0 +1,81 @@
+"""With which weights a prediction applies the blocks of a model, whoever put these together, and how."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model
+
+
+def applied_weights(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[str, dict]:
+    """Let a prediction run, without computing it, and note what it applies the blocks of a model with.
+
+    Args:
+      model: whose blocks.
+      predict: ``(model, x (1, H, W, C)) -> anything``; it applies the model that it is given, or parts of it.
+
+    Returns:
+      {block: {layer: NumPy arrays}}, parameters and BatchNorm's statistics side by side. A block that is
+      applied with several weights is there for each of them: ``classifier``, ``classifier-2``.
+
+    Raises:
+      JaxflError: if several networks are applied side by side by `jax.vmap`, or a layer has a statistic of
+        the same name as a parameter.
+    """
+    noted = {}
+
+    @dataclasses.dataclass(frozen=True)
+    class Noting(Model):
+        """The model, noting instead of computing; its outputs are zeros."""
+
+        def apply_with_taps(self, params, stats, x, depths, *, train, key=None, mask=None):
+            for name in self.names:
+                weights, known = _side_by_side(name, params[name], stats.get(name, {})), noted
+                if not any(_same(weights, other) for other in known.setdefault(name, [])):
+                    known[name].append(weights)
+            if depths:
+                return super().apply_with_taps(params, stats, x, depths, train=train, key=key, mask=mask)
+            output = jnp.zeros((len(x), *self.output), jnp.result_type(float))
+            return output, {name: stats.get(name, {}) for name in self.names}, ()
+
+    noting = Noting(*(getattr(model, field.name) for field in dataclasses.fields(model)))
+    with jax.disable_jit():  # then loops are Python's, and weights are there as arrays
+        predict(noting, jnp.zeros((1, *model.shape), jnp.result_type(float)))
+    return {
+        block if number == 1 else f"{block}-{number}": weights
+        for block, of_block in noted.items()
+        for number, weights in enumerate(of_block, 1)
+    }
+
+
+def _side_by_side(block: str, params: dict, stats: dict) -> dict:
+    """Parameters and statistics of a block as one nested dict of NumPy arrays."""
+    try:
+        params, stats = jax.tree.map(np.asarray, (params, stats))
+    except jax.errors.TracerArrayConversionError:
+        raise JaxflError(
+            "The method predicts with several networks side by side (jax.vmap), whose weights are not told "
+            "apart; predict with it instead."
+        ) from None
+    return _merged(block, params, stats)
+
+
+def _merged(where: str, one: dict, other: dict) -> dict:
+    both = dict(one)
+    for name, entry in other.items():
+        mine = both.get(name, {})
+        if not (isinstance(mine, dict) and isinstance(entry, dict) or name not in both):
+            raise JaxflError(f"{where} has a parameter and a statistic {name!r}; rename one of them.")
+        both[name] = _merged(f"{where}/{name}", mine, entry) if isinstance(entry, dict) else entry
+    return both
+
+
+def _same(one: dict, other: dict) -> bool:
+    leaves, structure = jax.tree.flatten(one)
+    others, its = jax.tree.flatten(other)
+    return structure == its and all(map(np.array_equal, leaves, others))

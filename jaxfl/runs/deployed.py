@@ -1,0 +1,302 @@
+"""What the clients of a run deploy: models that predict on images as the data set has them."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import index
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.config.setup import Setup
+from jaxfl.core.deploy import alone, deployed
+from jaxfl.core.engine import traced
+from jaxfl.core.protocol import Predictor
+from jaxfl.data.federation import Federation, NotAtHand, normalised
+from jaxfl.data.partition import Partition
+from jaxfl.errors import JaxflError
+from jaxfl.models.applied import applied_weights
+from jaxfl.models.model import Model
+from jaxfl.runs import checkpoint, code, store
+from jaxfl.runs.config import restore, restore_setup
+from jaxfl.runs.observer import NOBODY
+from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
+from jaxfl.runs.variant import Variant
+
+BATCH = 64  # images at a time, at most
+
+
+class Images(NamedTuple):
+    """How the images of a run look, and what normalises them.
+
+    Args:
+      shape: of one, (H, W, C).
+      dtype: of the data set: uint8, or float32 for any floats.
+      mean: (1, 1, 1, C), of the training images in raw units.
+      std: of these, likewise.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype
+    mean: np.ndarray
+    std: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """The model that a client of a run deploys, after the run's last checkpoint.
+
+    Attributes:
+      client: its id.
+      model: the architecture.
+      images: what images it takes.
+      relabel: (classes,) int, the output for each class of the data set; -1 of one that the client lacks.
+      accuracy: on the client's test rows, as it was scored.
+      predictor: the method's `Predictor`, with the leaves of this client.
+    """
+
+    client: int
+    model: Model
+    images: Images
+    relabel: np.ndarray
+    accuracy: float
+    predictor: Predictor
+
+    def __repr__(self) -> str:
+        """What it is."""
+        return f"<client {self.client}'s {self.model.name}, accuracy {100 * self.accuracy:.1f} %>"
+
+    @property
+    def classes(self) -> np.ndarray:
+        """(outputs,) int, the data set's class that each output stands for; -1 of an output without one."""
+        (known,) = np.nonzero(self.relabel >= 0)
+        classes = np.full(self.model.classes, -1)
+        classes[self.relabel[known]] = known
+        return classes
+
+    @property
+    def shared(self) -> bool:
+        """Whether all clients of the architecture deploy this model."""
+        return not jax.tree.leaves(self.predictor.stacked)
+
+    def predict(self, images: Any) -> np.ndarray:
+        """The most likely class of each image.
+
+        Args:
+          images: (B, H, W, C) as the data set has them: uint8, or floats where these are the data set's. They
+            are normalised here. Of grey images (B, H, W) will do.
+
+        Returns:
+          (B,) int, labels of the data set, whatever number the client gives them. A class that the client
+          does not know is never one; -1 where the network chooses an output that stands for no class.
+
+        Raises:
+          JaxflError: if they have another shape or type.
+        """
+        return self.classes[self.scores(images).argmax(1)]
+
+    def probabilities(self, images: Any) -> np.ndarray:
+        """The softmax of the scores by the data set's classes, (B, classes); images are as for `predict`.
+
+        It is 0 for a class that the client does not know.
+        """
+        scores = self.scores(images)
+        likely = np.exp(scores - scores.max(1, keepdims=True))
+        likely /= likely.sum(1, keepdims=True)
+        return np.where(self.relabel >= 0, likely[:, self.relabel], 0)
+
+    def scores(self, images: Any) -> np.ndarray:
+        """What the method gives each of the client's outputs, (B, outputs); images are as for `predict`."""
+        images = self._checked(images)
+        batch = min(BATCH, 1 << max(0, len(images) - 1).bit_length())  # few lengths are few programs
+        found = [np.empty((0, self.model.classes), np.float32)]
+        for start in range(0, len(images), batch):
+            part = images[start : start + batch]
+            filled = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])
+            shared, own = self.predictor.shared, self.predictor.stacked
+            mean, std = self.images.mean, self.images.std
+            scores = _scores(self.predictor.predict, self.model, shared, own, filled, mean, std)
+            found.append(np.asarray(scores)[: len(part)])
+        return np.concatenate(found)
+
+    @functools.cached_property
+    def weights(self) -> dict[str, dict]:
+        """What the method applies the network's blocks with: {block: {layer: NumPy arrays}}.
+
+        BatchNorm's statistics stand beside its parameters. A block that is applied with several weights, as
+        in an ensemble, is there for each of them: ``classifier``, ``classifier-2``.
+        """
+        return applied_weights(self.model, self._predict)
+
+    @functools.cached_property
+    def plain(self) -> bool:
+        """Whether the scores are the outputs of the network with `weights`, and nothing more.
+
+        It is tried on eight random images.
+        """
+        if set(self.weights) - set(self.model.names):
+            return False
+        x = np.random.default_rng(0).normal(size=(8, *self.images.shape)).astype(self.images.mean.dtype)
+        weights = {name: self.weights.get(name, {}) for name in self.model.names}
+        outputs, _ = self.model.apply(weights, weights, jnp.asarray(x), train=False)
+        return np.allclose(outputs, self._predict(self.model, jnp.asarray(x)), rtol=1e-4, atol=1e-4)
+
+    def _predict(self, model: Model, x):
+        return self.predictor.predict(model, self.predictor.shared, self.predictor.stacked, x)
+
+    def _checked(self, images: Any) -> np.ndarray:
+        images, shape, dtype = np.asarray(images), self.images.shape, self.images.dtype
+        if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
+            images = images[..., None]
+        if images.ndim != 4 or images.shape[1:] != shape:
+            wanted = f"({', '.join(map(str, ('B', *shape)))})"
+            raise JaxflError(f"The model takes images {wanted}, but these are {images.shape}.")
+        if images.dtype.kind == dtype.kind == "f":
+            return images.astype(dtype)
+        if images.dtype != dtype:
+            mend = "; .astype('uint8') makes whole numbers from 0 to 255 so" if dtype == np.uint8 else ""
+            raise JaxflError(
+                f"The model takes images as its data set has them, in {dtype}, and normalises them itself, "
+                f"but these are {images.dtype}{mend}."
+            )
+        return images
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _scores(predict, model: Model, shared, own, images, mean, std):
+    return predict(model, shared, own, normalised(images, mean, std))
+
+
+class Opened(NamedTuple):
+    """A run's last checkpoint, and what it is understood with.
+
+    Args:
+      config: of the run.
+      variant: the method.
+      setup: the options.
+      federation: on one device, perhaps without data.
+      partition: whose rows are whose.
+      images: how they look.
+      state: of the method.
+      record: of the last round before the checkpoint.
+    """
+
+    config: dict
+    variant: Variant
+    setup: Setup
+    federation: Federation
+    partition: Partition
+    images: Images
+    state: Any
+    record: dict
+
+
+class Models(Sequence[Deployed]):
+    """The models of all clients of a run by their ids; each is made when somebody asks for it.
+
+    The data set has to be at hand only for a method that fits what clients deploy to their images.
+    """
+
+    def __init__(self, folder: Path, variant: Variant | None, changed_code: bool):
+        """See `jaxfl.runs.load.Loaded`."""
+        self.folder, self._variant, self._changed_code = folder, variant, changed_code
+        self._clients = len(store.read_partition(folder).train)
+        self._data = "data" not in store.read_config(folder)  # whether they are read
+        self._opened: Opened | None = None
+
+    @property
+    def opened(self) -> Opened:
+        """What they are made of."""
+        if self._opened is None:
+            self._opened = _open(self.folder, self._variant, self._changed_code, self._data)
+        return self._opened
+
+    def __len__(self) -> int:
+        return self._clients
+
+    def __iter__(self) -> Iterator[Deployed]:
+        return (self[client] for client in range(len(self)))
+
+    @overload
+    def __getitem__(self, client: int) -> Deployed: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Deployed]: ...
+    def __getitem__(self, client):
+        """A client's model.
+
+        Raises:
+          JaxflError: if there is no such client, the run has no checkpoint that can be read, its own code has
+            changed, or the data set is needed and not at hand.
+        """
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        client = index(client)
+        if not -len(self) <= client < len(self):
+            raise JaxflError(f"There is no client {client}; {self.folder} has clients 0 to {len(self) - 1}.")
+        client %= len(self)
+        try:
+            return self._deployed(client)
+        except NotAtHand:
+            self._data, self._opened = True, None
+            return self._deployed(client)
+
+    def _deployed(self, client: int) -> Deployed:
+        its = self.opened
+        last, rounds = its.record["round"] - 1, its.setup.run.rounds
+        key = jax.random.key(its.setup.run.seed)
+        predictor = deployed(its.variant.algorithm, its.state, its.federation, key, last, rounds, client)
+        _, g = alone(its.federation, client, last, rounds)
+        relabel, accuracy = its.partition.relabel[client], its.record["accuracy"]["per_client"][client]
+        return Deployed(client, its.federation.models[g], its.images, relabel, accuracy, predictor)
+
+
+def _open(folder: Path, variant: Variant | None, changed_code: bool, data: bool) -> Opened:
+    """Read a run's last checkpoint.
+
+    Args:
+      folder: of the run.
+      variant: its method where that is an object; by default it is found again.
+      changed_code: whether the user's own files may have changed.
+      data: whether the data set is read.
+    """
+    config, metrics = store.read_config(folder), store.read_metrics(folder)
+    then = code.latest(config, metrics)
+    if not changed_code:
+        code.refuse_changed(folder, then)
+    if not code.same_package(then):
+        NOBODY.warned(
+            f"jaxfl is not what it was when {folder} was computed; its models may predict otherwise."
+        )
+    setup = restore_setup(folder, config)
+    if variant is None:
+        setup, variant = restore(folder, config)
+    partition = store.read_partition(folder)
+    if data:
+        try:
+            made = prepare(setup.replace(devices=1), folder)
+        except JaxflError as error:
+            raise JaxflError(f"{variant.label} fits models to clients' images before use: {error}") from error
+        federation, described = made.federation, images_of(made)
+    else:
+        described = config["data"]
+        federation = prepare_without_data(setup, described, partition, folder)
+
+    def like():
+        key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+        return jax.eval_shape(variant.programs.init, key, federation, hyper)
+
+    done, state = checkpoint.newest(folder, len(metrics), like, store.fingerprint(config))
+    if not done:
+        raise JaxflError(f"{folder} has no checkpoint yet; its models are there after the first evaluation.")
+    height, width, channels = described["shape"]
+    images = Images(
+        (height, width, channels),
+        np.dtype(described["dtype"]),
+        np.asarray(federation.mean),
+        np.asarray(federation.std),
+    )
+    state = jax.device_put(state)
+    return Opened(config, variant, setup, federation, partition, images, state, metrics[done - 1])

@@ -1,0 +1,207 @@
+"""Models of a run as files for others: arrays as safetensors, and a card that says what they are."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxfl.errors import optional
+from jaxfl.models.model import Model
+from jaxfl.runs import store
+from jaxfl.runs.config import experiment
+from jaxfl.runs.deployed import Deployed, Models, Opened
+from jaxfl.runs.prepare import architectures
+
+CARD = "README.md"
+
+
+def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -> list[Path]:
+    """Write what clients of a run deploy.
+
+    Args:
+      models: of the run.
+      folder: new or empty. It gets a file for each client, or one for all that share a model, and a card.
+      clients: whose models; all by default.
+
+    Returns:
+      The files.
+
+    Raises:
+      JaxflError: if safetensors is not installed, the folder holds anything or cannot be written, or a model
+        is not there, see `Models`.
+    """
+    safetensors = optional("safetensors.numpy", "safetensors", "An export")
+    store.check_empty(folder)
+    files: dict[str, list[Deployed]] = {}
+    for client in range(len(models)) if clients is None else clients:
+        model = models[client]
+        owner = model.model.name if model.shared else f"client-{model.client}"
+        file = f"{store.file_name(owner)}.safetensors"
+        if file not in files:
+            content = safetensors.save(_arrays(model), metadata=_about(models.opened, model))
+            store.write_bytes(folder / file, content)
+        files.setdefault(file, []).append(model)
+    store.write_bytes(folder / CARD, _card(models.opened, models.folder, files).encode())
+    return [folder / file for file in (*files, CARD)]
+
+
+def _arrays(model: Deployed) -> dict[str, np.ndarray]:
+    """{"block/layer/name": array}."""
+    leaves = jax.tree.leaves_with_path(model.weights)
+    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
+    return {name: np.ascontiguousarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
+def _about(its: Opened, model: Deployed) -> dict[str, str]:
+    """What a file says of itself: values of JSON by name."""
+    choices, _ = architectures(its.setup, model.images.shape)
+    about = {
+        "method": its.variant.label,
+        "architecture": choices[its.federation.models.index(model.model)],
+        "shape": model.images.shape,
+        "dtype": str(model.images.dtype),
+        "mean": np.ravel(model.images.mean).tolist(),
+        "std": np.ravel(model.images.std).tolist(),
+        "classes": model.classes.tolist(),
+    }
+    return {name: json.dumps(value) for name, value in about.items()}
+
+
+def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
+    """The card of some files, in Markdown; each holds one model, of the clients that are named with it."""
+    config, method = its.config, its.variant.method
+    options = config["options"]
+    first = {}  # of each architecture
+    for models in files.values():
+        first.setdefault(models[0].model.name, models[0])
+    tried = experiment(config) | {"seed": options["seed"]}
+    any_file, (model, *_) = next(iter(files.items()))
+    train, test = ([*map(len, part)] for part in (its.partition.train, its.partition.test))
+    parts = [
+        FRONT,
+        f"# {its.variant.label} on {options['dataset']}",
+        f"What clients deploy after round {its.record['round']} of {options['rounds']} of a federated run, "
+        f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
+        _table(
+            ["file", "architecture", "clients", "their accuracy on their own test rows, %"],
+            [
+                [file, of[0].model.name, _numbers([m.client for m in of]), _percent([m.accuracy for m in of])]
+                for file, of in files.items()
+            ],
+        ),
+        f"## Method\n\n{method.name}: {method.summary}. {method.paper}".strip(),
+        f"```bibtex\n{method.bibtex}\n```" if method.bibtex else "",
+        f"## Data\n\n{options['dataset']}, divided by `{options['partition']}` (partition seed "
+        f"{options['partition_seed']}) among {len(train)} clients with {_span(train)} training and "
+        f"{_span(test)} test rows each; labels are {options['labels']}.",
+        f"## Input and output\n\nImages (batch, {_shape(model.images.shape)}) of {model.images.dtype}, as "
+        "the data set has them; each channel is normalised as (value - mean) / std with mean "
+        f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
+        "`classes[k]` of the data set, in the metadata of the file; -1: for none.",
+        *(_architecture(of.model, of.weights) for of in first.values()),
+        "## How to load",
+        PLAIN.format(file=any_file)
+        if all(of.plain for of in first.values())
+        else BEYOND.format(run=run, client=model.client),
+        f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _architecture(model: Model, weights: dict) -> str:
+    """Its blocks in order, what they take and put out, and their arrays; BatchNorm's statistics included."""
+    ends = zip(model.shapes, (*model.shapes[1:], model.output), strict=True)
+    shapes = dict(zip(model.names, ends, strict=True))
+    lines = []
+    for block in dict.fromkeys([*model.names, *weights]):
+        leaves = jax.tree.leaves_with_path(weights.get(block, {}))
+        arrays = [
+            f"{jax.tree_util.keystr(path, simple=True, separator='/')} ({_shape(leaf.shape)})"
+            for path, leaf in leaves
+        ]
+        takes, puts_out = (f"({_shape(end)})" for end in shapes.get(block, ("", "")))
+        lines.append([block, takes, puts_out, ", ".join(arrays)])
+    precision = "" if model.precision == "full" else f" It computes in {model.precision}."
+    title = f"## Architecture {model.name}\n\n{model.size:,} parameters.{precision}"
+    return f"{title}\n\n{_table(['block', 'takes', 'puts out', 'arrays'], lines)}"
+
+
+def _table(titles: list[str], lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *lines))
+
+
+def _numbers(clients: list[int]) -> str:
+    """``0-4, 7``."""
+    runs = []
+    for client in sorted(clients):
+        if runs and client == runs[-1][1] + 1:
+            runs[-1][1] = client
+        else:
+            runs.append([client, client])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _percent(accuracies: list[float]) -> str:
+    low, high = 100 * min(accuracies), 100 * max(accuracies)
+    return f"{low:.1f}" if low == high else f"{100 * np.mean(accuracies):.1f} ({low:.1f} to {high:.1f})"
+
+
+def _span(sizes: list[int]) -> str:
+    return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+
+
+def _shape(shape: Sequence) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _list(numbers: np.ndarray) -> str:
+    return ", ".join(f"{number:.6g}" for number in np.ravel(numbers))
+
+
+FRONT = """\
+---
+library_name: jaxfl
+pipeline_tag: image-classification
+tags: [federated-learning, personalized-federated-learning]
+---
+"""
+
+PLAIN = """\
+The scores are the outputs of the network with these arrays.
+
+```python
+import json
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from safetensors import safe_open
+
+from jaxfl.models import zoo
+
+with safe_open("{file}", "numpy") as file:
+    about = {{name: json.loads(text) for name, text in file.metadata().items()}}
+    arrays = {{name: file.get_tensor(name) for name in file.keys()}}
+
+x = (images - np.float32(about["mean"])) / np.float32(about["std"])  # images as the data set has them
+model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]))
+weights = {{name: {{}} for name in model.names}} | unflatten_dict(arrays, sep="/")
+scores, _ = model.apply(weights, weights, x, train=False)  # parameters and statistics: each takes its own
+labels = np.array(about["classes"])[scores.argmax(1)]
+```
+
+Without jaxfl: images are (batch, height, width, channels) and are flattened in this order; kernels of dense
+layers are (in, out), those of convolutions (height, width, in, out).
+"""
+
+BEYOND = """\
+The method does more with these arrays than to pass images through the network once, so that they alone do not
+predict; its run does:
+
+```python
+import jaxfl
+
+labels = jaxfl.load("{run}").models[{client}].predict(images)
+```
+"""

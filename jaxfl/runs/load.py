@@ -1,0 +1,194 @@
+"""A run's folder, opened from Python: its numbers as arrays, its models, what its method knows of clients."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
+from jaxfl.errors import optional
+from jaxfl.runs import store
+from jaxfl.runs.config import restore_setup
+from jaxfl.runs.deployed import Models
+from jaxfl.runs.export import export
+from jaxfl.runs.log import scalars
+from jaxfl.runs.prepare import load_source
+from jaxfl.runs.variant import Variant
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Accuracies(NamedTuple):
+    """Accuracies of one moment, as fractions, at every evaluation.
+
+    Args:
+      rounds: (E,) int, after which rounds, counted from 1.
+      mean: (E,), over clients.
+      per_client: (E, N), of each client on its own test rows, by its id.
+    """
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    per_client: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A run, finished or still going on, as its folder was when it was opened.
+
+    Attributes:
+      folder: of the run.
+      config: what config.json says: method, label, options, models, environment.
+      metrics: a record per round so far, see `jaxfl.runs.result.records`.
+      result: the summary, see `jaxfl.runs.result.result`; None of a run that has not finished.
+      variant: the method, where it is an object that cannot be found again by its name.
+      changed_code: whether models are made though your own files have changed since.
+    """
+
+    folder: Path
+    config: dict
+    metrics: list[dict]
+    result: dict | None
+    variant: Variant | None = None
+    changed_code: bool = False
+
+    def __repr__(self) -> str:
+        """In a line: what it is, how far it has come, and where it lies."""
+        options = self.config["options"]
+        done = f"{len(self.metrics)} of {options['rounds']} rounds"
+        if len(self.personal.mean):
+            done += f", accuracy {100 * self.personal.mean[-1]:.1f} %"
+        return f"<{self.config['label']}, seed {options['seed']}: {done}; {self.folder}>"
+
+    @property
+    def personal(self) -> Accuracies:
+        """Of the models that clients deploy."""
+        return self._accuracies("accuracy")
+
+    @property
+    def received(self) -> Accuracies:
+        """Of the models that clients start a round from, before local training."""
+        return self._accuracies("received")
+
+    @property
+    def loss(self) -> np.ndarray:
+        """(R,), of every round the mean training loss; NaN where it is not finite."""
+        return np.array([record["loss"] for record in self.metrics], float)
+
+    @property
+    def bytes_up(self) -> np.ndarray:
+        """(R,) int, what the clients of each round have sent."""
+        return np.array([record["bytes_up"] for record in self.metrics], np.int64)
+
+    @property
+    def bytes_down(self) -> np.ndarray:
+        """(R,) int, what the clients of each round have received."""
+        return np.array([record["bytes_down"] for record in self.metrics], np.int64)
+
+    @property
+    def seconds(self) -> dict[str, np.ndarray]:
+        """{"compile", "train", "evaluate": (R,)}; rounds up to an evaluation are one, and it has theirs."""
+        parts = ("compile", "train", "evaluate")
+        timed = [record.get("seconds", dict.fromkeys(parts, 0.0)) for record in self.metrics]
+        return {part: np.array([of_round[part] for of_round in timed], float) for part in parts}
+
+    @property
+    def matrices(self) -> dict[str, np.ndarray]:
+        """What the method knows about pairs of clients, {name: (N, N)}, after the last checkpoint."""
+        return store.newest_about_clients(self.folder, "matrices")
+
+    @property
+    def embeddings(self) -> dict[str, np.ndarray]:
+        """The vectors by which it describes clients, {architecture: (n, d)}, after the last checkpoint."""
+        return store.newest_about_clients(self.folder, "embeddings")
+
+    @functools.cached_property
+    def partition(self) -> Partition:
+        """Whose rows of the data set are whose, and how each client numbers the classes."""
+        return store.read_partition(self.folder)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The data set, loaded when it is asked for: images, labels.
+
+        Raises:
+          JaxflError: if it is not at hand.
+        """
+        return load_source(restore_setup(self.folder, self.config))
+
+    @functools.cached_property
+    def models(self) -> Models:
+        """What clients deploy after the last checkpoint: ``models[3].predict(images)``."""
+        return Models(self.folder, self.variant, self.changed_code)
+
+    def export(self, folder: str | Path, clients: Sequence[int] | None = None) -> list[Path]:
+        """Write models as safetensors, with a card that says what they are and how to use them.
+
+        Args:
+          folder: new or empty.
+          clients: whose models; all by default. One that clients share is written once.
+
+        Returns:
+          The files.
+
+        Raises:
+          JaxflError: if safetensors is not installed, the folder is not empty, or as `models`.
+        """
+        return export(self.models, Path(folder), clients)
+
+    def frame(self) -> "pandas.DataFrame":
+        """A row per round: loss, bytes, accuracies where evaluated (also per architecture), seconds.
+
+        Raises:
+          JaxflError: if pandas is not installed.
+        """
+        pandas = optional("pandas", "pandas", "A frame")
+        index = pandas.Index([record["round"] for record in self.metrics], name="round")
+        return pandas.DataFrame([scalars(record) for record in self.metrics], index)
+
+    def client_frame(self) -> "pandas.DataFrame":
+        """A row per evaluation and client: round, client, architecture, training rows, personal, received.
+
+        Raises:
+          JaxflError: if pandas is not installed.
+        """
+        pandas = optional("pandas", "pandas", "A frame")
+        personal, clients = self.personal, len(self.partition.train)
+        of_clients = [model["name"] for model in self.config["models"] for _ in range(model["clients"])]
+        evaluations = len(personal.rounds)
+        return pandas.DataFrame(
+            {
+                "round": np.repeat(personal.rounds, clients),
+                "client": np.tile(np.arange(clients), evaluations),
+                "architecture": of_clients * evaluations,
+                "rows": [len(rows) for rows in self.partition.train] * evaluations,
+                "personal": personal.per_client.ravel(),
+                "received": self.received.per_client.ravel(),
+            }
+        )
+
+    def _accuracies(self, key: str) -> Accuracies:
+        scored = [record for record in self.metrics if key in record]
+        return Accuracies(
+            np.array([record["round"] for record in scored], int),
+            np.array([record[key]["mean"] for record in scored], float),
+            np.array([record[key]["per_client"] for record in scored], float).reshape(len(scored), -1),
+        )
+
+
+def load(folder: Path, changed_code: bool = False) -> Loaded:
+    """Open the folder of a run, finished or still going on.
+
+    Raises:
+      JaxflError: if the folder holds no run, or its files are damaged.
+    """
+    config = store.read_config(folder)
+    if not store.holds(folder, store.RESULT):
+        return Loaded(folder, config, store.read_metrics(folder), None, changed_code=changed_code)
+    result, metrics = store.read_finished(folder)
+    return Loaded(folder, config, metrics, result, changed_code=changed_code)

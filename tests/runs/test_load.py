@@ -1,0 +1,265 @@
+"""A run opened from Python: its numbers as arrays, models that predict on raw images, and their export."""
+
+import json
+import re
+import shutil
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, long, tiny_cnn, tiny_source
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import jaxfl
+from jaxfl import cli, registry
+from jaxfl.errors import JaxflError
+from jaxfl.models.applied import applied_weights
+
+OPTIONS = (
+    "--partition classes,classes_per_client=2,samples_per_client=10 --labels independent --clients 4 "
+    "--participation 0.5 --models mlp,hidden=3 mlp,hidden=4 --epochs 10 --rounds 4 --eval-every 2"
+)
+
+
+def begun(folder, method, *options):
+    """A run of some method on images that are its own."""
+    source = tiny_source()
+    data = folder / "tiny.npz"
+    np.savez(data, images=source.images, labels=source.labels, split=source.train)
+    words = [*OPTIONS.split(), "--dataset", str(data), "--run-dir", str(folder / "run"), *options]
+    cli.main(["run", method, *words])
+    return jaxfl.load(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """FedPer's, whose clients number their two classes anew; the images are gone."""
+    run = begun(tmp_path_factory.mktemp("load"), "fedper")
+    (run.folder.parent / "tiny.npz").unlink()
+    return run
+
+
+SOURCE = tiny_source()
+
+
+def test_numbers_are_arrays(run):
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    for moment, key in ((run.personal, "accuracy"), (run.received, "received")):
+        assert moment.rounds.tolist() == [2, 4]
+        assert moment.mean.tolist() == [lines[1][key]["mean"], lines[3][key]["mean"]]
+        assert moment.per_client.shape == (2, 4)
+        np.testing.assert_allclose(moment.per_client.mean(1), moment.mean)
+    assert run.loss.tolist() == [line["loss"] for line in lines]
+    assert run.bytes_up.sum() == run.result["bytes_up"] and run.bytes_down.shape == (4,)
+    assert {part: spent.sum() for part, spent in run.seconds.items()} == pytest.approx(run.result["seconds"])
+    assert run.matrices == run.embeddings == {}
+    assert str(run.folder) in repr(run) and "4 of 4 rounds" in repr(run)
+    assert [len(rows) for rows in run.partition.train] == [10] * 4
+
+
+def test_numbers_as_frames(run, monkeypatch):
+    frame, clients = run.frame(), run.client_frame()
+    assert frame.index.tolist() == [1, 2, 3, 4] and frame["loss"].tolist() == run.loss.tolist()
+    assert frame["accuracy/personal"].dropna().to_dict() == dict(zip([2, 4], run.personal.mean, strict=True))
+    last = clients[clients["round"] == 4].set_index("client")
+    assert last["personal"].tolist() == run.personal.per_client[-1].tolist()
+    assert last["architecture"].tolist() == ["mlp,hidden=3"] * 2 + ["mlp,hidden=4"] * 2
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(JaxflError, match=re.escape("pip install 'jaxfl[pandas]'")):
+        run.frame()
+
+
+def test_models_predict_what_was_scored(run):
+    """Images as the data set has them, labels as the data set means them; no data set is needed."""
+    assert len(run.models) == 4
+    assert any((model.relabel != np.arange(CLASSES)).any() for model in run.models)
+    for client, model in enumerate(run.models):
+        rows = run.partition.test[client]
+        predicted = model.predict(SOURCE.images[rows])
+        assert (predicted == SOURCE.labels[rows]).mean() == model.accuracy
+        assert model.accuracy == run.personal.per_client[-1, client]
+        everything = model.predict(SOURCE.images)  # also of the class that the client does not know
+        (known,) = np.nonzero(model.relabel >= 0)
+        assert len(known) == 2 and set(everything) <= set(known)
+        likely = model.probabilities(SOURCE.images[..., 0])  # grey
+        assert likely.shape == (60, CLASSES) and (likely.argmax(1) == everything).all()
+        np.testing.assert_allclose(likely.sum(1), 1, rtol=1e-5)
+        assert (likely[:, model.relabel < 0] == 0).all()
+        alone, together = model.scores(SOURCE.images[7:8]), model.scores(SOURCE.images)
+        np.testing.assert_allclose(alone, together[7:8], rtol=1e-5)
+    assert run.models[-1].client == 3 and [model.client for model in run.models[1:3]] == [1, 2]
+    assert len(run.models[0].predict(SOURCE.images[:0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (SOURCE.images / 255, "uint8, and normalises them itself, but these are float64; .astype"),
+        (SOURCE.images.astype(int), "but these are int64"),
+        (SOURCE.images[0], re.escape("takes images (B, 8, 8, 1), but these are (8, 8, 1)")),
+        (SOURCE.images[:, :4], re.escape("these are (60, 4, 8, 1)")),
+    ],
+)
+def test_images_that_are_refused(run, images, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        run.models[0].predict(images)
+
+
+def test_there_are_no_other_clients_and_no_data(run, tmp_path):
+    with pytest.raises(JaxflError, match="There is no client 4; .* has clients 0 to 3"):
+        run.models[4]
+    with pytest.raises(JaxflError, match=re.escape("There is no file")):
+        _ = run.source
+    shutil.copytree(run.folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(JaxflError, match="has no checkpoint yet"):
+        jaxfl.load(tmp_path / "run").models[0]
+
+
+def test_models_are_drawn_with_the_key_of_their_score(tmp_path):
+    """Of a method whose clients deploy something at random, another one after every round."""
+    fedavg = registry.METHODS["fedavg"]
+
+    def build(config):
+        def guesses(key, state, federation, cohort):
+            def of_group(group, slots):
+                ids = group.id.at[slots.index].get(mode="clip")
+                keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+                return jaxfl.Predictor(None, jax.random.key_data(keys), guess)
+
+            return tuple(map(of_group, federation.groups, cohort.groups))
+
+        return fedavg.build(config)._replace(personal=guesses)
+
+    def guess(model, shared, own, x):
+        flat = x.reshape(len(x), -1)
+        return flat @ jax.random.normal(jax.random.wrap_key_data(own), (flat.shape[1], model.classes))
+
+    source = tiny_source()
+    np.savez(tmp_path / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
+    options = {"clients": 10, "models": "mlp,hidden=3", "rounds": 4, "eval_every": 2, "epochs": 1}
+    made = jaxfl.run(
+        fedavg._replace(build=build),
+        tmp_path / "run",
+        dataset=tmp_path / "tiny.npz",
+        partition="classes,classes_per_client=2,samples_per_client=4",
+        quiet=True,
+        **options,
+    )
+    assert (made.personal.per_client[0] != made.personal.per_client[1]).any()
+    for model, rows in zip(made.models, made.partition.test, strict=True):
+        assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg-ft", long("compfl"), long("heterofl"), long("pfedbayes,samples=3")]
+)
+def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
+    """Without them a sentence says so."""
+    run = begun(tmp_path, method, "--models", "mlp,hidden=3")
+    for model, rows in zip(run.models, run.partition.test, strict=True):
+        assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
+    if "samples" in method:
+        assert {"classifier", "classifier-2", "classifier-3"} < run.models[0].weights.keys()
+        card = run.export(tmp_path / "export", [0])[-1].read_text()
+        assert f'jaxfl.load("{run.folder}").models[0].predict(images)' in card and "zoo.build" not in card
+        return
+    (tmp_path / "tiny.npz").unlink()
+    with pytest.raises(JaxflError, match="fits models to clients' images before use: There is no file"):
+        jaxfl.load(tmp_path / "run").models[0]
+
+
+# --- export
+
+
+def forward(arrays, x):
+    """An MLP in plain NumPy."""
+    hidden = np.maximum(x.reshape(len(x), -1) @ arrays["fc1/linear/kernel"] + arrays["fc1/linear/bias"], 0)
+    return hidden @ arrays["classifier/kernel"] + arrays["classifier/bias"]
+
+
+def test_an_export_predicts_without_jaxfl(run, tmp_path):
+    files = run.export(tmp_path / "all")
+    assert [file.name for file in files] == [*(f"client-{i}.safetensors" for i in range(4)), "README.md"]
+    for model in run.models:
+        file = tmp_path / "all" / f"client-{model.client}.safetensors"
+        with safe_open(file, "numpy") as opened:
+            about = {name: json.loads(text) for name, text in opened.metadata().items()}
+        x = (SOURCE.images - np.float32(about["mean"])) / np.float32(about["std"])
+        labels = np.array(about["classes"])[forward(load_file(file), x).argmax(1)]
+        np.testing.assert_array_equal(labels, model.predict(SOURCE.images))
+    with pytest.raises(JaxflError, match="already holds something"):
+        run.export(tmp_path / "all")
+
+
+def test_the_card_says_how_to_load(run, tmp_path, monkeypatch, capsys):
+    cli.main(["export", str(run.folder), "--client", "3", "--out", f"{tmp_path}/one"])
+    assert "1 model (client-3.safetensors)" in " ".join(capsys.readouterr().out.split())
+    card = (tmp_path / "one" / "README.md").read_text()
+    accuracy = f"{100 * run.models[3].accuracy:.1f}"
+    for part in (
+        f"| client-3.safetensors | mlp,hidden=4 | 3 | {accuracy} |",
+        "Arivazhagan",
+        "| fc1 | (8, 8, 1) | (4) | linear/bias (4), linear/kernel (64, 4) |",
+    ):
+        assert part in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(tmp_path / "one")
+    names = {"images": SOURCE.images}
+    exec(code, names)
+    np.testing.assert_array_equal(names["labels"], run.models[3].predict(SOURCE.images))
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(run.folder)])
+    assert "--out FOLDER" in capsys.readouterr().err
+
+
+def test_a_shared_model_is_exported_once(run, tmp_path):
+    """And where the network alone does not predict, the card says what does."""
+    shared = begun(tmp_path, "fedavg", "--models", "mlp,hidden=3,norm=batch")
+    files = shared.export(tmp_path / "shared")
+    assert [file.name for file in files] == ["mlp.safetensors", "README.md"]
+    assert "| mlp | 0-3 |" in files[1].read_text()
+    assert {"fc1/norm/scale", "fc1/norm/mean"} < load_file(files[0]).keys()
+    assert shared.models[0].plain
+
+
+# --- the weights of a prediction
+
+
+def test_weights_are_those_that_blocks_are_applied_with():
+    """One network, two heads on one body, samples in a loop; several side by side are not told apart."""
+    model = tiny_cnn("cnn", norm=True)
+    one, two = (model.init(jax.random.key(i)) for i in range(2))
+
+    def plain(model, x):
+        return model.apply(one.params, one.stats, x, train=False)[0]
+
+    def heads(model, x):
+        z = model.body.apply(one.params, one.stats, x, train=False)[0]
+        return sum(model.head.apply(w.params, {}, z, train=False)[0] for w in (one, two, one))
+
+    def samples(model, x):
+        def sample(i):
+            params = jax.tree.map(lambda leaf: leaf * i, one.params)
+            return model.apply(params, one.stats, x, train=False)[0]
+
+        return jax.lax.map(sample, jnp.arange(3.0))
+
+    def side_by_side(model, x):
+        both = jax.tree.map(lambda a, b: jnp.stack([a, b]), one, two)
+        return jax.vmap(lambda w: model.apply(w.params, w.stats, x, train=False)[0])(both)
+
+    found = applied_weights(model, plain)
+    assert list(found) == list(model.names)
+    assert found["conv1"]["conv"]["norm"].keys() == {"scale", "bias", "mean", "var"}
+    np.testing.assert_array_equal(found["conv1"]["conv"]["kernel"], one.params["conv1"]["conv"]["kernel"])
+    found = applied_weights(model, heads)
+    assert list(found) == [*model.names, "classifier-2"]
+    np.testing.assert_array_equal(found["classifier-2"]["kernel"], two.params["classifier"]["kernel"])
+    found = applied_weights(model, samples)
+    assert [name for name in found if "fc1" in name] == ["fc1", "fc1-2", "fc1-3"]
+    with pytest.raises(JaxflError, match="side by side"):
+        applied_weights(model, side_by_side)
