@@ -55,6 +55,10 @@ class RunOptions:
     (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, how many
     features the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
     mcmahan,padding=same."""
+    init_from: tuple[str, ...] = ()
+    """What models start from: folders of runs (what their clients deploy, by architecture and client id), or
+    .npz files of arrays such as lenet5/params/conv1/conv/kernel. What does not fit starts fresh and is named.
+    """
     rounds: int = within("[1, inf)", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)

@@ -10,6 +10,7 @@ from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.batch import Planned, Runs, batches, run_batch
 from jaxfl.runs.config import described, experiment, restore
+from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
@@ -102,11 +103,13 @@ def compare(
             source = data and data.source
             data = None  # the next one needs the memory
             setup = setup.replace(partition_seed=number)
-            data = prepare(setup, begun[0] / store.PARTITION if begun else None, source)
+            saved = begun[0] if begun else None
+            data = prepare(setup, saved, source)
             if number == first_partition:
                 observer.prepared(setup, data, len(planned))
             else:
                 observer.said(f"partition_seed {number}")
+            data = start_from(data, setup, saved, observer)
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = {run: its for run, its in planned.items() if store.holds(run, store.RESULT)}
     results = {

@@ -33,6 +33,7 @@ def absolute(setup: Setup) -> Setup:
     public, options = choices.split(choices.absolute(setup.data.public))
     if public.endswith(".npz") or (public not in ("auto", "none", "held-out") and is_folder(public)):
         public = str(Path(public).expanduser().resolve())
+    init_from = (str(Path(place).expanduser().resolve()) for place in setup.run.init_from)
     data_dir = setup.machine.data_dir
     return setup.replace(
         dataset=dataset,
@@ -40,6 +41,7 @@ def absolute(setup: Setup) -> Setup:
         data_dir=data_dir and data_dir.expanduser().resolve(),
         partition=partition,
         models=tuple(map(choices.absolute, setup.run.models)),
+        init_from=tuple(init_from),
     )
 
 

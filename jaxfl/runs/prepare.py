@@ -28,6 +28,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
+from jaxfl.runs import store
 
 CLIENTS = 20  # where nobody says how many
 # Options of a partition that a data set has by default: digits are few, and a client that knows little learns
@@ -36,22 +37,26 @@ USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 
 
 class Data(NamedTuple):
-    """A prepared federation and what it was made of; `devices` are the clients', where they are given."""
+    """A prepared federation and what it was made of.
+
+    `devices` are the clients', where they are given; `starts` says what architectures start from, if given.
+    """
 
     source: Source
     partition: Partition
     models: tuple[tuple[Model, int], ...]
     federation: Federation
     devices: dict[str, Device] | None
+    starts: tuple[str, ...] = ()
 
 
 @memory.explained()
-def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | None = None) -> Data:
+def prepare(setup: Setup, saved: Path | None = None, source: Source | None = None) -> Data:
     """Load, divide and put on the device.
 
     Args:
       setup: the options.
-      saved_partition: use this one instead of drawing it (the one of a run that is resumed).
+      saved: folder of a run, whose partition is used instead of drawing one.
       source: use this one instead of loading it.
 
     Raises:
@@ -60,7 +65,7 @@ def prepare(setup: Setup, saved_partition: Path | None = None, source: Source | 
     check_setup(setup)
     _require_device()
     source = source or load_source(setup)
-    partition = divide(setup, source, saved_partition)
+    partition = divide(setup, source, saved and saved / store.PARTITION)
     setup, models = on_this_machine(setup, build_models(setup, source, partition))
     public = other_images(setup, source)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices

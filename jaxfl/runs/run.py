@@ -12,6 +12,7 @@ from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
+from jaxfl.runs.init_from import kept, start_from
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fitted, job_of
 from jaxfl.runs.log import Log
@@ -29,7 +30,7 @@ def run(
     *,
     log: Sequence[str] = (),
     profile: Path | None = None,
-    partition: Path | None = None,
+    saved: Path | None = None,
     max_seconds: float | None = None,
     observer: Observer = NOBODY,
 ) -> tuple[Path, dict]:
@@ -41,7 +42,7 @@ def run(
       folder: for its results; by default runs/NAME-DATASET.
       log: where else metrics go, see `Log`.
       profile: a folder for a trace of the second chunk of rounds, or of the only one.
-      partition: a saved one, used as it is.
+      saved: folder of a run, whose partition and initial weights are used as they are.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
@@ -65,8 +66,9 @@ def run(
         follow(folder, new)
 
     with limited(max_seconds):
-        data = prepare(setup, partition)
+        data = prepare(setup, saved)
         observer.prepared(setup, data, 1)
+        data = start_from(data, setup, saved, observer)
         with follow, owned(folder):
             spent = compilation(variant.programs)
             job, begun = start(folder, variant, setup, data, watch)
@@ -76,7 +78,7 @@ def run(
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
     """Train again what an earlier run did, on its partition; the rest as `run`."""
     setup, variant = restore(old, store.read_config(old))
-    return run(variant, setup, folder, partition=old / store.PARTITION, **options)
+    return run(variant, setup, folder, saved=old, **options)
 
 
 def resume(
@@ -135,7 +137,7 @@ def resume(
                     f"jaxfl is not what it was when {folder} was computed; its result says from which round "
                     "on this one computes it."
                 )
-            data = prepare(setup, folder / store.PARTITION)
+            data = start_from(prepare(setup, folder), setup, folder, observer)
             if rounds not in (None, setup.run.rounds):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
             observer.prepared(setup, data, 1)
@@ -214,10 +216,11 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
             for model, count in data.models
         ],
+        "starts": list(data.starts),
         "environment": environment(),
         "code": now,
     }
-    store.begin(folder, config, data.partition, data.source)
+    store.begin(folder, config, data.partition, data.source, kept(data))
     return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
 
 

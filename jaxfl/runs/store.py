@@ -6,6 +6,7 @@ Its files are
     code/round-1/    the user's own source files, to be read and never executed; code/round-7/ where others
                      took over at that round
     partition.npz    whose rows are whose
+    initial.npz      what its models began from, where weights were given
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
@@ -43,6 +44,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
+INITIAL = "initial.npz"
 OWNER, END = "owner.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
@@ -105,13 +107,16 @@ def create(folder: Path) -> None:
 
 
 @writes
-def begin(folder: Path, config: dict, partition: Partition, source: Source) -> None:
-    """Make the folder of a new run."""
+def begin(folder: Path, config: dict, partition: Partition, source: Source, initial: dict) -> None:
+    """Make the folder of a new run; `initial` are named arrays, none where all weights are fresh."""
     create(folder)
     with replacing(folder / CONFIG) as file:  # at its place last: then the folder is a run
         file.write(as_json(config))
         keep_code(folder, 1, config["code"])
         partitions.save(partition, source, folder / PARTITION)
+        if initial:
+            with (folder / INITIAL).open("wb") as arrays:
+                np.savez(arrays, **initial)
 
 
 @writes

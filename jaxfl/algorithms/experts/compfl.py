@@ -41,6 +41,7 @@ from jaxfl.authoring import (
     Predictor,
     Training,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -128,15 +129,16 @@ def build(config: CompFL) -> Algorithm:
         models, groups = federation.models, federation.groups
         weights = initial_weights(key, federation)
         heads, experts = zip(*per_group(divide, models, weights), strict=True)
+
+        def of_clients(group, js, own):
+            """Heads of the smaller experts, alike for all, and of their own."""
+            return *(tree.stack(heads[j], len(group.id)) for j in js[:-1]), own
+
         return State(
             hyper,
             experts,
-            heads=per_group(
-                lambda group, js: tuple(tree.stack(heads[j], len(group.id)) for j in js),
-                groups,
-                runnable(models),
-            ),
-            trained=per_group(lambda group, w: tree.stack(w, len(group.id)), groups, weights),
+            heads=per_group(of_clients, groups, runnable(models), each_client(heads, federation)),
+            trained=each_client(weights, federation),
             last=per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
         )
 

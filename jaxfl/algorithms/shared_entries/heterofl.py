@@ -46,6 +46,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -101,8 +102,7 @@ def build(config: HeteroFL) -> Algorithm:
     def init(key, federation, hyper):
         weights, places = initial_weights(key, federation), slices(federation.models)
         kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
-        kept = per_group(lambda own, group: tree.stack(own, len(group.id)), kept, federation.groups)
-        return State(hyper, shared_leaves(shared, places), kept)
+        return State(hyper, shared_leaves(shared, places), each_client(kept, federation))
 
     def cut_out(state, federation):
         """Per group its slice of W, without what clients keep."""
@@ -121,7 +121,7 @@ def build(config: HeteroFL) -> Algorithm:
 
     def predictors(shared, kept, federation, cohort):
         known = classes(federation, cohort) if config.masked else (None,) * len(kept)
-        return per_group(lambda w, *own: Predictor(w, own, predict), shared, kept, known)
+        return per_group(lambda w, *own: Predictor(w, own, predict, scaled_weights), shared, kept, known)
 
     def receive(key, state, federation, cohort):
         shared, kept = cut_out(state, federation), gather(state.kept, cohort)
@@ -227,9 +227,14 @@ def objective(model: Model, r, known) -> Callable:
 
 def predict(model, shared, own, x):
     """Logits under the mask; the weights are partly shared, partly the client's own, and scaled."""
-    kept, known = own
-    weights = tree.combine(shared, kept)
+    weights, (_, known) = scaled_weights(model, shared, own), own
     return masked(model.apply(weights.params, weights.stats, x, train=False)[0], known)
+
+
+def scaled_weights(model, shared, own):
+    """The network that predicts under the mask."""
+    kept, _ = own
+    return tree.combine(shared, kept)
 
 
 heterofl = Method(

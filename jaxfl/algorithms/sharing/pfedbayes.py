@@ -40,6 +40,7 @@ from jaxfl.authoring import (
     Weights,
     batches,
     cross_entropy,
+    each_client,
     fit,
     gather,
     improve,
@@ -153,6 +154,13 @@ def free_energy(model, q: Gaussian, weight, scale):
     return loss
 
 
+def mean_weights(model, shared, own) -> Weights:
+    """The network of the mean weights, of a client's posterior as it predicts."""
+    (common, _), (mine, _) = shared, own
+    posterior, stats = tree.combine(common, mine)
+    return Weights(tree.combine(posterior.gaussian.mu, posterior.point), stats)
+
+
 def build(config: PFedBayes) -> Algorithm:
     """Personal distributions that stay, copies of the global one that are averaged."""
 
@@ -161,12 +169,11 @@ def build(config: PFedBayes) -> Algorithm:
         return separate(weights, no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
-        def of_group(model, weights, group):
-            q = prior(model, weights, hyper.rho_0)
-            return divide(model, q)[1], tree.stack(q, len(group.id))
+        def of_group(model, weights, own):
+            return divide(model, prior(model, weights, hyper.rho_0))[1], prior(model, own, hyper.rho_0)
 
         weights = initial_weights(key, federation)
-        begun = per_group(of_group, federation.models, weights, federation.groups)
+        begun = per_group(of_group, federation.models, weights, each_client(weights, federation))
         return State(hyper, *zip(*begun, strict=True))
 
     def step(key, state, federation, cohort):
@@ -230,7 +237,7 @@ def build(config: PFedBayes) -> Algorithm:
         def of_group(shared, own, i):
             of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, i)
             stream = jax.random.key_data(of_clients) if config.samples else None
-            return Predictor((shared, hyper.eps_scale), (own, stream), predict)
+            return Predictor((shared, hyper.eps_scale), (own, stream), predict, mean_weights)
 
         return per_group(of_group, shared, own, ids(federation, cohort))
 
@@ -247,7 +254,7 @@ def build(config: PFedBayes) -> Algorithm:
             return jax.nn.softmax(logits(drawn(posterior, key, scale)))
 
         if config.samples == 0:
-            return logits(tree.combine(posterior.gaussian.mu, posterior.point))
+            return logits(mean_weights(model, shared, own).params)
         return jnp.log(jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32)).mean(0))
 
     return Algorithm(init, receive, step, personal)
