@@ -130,12 +130,18 @@ def resume(
     )
 
 
-def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:
+def report(
+    *run_dirs: str | Path,
+    show: str | Sequence[str] = (),
+    target: float | Sequence[float] = (),
+    out: str | Path | None = None,
+) -> Table:
     """Tabulate and plot finished runs, as ``jaxfl report`` does.
 
     Args:
       *run_dirs: folders of runs, or folders that contain some.
       show: further columns: ``"std"``, ``"worst-tenth"`` or both in a list.
+      target: accuracies: further columns say what runs have spent until they reached them.
       out: where the table and the curves are written; by default the folder if it is one, else runs/report.
 
     Returns:
@@ -147,7 +153,8 @@ def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Pat
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [Path(run_dir) for run_dir in run_dirs]
-    return reports.report(folders, _path(out) or store.report_folder(folders), _several(show))
+    targets = (target,) if isinstance(target, int | float) else tuple(target)
+    return reports.report(folders, _path(out) or store.report_folder(folders), _several(show), targets)
 
 
 def load(run_dir: str | Path) -> Loaded:
@@ -187,6 +194,10 @@ def _normal(options: dict[str, Any], annotations: Mapping[str, Any]) -> dict[str
                 return (value,)
             case Path() if str in allowed:
                 return str(value)
+            case Path() if tuple[str, ...] in allowed:
+                return (str(value),)
+            case float() if tuple[float, ...] in allowed:
+                return (value,)
         return value
 
     return {name: normal(value, alternatives(annotations[name])) for name, value in options.items()}

@@ -18,7 +18,18 @@ from jaxfl import registry
 from jaxfl.bench import report as speed
 from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
-from jaxfl.config.commands import Columns, Insist, Length, Limit, Logs, Output, Profile, RunFolder, Seeds
+from jaxfl.config.commands import (
+    Columns,
+    Insist,
+    Length,
+    Limit,
+    Logs,
+    Output,
+    Profile,
+    RunFolder,
+    Seeds,
+    Targets,
+)
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
 from jaxfl.config.own_code import OwnCodeError, own_code
@@ -207,12 +218,14 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = _words_and_flags(arguments)
-    columns, output = _parse("report RUN ...", arguments, columns=Columns(), output=Output())
+    columns, targets, output = _parse(
+        "report RUN ...", arguments, columns=Columns(), targets=Targets(), output=Output()
+    )
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    print_table(reports.report(folders, out, columns.show), out)
+    print_table(reports.report(folders, out, columns.show, targets.target), out)
 
 
 def _partition(arguments: list[str]) -> None:

@@ -118,7 +118,7 @@ def compare(
     }
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = [str(error) for error in errors.values()]
-    table = report([folder], folder, show) if finished else None
+    table = report([folder], folder, show, setup.run.target) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         end = {"runs": len(planned), "finished": len(finished), "failures": failures}
         store.write_json(folder / store.END, end)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
@@ -29,6 +30,7 @@ from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.runs import store
+from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # where nobody says how many
 # Options of a partition that a data set has by default: digits are few, and a client that knows little learns
@@ -135,6 +137,9 @@ def on_this_machine(setup: Setup, models):
 def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or range."""
     setup.check()
+    check_targets(setup.run.target)
+    if setup.run.stop_at_target and not setup.run.target:
+        raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
     every = setup.machine.checkpoint_every
     if every is not None and every % setup.run.eval_every:
         raise JaxflError(
@@ -195,6 +200,8 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
     options = USUAL.get((setup.data.dataset, name), {}) | options
     require_call(name, partitioner, "labels", "clients", "rng", **options)
+    other = setup.partition.disjoint_from
+    without = on_first_process(partitions.load)(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
@@ -207,6 +214,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         validation_fraction=setup.partition.validation_fraction or 0.0,
         max_test=setup.partition.max_test,
         public=held_out(setup),
+        without=np.asarray(without, int),
     )
 
 

@@ -16,6 +16,7 @@ from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.plot import draw_curves
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
+from jaxfl.runs.target import by_target, check_targets
 
 
 class Loaded(NamedTuple):
@@ -45,18 +46,23 @@ def load(folder: Path) -> Loaded:
     return Loaded(config, metrics, result)
 
 
-def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Table:
+def report(
+    folders: Sequence[Path], out: Path, show: Sequence[str] = (), target: Sequence[float] = ()
+) -> Table:
     """Tabulate and plot finished runs.
 
     Args:
       folders: run folders, or folders that contain some.
       out: where table.csv, .md, .tex and curves.png are written.
       show: further columns, see `jaxfl.runs.table.tabulate`.
+      target: accuracies, for what runs have spent until they reached them; whether they were asked for or not
+        when the runs were begun.
 
     Raises:
-      JaxflError: if a folder has no finished run, a run is damaged, two are the same but for their folders,
-        or the table cannot be written.
+      JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two are the
+        same but for their folders, or the table cannot be written.
     """
+    check_targets(target)
     runs = store.finished_in(list(folders))
     configs = [store.read_config(run) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
@@ -65,7 +71,7 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
     results, metrics, folder_of = [], {}, {}
     for folder, label, draw in zip(runs, labels, draws, strict=True):
         result, of_run = store.read_finished(folder)
-        results.append((label, result))
+        results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         same = folder_of.setdefault((label, draw), folder)
         if same != folder:
@@ -75,7 +81,8 @@ def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Tabl
         seeds, partition_seeds = (len(set(of_all)) for of_all in zip(*draws, strict=True))
         number = f"{seeds} seed{'s' if seeds > 1 else ''}"
         notes.append(f"Mean and standard deviation over {partition_seeds} partitions with {number} each.")
-    table = tabulate(results, show)._replace(notes=tuple(notes))
+    table = tabulate(results, show)
+    table = table._replace(notes=(*table.notes, *notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
     store.write_pictures(out, {"curves.png": partial(draw_curves, metrics)})

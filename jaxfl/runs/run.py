@@ -20,6 +20,7 @@ from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.proceed import Run, compilation, proceed
+from jaxfl.runs.target import stops
 from jaxfl.runs.variant import Variant, provided
 
 
@@ -92,7 +93,8 @@ def resume(
 ) -> dict:
     """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
 
-    A finished run returns its result at once, unless more rounds are asked for.
+    A finished run returns its result at once, unless more rounds are asked for: then it goes on, also behind
+    the target at which it has stopped.
 
     Args:
       folder: of the run.
@@ -115,9 +117,11 @@ def resume(
         follow(folder, new)
 
     def finished():
-        if not store.holds(folder, store.RESULT) or rounds not in (None, config["options"]["rounds"]):
+        if not store.holds(folder, store.RESULT):
             return None
         found, metrics = store.read_finished(folder)
+        if rounds not in (None, found["rounds"]):
+            return None
         watch(metrics)
         return found
 
@@ -138,7 +142,7 @@ def resume(
                     "on this one computes it."
                 )
             data = start_from(prepare(setup, folder), setup, folder, observer)
-            if rounds not in (None, setup.run.rounds):
+            if rounds and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
@@ -166,15 +170,16 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     before = setup.run.rounds
     if rounds < before:
         raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
-    if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
+    if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} does in a round what depends on the length of the run: one of {rounds} rounds "
             f"does not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}."
         )
-    done = len(store.read_metrics(folder))
+    metrics = store.read_metrics(folder)
     # The last rounds of a run may be fewer than --eval-every: the longer run is not scored behind these.
-    kept = done - done % setup.run.eval_every
-    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}}, kept)
+    kept = len(metrics) - len(metrics) % setup.run.eval_every
+    beyond = {"beyond_target": True} if stops(config, metrics) else {}
+    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
     return setup.replace(rounds=rounds)
 
 

@@ -13,6 +13,7 @@ CONFIG = {
     "label": str,
     "options": {"rounds": int, "seed": int, "partition_seed": int},
     "begun_for?": int,
+    "beyond_target?": bool,
     "environment": dict,
     "code?": CODE,
 }
@@ -31,6 +32,13 @@ ROUND = {
     "together?": int,
     "code?": CODE,
 }
+TARGET = {
+    "round": int | None,
+    "bytes_up": int | None,
+    "bytes_down": int | None,
+    "flops": NUMBER | None,
+    "simulated_seconds": NUMBER | None,
+}
 RESULT = {
     "seed": int,
     "rounds": int,
@@ -39,6 +47,8 @@ RESULT = {
     "bytes_up": int,
     "bytes_down": int,
     "simulated_seconds": NUMBER | None,
+    "targets?": {"*": TARGET},
+    "stopped_at_target?": bool,
     "seconds": {"*": NUMBER},
 }
 
