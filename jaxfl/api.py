@@ -17,6 +17,7 @@ from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs.compare import Comparison
+from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.report import Loaded
 from jaxfl.runs.table import Table
@@ -164,6 +165,21 @@ def load(run_dir: str | Path) -> Loaded:
       JaxflError: if the folder holds no run, or its files are damaged.
     """
     return reports.load(Path(run_dir))
+
+
+def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
+    """What the clients of a run deploy after its newest checkpoint, as `init_from` takes it from a run.
+
+    ``numpy.savez("experts.npz", **jaxfl.final_weights("runs/fedavg"))`` makes a file that it takes as well.
+
+    Returns:
+      Arrays by their names, which are paths, see `jaxfl.models.named`: ``lenet5/params/conv1/conv/kernel``.
+
+    Raises:
+      JaxflError: if the folder holds no run, or one without a checkpoint that can be read, or its data or its
+        method are not at hand.
+    """
+    return final_arrays(Path(run_dir))
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:

@@ -52,14 +52,11 @@ class Predictor:
       shared: leaves that all clients use.
       stacked: leaves ``(k, ...)``, one entry per client.
       predict: ``(model, shared, own, x) -> scores (B, outputs)``; the largest score is the prediction.
-      weights: ``(model, shared, own) -> Weights`` of the network that a client has; None where these are the
-        two parts together.
     """
 
     shared: Any
     stacked: Any
     predict: Callable = static()
-    weights: Callable | None = static(default=None)
 
 
 class Info(NamedTuple):

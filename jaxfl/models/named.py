@@ -1,10 +1,12 @@
-"""Models of clients as named arrays, the way files have them, and the blocks of a network that these fit.
+"""Clients' weights as named arrays, the way files have them, and the blocks of a network that these fit.
 
-lenet5/params/conv1/conv/kernel                       of the architecture lenet5
-lenet5/stats/conv1/norm/mean                          its running statistics of BatchNorm
-lenet5/clients/params/classifier/kernel    (n, ...)   what its clients have of their own
-lenet5/clients/id                          (n,)       whose these are
-params/conv1/conv/kernel                              of every architecture that has no arrays of its own
+The names are
+
+    lenet5/params/conv1/conv/kernel                    of the architecture lenet5
+    lenet5/stats/conv1/norm/mean                       its running statistics of BatchNorm
+    lenet5/clients/params/classifier/kernel  (n, ...)  what its clients have of their own
+    lenet5/clients/id                        (n,)      whose these are
+    params/conv1/conv/kernel                           of every architecture that has no arrays of its own
 """
 
 import re
@@ -23,8 +25,8 @@ NAME = re.compile(rf"(?:(?P<architecture>.+?)/)??{LEAF}")
 Path = tuple[str, ...]  # ("params", block, ..., leaf)
 
 
-class Models(NamedTuple):
-    """The models of an architecture's clients, or some blocks of them.
+class ClientWeights(NamedTuple):
+    """The weights of an architecture's clients, or of some of its blocks.
 
     Args:
       shared: what all clients have in common, or their mean.
@@ -49,8 +51,8 @@ class Arrays(NamedTuple):
     id: list[int]
 
 
-def named(architecture: str, models: Models, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """Models of the clients `ids` as named arrays; the inverse is `by_architecture`."""
+def named(architecture: str, models: ClientWeights, ids: Sequence[int]) -> dict[str, np.ndarray]:
+    """Weights of the clients `ids` as named arrays; the inverse is `by_architecture`."""
     shared = {f"{architecture}/{'/'.join(path)}": leaf for path, leaf in _leaves(models.shared).items()}
     own = {f"{architecture}/clients/{'/'.join(path)}": leaf for path, leaf in _leaves(models.own).items()}
     return shared | own | ({f"{architecture}/clients/id": np.asarray(ids)} if own else {})
@@ -86,7 +88,7 @@ def by_architecture(arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
     return found
 
 
-def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[Models, dict[str, str]]:
+def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[ClientWeights, dict[str, str]]:
     """The blocks of a network that arrays fit, for clients `ids`.
 
     A client whose id the arrays do not know gets the mean over those whom they know.
@@ -115,7 +117,7 @@ def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[Models, dict[
     }
     taken = {path: shared[path].astype(leaf.dtype) for path, leaf in fitting.items()}
     dtypes = {path: fitting[path].dtype if path in fitting else np.float32 for path in own}
-    return Models(
+    return ClientWeights(
         _weights(taken), _weights({path: leaf.astype(dtypes[path]) for path, leaf in own.items()})
     ), misfits
 

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from jaxfl.config.setup import Setup
-from jaxfl.core.deployed import deployed
 from jaxfl.core.engine import traced
+from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import agree, on_first_process
-from jaxfl.models.named import Arrays, Models, by_architecture, fit, named
+from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.config import restore
 from jaxfl.runs.observer import Observer
@@ -73,7 +73,7 @@ def kept(data: Data) -> dict[str, np.ndarray]:
     return arrays
 
 
-def final_models(folder: Path) -> dict[str, np.ndarray]:
+def final_arrays(folder: Path) -> dict[str, np.ndarray]:
     """What the clients of a run deploy after its newest checkpoint, as named arrays.
 
     All processes compute it together.
@@ -93,7 +93,7 @@ def final_models(folder: Path) -> dict[str, np.ndarray]:
     done, state = checkpoint.newest(folder, written, like, mark)
     if not done:
         raise JaxflError("it has no checkpoint yet; wait for its first one, or name another run.")
-    models = deployed(variant.algorithm, federation, state, key, done, setup.run.rounds)
+    models = final_weights(variant.algorithm, federation, state, key, done, setup.run.rounds)
     arrays = {}
     for model, group, of_group in zip(federation.models, federation.groups, models, strict=True):
         arrays |= named(model.name, of_group, np.asarray(group.id).tolist())
@@ -104,7 +104,7 @@ def _arrays(place: Path) -> dict[str, Arrays]:
     """What a run or a file holds, by architecture."""
     try:
         if on_first_process(place.is_dir)():
-            return by_architecture(final_models(place))
+            return by_architecture(final_arrays(place))
         if place.suffix == ".npz":
             return by_architecture(on_first_process(npz.read)(place, required=()))
         raise JaxflError("it is neither the folder of a run nor an .npz file of arrays.")
@@ -127,7 +127,7 @@ def _of_architecture(given: dict[str, Arrays], name: str) -> Arrays | None:
 
 
 def _sentence(
-    name: str, whose: str, arrays: Arrays, models: Models, misfits: dict[str, str], ids: Sequence[int]
+    name: str, whose: str, arrays: Arrays, models: ClientWeights, misfits: dict[str, str], ids: Sequence[int]
 ) -> str:
     """What an architecture starts from, and what of it starts fresh."""
     fresh = ", ".join(f"{block} ({why})" for block, why in misfits.items())

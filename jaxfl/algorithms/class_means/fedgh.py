@@ -91,7 +91,7 @@ def build(config: FedGH) -> Algorithm:
 
     def personal(key, state, federation, cohort):
         own = gather(state.extractors, cohort)
-        return per_group(lambda theta: Predictor(state.header, theta, predict, under), own)
+        return per_group(lambda theta: Predictor(state.header, theta, predict), own)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper

@@ -72,7 +72,7 @@ def build(config: FedProto) -> Algorithm:
     def deployed(weights, g):
         if config.predict == "head":
             return own_models.predictors(weights)
-        return per_group(lambda w: Predictor(g, w, nearest, lambda model, g, w: w), weights)
+        return per_group(lambda w: Predictor(g, w, nearest), weights)
 
     def init(key, federation, hyper):
         class_means.require(federation)

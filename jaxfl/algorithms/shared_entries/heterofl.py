@@ -121,7 +121,7 @@ def build(config: HeteroFL) -> Algorithm:
 
     def predictors(shared, kept, federation, cohort):
         known = classes(federation, cohort) if config.masked else (None,) * len(kept)
-        return per_group(lambda w, *own: Predictor(w, own, predict, scaled_weights), shared, kept, known)
+        return per_group(lambda w, *own: Predictor(w, own, predict), shared, kept, known)
 
     def receive(key, state, federation, cohort):
         shared, kept = cut_out(state, federation), gather(state.kept, cohort)
@@ -227,14 +227,9 @@ def objective(model: Model, r, known) -> Callable:
 
 def predict(model, shared, own, x):
     """Logits under the mask; the weights are partly shared, partly the client's own, and scaled."""
-    weights, (_, known) = scaled_weights(model, shared, own), own
+    kept, known = own
+    weights = tree.combine(shared, kept)
     return masked(model.apply(weights.params, weights.stats, x, train=False)[0], known)
-
-
-def scaled_weights(model, shared, own):
-    """The network that predicts under the mask."""
-    kept, _ = own
-    return tree.combine(shared, kept)
 
 
 heterofl = Method(

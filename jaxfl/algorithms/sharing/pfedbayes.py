@@ -154,13 +154,6 @@ def free_energy(model, q: Gaussian, weight, scale):
     return loss
 
 
-def mean_weights(model, shared, own) -> Weights:
-    """The network of the mean weights, of a client's posterior as it predicts."""
-    (common, _), (mine, _) = shared, own
-    posterior, stats = tree.combine(common, mine)
-    return Weights(tree.combine(posterior.gaussian.mu, posterior.point), stats)
-
-
 def build(config: PFedBayes) -> Algorithm:
     """Personal distributions that stay, copies of the global one that are averaged."""
 
@@ -237,7 +230,7 @@ def build(config: PFedBayes) -> Algorithm:
         def of_group(shared, own, i):
             of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, i)
             stream = jax.random.key_data(of_clients) if config.samples else None
-            return Predictor((shared, hyper.eps_scale), (own, stream), predict, mean_weights)
+            return Predictor((shared, hyper.eps_scale), (own, stream), predict)
 
         return per_group(of_group, shared, own, ids(federation, cohort))
 
@@ -254,7 +247,7 @@ def build(config: PFedBayes) -> Algorithm:
             return jax.nn.softmax(logits(drawn(posterior, key, scale)))
 
         if config.samples == 0:
-            return logits(mean_weights(model, shared, own).params)
+            return logits(tree.combine(posterior.gaussian.mu, posterior.point))
         return jnp.log(jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32)).mean(0))
 
     return Algorithm(init, receive, step, personal)

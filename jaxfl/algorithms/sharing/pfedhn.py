@@ -149,9 +149,7 @@ def build(config: PFedHN) -> Algorithm:
             return predict(model, None, generated(model, shared, own), x)
 
         shared, own = origins(state, cohort)
-        return per_group(
-            lambda shared, own: Predictor(shared, own, predict_generated, generated), shared, own
-        )
+        return per_group(lambda shared, own: Predictor(shared, own, predict_generated), shared, own)
 
     def serve(model, server, slots, dw, hyper):
         """The server's step along the sum of dw (k_g, ...), weighted already."""
