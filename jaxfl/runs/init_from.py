@@ -4,8 +4,8 @@ What fits is kept with the new run, as named arrays (see `jaxfl.models.named`): 
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +23,13 @@ from jaxfl.runs.observer import Observer
 from jaxfl.runs.prepare import Data, prepare
 
 
+class Given(NamedTuple):
+    """The arrays of one architecture, and the place that has them."""
+
+    arrays: Arrays
+    place: Path
+
+
 def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer) -> Data:
     """The data whose federation starts from the weights that `--init-from` names; the same without it.
 
@@ -37,28 +44,22 @@ def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer)
     """
     if not setup.run.init_from:
         return data
-    if saved:
-        given, whose = _arrays(saved / store.INITIAL), ""
-    else:
-        places = setup.run.init_from
-        given, whose = _first_of([_arrays(Path(place)) for place in places]), " and ".join(places)
-    starts, sentences, fresh = [], [], []
+    places = [saved / store.INITIAL] if saved else [*map(Path, setup.run.init_from)]
+    # Each architecture from the first place that has it.
+    given = {name: Given(its, place) for place in places[::-1] for name, its in _arrays(place).items()}
+    starts, sentences, tell = [], [], []
     for model, group in zip(data.federation.models, data.federation.groups, strict=True):
-        ids = np.asarray(group.id).tolist()
-        arrays = _of_architecture(given, model.name)
-        models, misfits = fit(arrays or Arrays({}, {}, []), model, ids)
-        starts.append(models)
-        if arrays is None:
-            sentences.append(f"{model.name} starts fresh: {whose} has {', '.join(given)} alone.")
-        else:
-            sentences.append(_sentence(model.name, whose, arrays, models, misfits, ids))
-        fresh.append(bool(misfits))
-    if not any(models.shared.params for models in starts):
+        found, ids = _of_architecture(given, model.name), np.asarray(group.id).tolist()
+        weights, misfits = fit(found.arrays if found else Arrays({}, {}, []), model, ids)
+        starts.append(weights)
+        sentences.append(_sentence(model.name, given, found, weights, misfits))
+        tell.append(observer.warned if misfits else observer.said)
+    if not any(weights.shared.params for weights in starts):
         raise JaxflError(f"--init-from: nothing fits. {' '.join(sentences)}")
     agree("initial weights", starts)
     if not saved:
-        for sentence, warns in zip(sentences, fresh, strict=True):
-            (observer.warned if warns else observer.said)(sentence)
+        for say, sentence in zip(tell, sentences, strict=True):
+            say(sentence)
     federation = dataclasses.replace(data.federation, initial=tuple(starts))
     return data._replace(federation=federation, starts=tuple(sentences))
 
@@ -112,27 +113,24 @@ def _arrays(place: Path) -> dict[str, Arrays]:
         raise JaxflError(f"--init-from {place}: {error}") from error
 
 
-def _first_of(found: Sequence[dict[str, Arrays]]) -> dict[str, Arrays]:
-    """All architectures, each from the first place that has it."""
-    return {name: arrays for place in reversed(found) for name, arrays in place.items()}
-
-
-def _of_architecture(given: dict[str, Arrays], name: str) -> Arrays | None:
-    """The arrays of an architecture: by its name, by the name without options if that is one's alone."""
+def _of_architecture(given: dict[str, Given], name: str) -> Given | None:
+    """What an architecture is given: by its name, or by its name without options if that is one's alone."""
     base, _, _ = name.partition(",")
-    alike = [arrays for other, arrays in given.items() if other.partition(",")[0] == base]
+    alike = [found for other, found in given.items() if other.partition(",")[0] == base]
     if name in given:
         return given[name]
     return alike[0] if len(alike) == 1 else given.get("")
 
 
 def _sentence(
-    name: str, whose: str, arrays: Arrays, models: ClientWeights, misfits: dict[str, str], ids: Sequence[int]
+    name: str, given: dict[str, Given], found: Given | None, weights: ClientWeights, misfits: dict[str, str]
 ) -> str:
     """What an architecture starts from, and what of it starts fresh."""
     fresh = ", ".join(f"{block} ({why})" for block, why in misfits.items())
-    if not models.shared.params:
-        return f"{name} starts fresh: {fresh}."
-    own = len(set(ids) & set(arrays.id)) if jax.tree.leaves(models.own) else 0
-    of_clients = f", {own} of {len(ids)} clients from models of their own" if own else ""
-    return f"{name} starts from {whose}{of_clients}" + (f"; fresh are {fresh}." if fresh else ".")
+    if found is None:
+        places = " and ".join(str(place) for place in dict.fromkeys(place for _, place in given.values()))
+        return f"{name} starts fresh: in {places} there is only {', '.join(given)}."
+    if not weights.shared.params:
+        return f"{name} starts fresh: {found.place} does not fit in {fresh}."
+    own = ", clients from models of their own" if jax.tree.leaves(weights.own) else ""
+    return f"{name} starts from {found.place}{own}" + (f"; fresh are {fresh}." if fresh else ".")

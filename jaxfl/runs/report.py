@@ -2,10 +2,11 @@
 
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxfl.config import choices
 from jaxfl.config.options import hints
@@ -150,9 +151,17 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
 
     def told(run: int) -> list[str]:
         return [
-            f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+            f"{name}={_in_label(value, [its.get(name) for its in experiments])}"
             for name, value in experiments[run].items()
             if name not in given[run] and differs(run, name)
         ]
 
     return [",".join([label, *told(run)]) for run, label in enumerate(first)]
+
+
+def _in_label(value: Any, all_values: Sequence[Any]) -> str:
+    """An option's value in a label: paths without the folders that those of all runs have in common."""
+    own, *others = (map(str, its if isinstance(its, list) else [its]) for its in (value, *all_values))
+    folders = [os.path.dirname(entry) for entry in itertools.chain(*others) if os.path.isabs(entry)]
+    common = os.path.join(os.path.commonpath(folders), "") if folders else ""
+    return "+".join(entry.removeprefix(common) for entry in own) or "none"

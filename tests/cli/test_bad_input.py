@@ -182,8 +182,8 @@ REFUSED = [
     (
         "run fedavg @own.args --init-from others.npz",
         "--init-from: nothing fits",
-        "linear starts fresh: others.npz has mlp, cnn alone",
-        "mlp starts fresh: fc1 (linear/bias is 5 there, 4 here), classifier (not there)",
+        "linear starts fresh: in others.npz there is only mlp, cnn",
+        "mlp starts fresh: others.npz does not fit in fc1 (linear/bias is 5 there, 4 here), classifier (not",
     ),
     ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
     (

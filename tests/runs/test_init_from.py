@@ -95,7 +95,7 @@ def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsy
     started = run("fedavg", *options, models=models)
     assert capsys.readouterr().err.splitlines() == [
         f"jaxfl: mlp,hidden=3 starts from {source}; fresh are classifier (bias is 3 there, 2 here).",
-        f"jaxfl: mlp,hidden=5 starts fresh: {source} has mlp,hidden=3, mlp,hidden=4 alone.",
+        f"jaxfl: mlp,hidden=5 starts fresh: in {source} there is only mlp,hidden=3, mlp,hidden=4.",
     ]
     fresh = arrays(run("fedavg", *options[:-2], models=models))[0]
     taken, (shared, _) = arrays(started)[0], arrays(source)
