@@ -104,7 +104,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
 def _arrays(place: Path) -> dict[str, Arrays]:
     """What a run or a file holds, by architecture."""
     try:
-        if on_first_process(place.is_dir)():
+        if store.reads(Path.is_dir)(place):
             return by_architecture(final_arrays(place))
         if place.suffix == ".npz":
             return by_architecture(on_first_process(npz.read)(place, required=()))
