@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxfl.api import compare, load, report, resume, run
+    from jaxfl.api import compare, final_weights, load, report, resume, run
     from jaxfl.config.options import options, within
     from jaxfl.core import tree
     from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
@@ -29,6 +29,7 @@ __all__ = [
     "Slots",
     "Training",
     "compare",
+    "final_weights",
     "load",
     "options",
     "report",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 HOMES = {
-    "jaxfl.api": ("compare", "load", "report", "resume", "run"),
+    "jaxfl.api": ("compare", "final_weights", "load", "report", "resume", "run"),
     "jaxfl.config.options": ("options", "within"),
     "jaxfl.core.protocol": ("Algorithm", "Cohort", "Info", "Method", "Predictor", "Slots"),
     "jaxfl.core.training": ("Training",),

@@ -19,6 +19,7 @@ from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs.compare import Comparison
+from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.load import Loaded
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Table
@@ -159,12 +160,18 @@ def resume(
     return runs_by_folder.load(folder, changed_code)
 
 
-def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Path | None = None) -> Table:
+def report(
+    *run_dirs: str | Path,
+    show: str | Sequence[str] = (),
+    target: float | Sequence[float] = (),
+    out: str | Path | None = None,
+) -> Table:
     """Tabulate and plot finished runs, as ``jaxfl report`` does.
 
     Args:
       *run_dirs: folders of runs, or folders that contain some.
       show: further columns: ``"std"``, ``"worst-tenth"`` or both in a list.
+      target: accuracies: further columns say what runs have spent until they reached them.
       out: where the table and the curves are written; by default the folder if it is one, else runs/report.
 
     Returns:
@@ -176,7 +183,8 @@ def report(*run_dirs: str | Path, show: str | Sequence[str] = (), out: str | Pat
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [Path(run_dir) for run_dir in run_dirs]
-    return reports.report(folders, _path(out) or store.report_folder(folders), _several(show))
+    targets = (target,) if isinstance(target, int | float) else tuple(target)
+    return reports.report(folders, _path(out) or store.report_folder(folders), _several(show), targets)
 
 
 def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:
@@ -198,6 +206,21 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
     if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
         return comparisons.load(folder, changed_code)
     return runs_by_folder.load(folder, changed_code)
+
+
+def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
+    """What the clients of a run deploy after its newest checkpoint, as `init_from` takes it from a run.
+
+    ``numpy.savez("experts.npz", **jaxfl.final_weights("runs/fedavg"))`` makes a file that it takes as well.
+
+    Returns:
+      Arrays by their names, which are paths, see `jaxfl.models.named`: ``lenet5/params/conv1/conv/kernel``.
+
+    Raises:
+      JaxflError: if the folder holds no run, or one without a checkpoint that can be read, or its data or its
+        method are not at hand.
+    """
+    return final_arrays(Path(run_dir))
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
@@ -228,6 +251,10 @@ def _normal(options: dict[str, Any], annotations: Mapping[str, Any]) -> dict[str
                 return (value,)
             case Path() if str in allowed:
                 return str(value)
+            case Path() if tuple[str, ...] in allowed:
+                return (str(value),)
+            case float() if tuple[float, ...] in allowed:
+                return (value,)
         return value
 
     return {name: normal(value, alternatives(annotations[name])) for name, value in options.items()}

@@ -29,6 +29,7 @@ from jaxfl.config.commands import (
     Profile,
     RunFolder,
     Seeds,
+    Targets,
 )
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import helps, hints, own_first, text
@@ -235,12 +236,14 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = _words_and_flags(arguments)
-    columns, output = _parse("report RUN ...", arguments, columns=Columns(), output=Output())
+    columns, targets, output = _parse(
+        "report RUN ...", arguments, columns=Columns(), targets=Targets(), output=Output()
+    )
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    print_table(reports.report(folders, out, columns.show), out)
+    print_table(reports.report(folders, out, columns.show, targets.target), out)
 
 
 def _partition(arguments: list[str]) -> None:

@@ -65,6 +65,8 @@ def describe(partition: Partition, source: Source) -> str:
 def print_result(result: dict, folder: Path) -> None:
     """Show what a run has come to."""
     OUT.print(as_text(tabulate([(result["method"], result)])))
+    if result.get("stopped_at_target"):
+        OUT.print(f"It has stopped after round {result['rounds']}, where all targets were reached.")
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
     OUT.print(f"{folder}: result.json, metrics.jsonl, curves.png ({parts})")
 

@@ -67,6 +67,15 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
+class Targets:
+    """What the runs are asked afterwards."""
+
+    target: tuple[float, ...] = ()
+    """Accuracies, such as 0.6 0.7: further columns say after how many rounds, megabytes and simulated seconds
+    each was reached."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Length:
     """How long the run becomes."""
 

@@ -44,6 +44,9 @@ class PartitionOptions:
     needs such rows, else 0."""
     max_test: int | None = within("[1, inf)", None)
     """At most so many test rows per client; from the source, equally many of each of its classes."""
+    disjoint_from: Path | None = None
+    """A saved partition (.npz) of the same data: nobody trains on any row of it, nor has one held out. For
+    experts that are trained on what the clients of another run do not have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +62,21 @@ class RunOptions:
     """Who is linked with whom, for methods without a server: complete, ring, star, er,p=0.6 (every pair
     with probability p, drawn by partition_seed until all are connected); a file of edges (.txt, two client
     ids a line); or my.py:graph. By default complete where a method needs links."""
+    init_from: tuple[str, ...] = ()
+    """What models start from: folders of runs (what their clients deploy, by architecture and client id), or
+    .npz files of arrays such as lenet5/params/conv1/conv/kernel. What does not fit starts fresh and is named.
+    """
     rounds: int = within("[1, inf)", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)
     """Share of clients that take part in a round."""
     eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
+    target: tuple[float, ...] = ()
+    """Accuracies, such as 0.6 0.7: results say at which round the clients' mean first reached each, and what
+    was sent, computed and waited for until then."""
+    stop_at_target: bool = False
+    """End the run at the evaluation at which all targets are reached."""
     device_profile: tuple[str, ...] = ()
     """What clients compute with, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
     and bytes per second, such as lenet5=1e9:1e6."""

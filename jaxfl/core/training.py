@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.config.options import options, within
-from jaxfl.core import flops
+from jaxfl.core import flops, tree
 from jaxfl.core.examples import Examples
 from jaxfl.data.federation import Batch, Federation, PerGroup
 from jaxfl.errors import JaxflError
@@ -343,5 +343,38 @@ def count_correct(scores, labels, size):
 
 
 def initial_weights(key, federation: Federation) -> PerGroup:
-    """One freshly initialised model per architecture, the same for every method with the same key."""
-    return tuple(model.init(jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
+    """One model per architecture, the same for every method with the same key.
+
+    It is freshly initialised, but for the blocks that are given, see `Federation.initial`.
+    """
+    fresh = tuple(model.init(jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
+    if federation.initial is None:
+        return fresh
+    return tuple(
+        Weights(*(own | jax.tree.map(jnp.asarray, some) for own, some in zip(w, given.shared, strict=True)))
+        for w, given in zip(fresh, federation.initial, strict=True)
+    )
+
+
+def each_client(weights: PerGroup, federation: Federation) -> PerGroup:
+    """What every client has at first of a part of its model: per group leaves (n_g, ...).
+
+    Args:
+      weights: per group this part of the `initial_weights`; where nothing is given for single clients, see
+        `Federation.initial`, all of an architecture have the same.
+      federation: the clients.
+    """
+
+    def of_group(g, w, group):
+        given = federation.initial[g].own if federation.initial else None
+        own = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(given)}
+
+        def of_leaf(path, leaf):
+            found = own.get(tree.names(path))
+            if found is None or found.shape[1:] != leaf.shape:
+                return tree.stack(leaf, len(group.id))
+            return jnp.asarray(found)
+
+        return jax.tree.map_with_path(of_leaf, w)
+
+    return tuple(of_group(g, *both) for g, both in enumerate(zip(weights, federation.groups, strict=True)))

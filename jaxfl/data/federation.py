@@ -80,6 +80,8 @@ class Federation:
       mesh: the devices that share the clients of a round, along one axis; None for a single device.
       unified: whether an output means the same on all clients.
       labelled: whether the labels of public images mean what the clients' do.
+      initial: per architecture `ClientWeights` of some of its blocks, from which they start; the others start
+        fresh. None where all do. A leaf that clients have of their own stands in both parts, once as mean.
     """
 
     images: jax.Array
@@ -93,6 +95,7 @@ class Federation:
     mesh: Mesh | None = static(default=None)
     unified: bool = static(default=True)
     labelled: bool = static(default=True)
+    initial: PerGroup | None = None
 
     @property
     def clients(self) -> int:

@@ -35,6 +35,11 @@ class Partition(NamedTuple):
     outputs: int
     public: np.ndarray = np.empty(0, np.int32)
 
+    @property
+    def rows(self) -> np.ndarray:
+        """All rows of anybody, each once."""
+        return np.unique(np.concatenate([*self.train, *self.validation, *self.test, self.public]))
+
 
 def divide(
     source: Source,
@@ -48,6 +53,7 @@ def divide(
     validation_fraction: float = 0.0,
     max_test: int | None = None,
     public: float = 0.0,
+    without: np.ndarray = np.empty(0, np.int32),  # noqa: B008
 ) -> Partition:
     """Divide a source among clients.
 
@@ -69,6 +75,7 @@ def divide(
       validation_fraction: of a client's training rows.
       max_test: most test rows of a client; all by default.
       public: share of every class, of the rows to share out, that is held out for everybody to see.
+      without: rows that are not shared out.
 
     Raises:
       JaxflError: if an argument is out of range, or a client is left without training or test rows.
@@ -78,6 +85,7 @@ def divide(
         np.random.default_rng([seed, stream]) for stream in range(5)
     )
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
+    pool = np.setdiff1d(pool, without)
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
     if clients > len(pool):

@@ -3,15 +3,14 @@
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, per_group
 from jaxfl.core.protocol import Cohort, Predictor
-from jaxfl.core.training import initial_weights
+from jaxfl.core.training import each_client, initial_weights
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms.sharing import predict
 
 
 def start(key, federation: Federation) -> PerGroup:
-    """The initial models (n_g, ...): the same for all clients of an architecture."""
-    weights = initial_weights(key, federation)
-    return per_group(lambda w, group: tree.stack(w, len(group.id)), weights, federation.groups)
+    """The initial models (n_g, ...): the same for all clients of an architecture, if not given for each."""
+    return each_client(initial_weights(key, federation), federation)
 
 
 def predictors(weights: PerGroup) -> PerGroup:

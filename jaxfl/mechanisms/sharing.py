@@ -21,7 +21,7 @@ from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info, Predictor
-from jaxfl.core.training import Trained, Training, cross_entropy, descend, initial_weights
+from jaxfl.core.training import Trained, Training, cross_entropy, descend, each_client, initial_weights
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.models.model import Model, Weights
 
@@ -297,7 +297,7 @@ def sharing(
             return tree.stack(leaves, len(group.id))
 
         remembered = per_group(of_clients, federation.groups, tuple(map(memory.client, shared)))
-        kept = per_group(of_clients, federation.groups, kept)
+        kept = each_client(kept, federation)
         return State(hyper, shared, kept, remembered, tuple(map(memory.server, shared)))
 
     def receive(key, state, federation, cohort):

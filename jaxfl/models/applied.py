@@ -13,6 +13,23 @@ from jaxfl.models.model import Model
 
 
 def applied_weights(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[str, dict]:
+    """What `applied` finds, for people to read.
+
+    Returns:
+      {block: {layer: NumPy arrays}}, parameters and BatchNorm's statistics side by side. A block that is
+      applied with several weights is there for each of them: ``classifier``, ``classifier-2``.
+
+    Raises:
+      JaxflError: as `applied`, or if a layer has a statistic of the same name as a parameter.
+    """
+    return {
+        block if number == 1 else f"{block}-{number}": _merged(block, *jax.tree.map(np.asarray, weights))
+        for block, of_block in applied(model, predict).items()
+        for number, weights in enumerate(of_block, 1)
+    }
+
+
+def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[str, list[tuple[dict, dict]]]:
     """Let a prediction run, without computing it, and note what it applies the blocks of a model with.
 
     Args:
@@ -20,12 +37,10 @@ def applied_weights(model: Model, predict: Callable[[Model, jax.Array], Any]) ->
       predict: ``(model, x (1, H, W, C)) -> anything``; it applies the model that it is given, or parts of it.
 
     Returns:
-      {block: {layer: NumPy arrays}}, parameters and BatchNorm's statistics side by side. A block that is
-      applied with several weights is there for each of them: ``classifier``, ``classifier-2``.
+      {block: pairs (parameters, statistics)}, each different pair once, in the order in which they come.
 
     Raises:
-      JaxflError: if several networks are applied side by side by `jax.vmap`, or a layer has a statistic of
-        the same name as a parameter.
+      JaxflError: if several networks are applied side by side by `jax.vmap`.
     """
     noted = {}
 
@@ -35,34 +50,25 @@ def applied_weights(model: Model, predict: Callable[[Model, jax.Array], Any]) ->
 
         def apply_with_taps(self, params, stats, x, depths, *, train, key=None, mask=None):
             for name in self.names:
-                weights, known = _side_by_side(name, params[name], stats.get(name, {})), noted
-                if not any(_same(weights, other) for other in known.setdefault(name, [])):
-                    known[name].append(weights)
+                weights, known = (params[name], stats.get(name, {})), noted.setdefault(name, [])
+                if not any(_same(weights, other) for other in known):
+                    known.append(weights)
             if depths:
                 return super().apply_with_taps(params, stats, x, depths, train=train, key=key, mask=mask)
             output = jnp.zeros((len(x), *self.output), jnp.result_type(float))
             return output, {name: stats.get(name, {}) for name in self.names}, ()
 
     noting = Noting(*(getattr(model, field.name) for field in dataclasses.fields(model)))
-    with jax.disable_jit():  # then loops are Python's, and weights are there as arrays
-        predict(noting, jnp.zeros((1, *model.shape), jnp.result_type(float)))
-    return {
-        block if number == 1 else f"{block}-{number}": weights
-        for block, of_block in noted.items()
-        for number, weights in enumerate(of_block, 1)
-    }
-
-
-def _side_by_side(block: str, params: dict, stats: dict) -> dict:
-    """Parameters and statistics of a block as one nested dict of NumPy arrays."""
     try:
-        params, stats = jax.tree.map(np.asarray, (params, stats))
+        with jax.disable_jit():  # then loops are Python's, and weights are there as arrays
+            predict(noting, jnp.zeros((1, *model.shape), jnp.result_type(float)))
+        jax.tree.map(np.asarray, noted)
     except jax.errors.TracerArrayConversionError:
         raise JaxflError(
             "The method predicts with several networks side by side (jax.vmap), whose weights are not told "
             "apart; predict with it instead."
         ) from None
-    return _merged(block, params, stats)
+    return noted
 
 
 def _merged(where: str, one: dict, other: dict) -> dict:
@@ -75,7 +81,7 @@ def _merged(where: str, one: dict, other: dict) -> dict:
     return both
 
 
-def _same(one: dict, other: dict) -> bool:
+def _same(one: Any, other: Any) -> bool:
     leaves, structure = jax.tree.flatten(one)
     others, its = jax.tree.flatten(other)
     return structure == its and all(map(np.array_equal, leaves, others))

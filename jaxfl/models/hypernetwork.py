@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxfl.models.blocks import Linear
 from jaxfl.models.model import Model
@@ -34,8 +35,27 @@ class Hypernetwork(nn.Module):
             h = Linear(self.hidden, name=f"hidden{number + 1}")(nn.relu(h), train=False, mask=None)
 
         def leaf(path, shape):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            return Linear(shape.size, name=name)(h, train=False, mask=None).reshape(shape.shape)
+            return Linear(shape.size, name=_map(path))(h, train=False, mask=None).reshape(shape.shape)
 
         target = jax.eval_shape(self.model.init, jax.random.key(0)).params
         return jax.tree.map_with_path(leaf, target)
+
+
+def generating(psi: dict, params: dict) -> dict:
+    """The parameters of a `Hypernetwork` that generates, of some leaves, these at first from every vector.
+
+    Args:
+      psi: of the hypernetwork.
+      params: of some blocks of its model.
+    """
+    leaves = jax.tree.leaves_with_path(params)
+    constant = {
+        _map(path): {"kernel": jnp.zeros_like(psi[_map(path)]["kernel"]), "bias": jnp.ravel(leaf)}
+        for path, leaf in leaves
+    }
+    return psi | constant
+
+
+def _map(path) -> str:
+    """The name of the linear map that generates a leaf."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

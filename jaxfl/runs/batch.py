@@ -17,8 +17,10 @@ import jax
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
+from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.job import fitted, job_of, most_together
+from jaxfl.runs.observer import NOBODY
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.proceed import compilation, proceed
@@ -80,7 +82,7 @@ def run_batch(
     spent = compilation(variant.programs)
     try:
         if begun:
-            data = prepare(given, begun[0])
+            data = start_from(prepare(given, begun[0]), given, begun[0], NOBODY)
         setup, data = fitted(variant, given, data)
         fitting = {
             folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()

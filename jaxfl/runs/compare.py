@@ -11,6 +11,7 @@ from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.batch import Planned, Runs, batches, run_batch
 from jaxfl.runs.config import described, experiment, restore
+from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.load import Loaded
 from jaxfl.runs.load import load as open_run
@@ -104,16 +105,18 @@ def compare(
             source = data and data.source
             data = None  # the next one needs the memory
             setup = setup.replace(partition_seed=number)
-            data = prepare(setup, begun[0] if begun else None, source)
+            saved = begun[0] if begun else None
+            data = prepare(setup, saved, source)
             if number == first_partition:
                 observer.prepared(setup, data, len(planned))
             else:
                 observer.said(f"partition_seed {number}")
+            data = start_from(data, setup, saved, observer)
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = [run for run in planned if store.holds(run, store.RESULT)]
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = [str(error) for error in errors.values()]
-    table = report([folder], folder, show) if finished else None
+    table = report([folder], folder, show, setup.run.target) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         end = {"runs": len(planned), "finished": len(finished), "failures": failures}
         store.write_json(folder / store.END, end)

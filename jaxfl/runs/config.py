@@ -36,14 +36,17 @@ def absolute(setup: Setup) -> Setup:
     edges = choices.absolute(setup.run.topology)
     if edges.endswith(".txt"):
         edges = str(Path(edges).expanduser().resolve())
-    data_dir = setup.machine.data_dir
+    init_from = (str(Path(place).expanduser().resolve()) for place in setup.run.init_from)
+    disjoint_from, data_dir = setup.partition.disjoint_from, setup.machine.data_dir
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
         data_dir=data_dir and data_dir.expanduser().resolve(),
         partition=partition,
+        disjoint_from=disjoint_from and disjoint_from.expanduser().resolve(),
         topology=edges,
         models=tuple(map(choices.absolute, setup.run.models)),
+        init_from=tuple(init_from),
     )
 
 
@@ -93,10 +96,9 @@ def experiment(config: dict) -> dict:
     """
     method = registry.METHODS.get(config["method"])
     defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
-    incidental = {"seed", *hints(MachineOptions)}
-    options = {
-        name: value for name, value in (defaults | config["options"]).items() if name not in incidental
-    }
+    options = defaults | config["options"]
+    incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
+    options = {name: value for name, value in options.items() if name not in incidental}
     # Methods that came as Python objects are known by their label alone.
     return {"method": config["method"] or config["label"]} | options
 

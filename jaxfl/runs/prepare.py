@@ -32,6 +32,7 @@ from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.runs import store
+from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # where nobody says how many
 # Options of a partition that a data set has by default: digits are few, and a client that knows little learns
@@ -40,22 +41,26 @@ USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 
 
 class Data(NamedTuple):
-    """A prepared federation and what it was made of; `devices` are the clients', where they are given."""
+    """A prepared federation and what it was made of.
+
+    `devices` are the clients', where they are given; `starts` says what architectures start from, if given.
+    """
 
     source: Source
     partition: Partition
     models: tuple[tuple[Model, int], ...]
     federation: Federation
     devices: dict[str, Device] | None
+    starts: tuple[str, ...] = ()
 
 
 @memory.explained()
-def prepare(setup: Setup, begun: Path | None = None, source: Source | None = None) -> Data:
+def prepare(setup: Setup, saved: Path | None = None, source: Source | None = None) -> Data:
     """Load, divide and put on the device.
 
     Args:
       setup: the options.
-      begun: the folder of a run whose partition and links are used instead of drawing them.
+      saved: the folder of a run whose partition and links are used instead of drawing them.
       source: use this one instead of loading it.
 
     Raises:
@@ -64,8 +69,8 @@ def prepare(setup: Setup, begun: Path | None = None, source: Source | None = Non
     check_setup(setup)
     _require_device()
     source = source or load_source(setup)
-    partition = divide(setup, source, begun and begun / store.PARTITION)
-    links = link(setup, len(partition.train), begun and begun / store.TOPOLOGY)
+    partition = divide(setup, source, saved and saved / store.PARTITION)
+    links = link(setup, len(partition.train), saved and saved / store.TOPOLOGY)
     setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
     public = other_images(setup, source)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
@@ -167,6 +172,9 @@ def on_this_machine(setup: Setup, models):
 def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or range."""
     setup.check()
+    check_targets(setup.run.target)
+    if setup.run.stop_at_target and not setup.run.target:
+        raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
     every = setup.machine.checkpoint_every
     if every is not None and every % setup.run.eval_every:
         raise JaxflError(
@@ -227,6 +235,8 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
     options = USUAL.get((setup.data.dataset, name), {}) | options
     require_call(name, partitioner, "labels", "clients", "rng", **options)
+    other = setup.partition.disjoint_from
+    without = on_first_process(partitions.load)(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
@@ -239,6 +249,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         validation_fraction=setup.partition.validation_fraction or 0.0,
         max_test=setup.partition.max_test,
         public=held_out(setup),
+        without=np.asarray(without, int),
     )
 
 

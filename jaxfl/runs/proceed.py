@@ -26,6 +26,7 @@ from jaxfl.runs.plot import (
 )
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import records, result
+from jaxfl.runs.target import stops
 from jaxfl.runs.variant import Variant
 
 
@@ -115,7 +116,10 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
     Returns:
       Of the runs that end early, by their numbers, why.
     """
-    going, ended, done = dict(enumerate(runs)), {}, runs[0].done
+    ended, done = {}, runs[0].done
+    going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
+    if not going:  # they were stopped between their last round and their result
+        return ended
     writing = 0.0  # the longest, in seconds
     try:
         chunks = simulate(job, done, [run.state for run in runs] if done else None)
@@ -135,6 +139,8 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                     new = records(of_runs[i], *where, compiling, devices, len(runs))
                     try:
                         _write(job, run, of_runs[i], new, stop)
+                        if stops(run.config, run.metrics):
+                            del going[i]
                     except JaxflError as error:
                         ended[i] = error
                         del going[i]
@@ -170,7 +176,8 @@ def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None
             f"{run.variant.label}: the loss or the predictions of client {client} are not finite in round "
             f"{round_ + 1}; lower --lr (now {run.variant.config.lr}); what came before is in {folder}."
         )
-    if stop or run.done == job.rounds or run.done % (machine.checkpoint_every or job.eval_every) == 0:
+    ends = run.done == job.rounds or stops(run.config, run.metrics)
+    if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
         # First: a resume writes nothing of the rounds before its checkpoint.
         for kind, arrays in _about_clients(job, chunk.state).items():
             store.write_about_clients(folder, kind, run.done, jax.device_get(arrays))
@@ -201,10 +208,10 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
     pictures |= {name: partial(draw, summary["findings"] or {}) for name, draw in method.pictures.items()}
     counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
     if job.programs.matrices:
-        matrices = store.read_about_clients(folder, "matrices", job.rounds)
+        matrices = store.read_about_clients(folder, "matrices", run.done)
         pictures["matrices.png"] = partial(draw_matrices, matrices, np.concatenate([*counts.values()]))
     if job.programs.embeddings:
-        embeddings = store.read_about_clients(folder, "embeddings", job.rounds)
+        embeddings = store.read_about_clients(folder, "embeddings", run.done)
         pictures["embeddings.png"] = partial(draw_embeddings, embeddings, counts)
     if job.federation.links.size:
         named = [group.model.name for group in job.federation.groups for _ in group.id]

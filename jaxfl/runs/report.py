@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxfl.config import choices
 from jaxfl.config.options import hints
@@ -15,21 +17,27 @@ from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.plot import draw_architectures, draw_curves
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
+from jaxfl.runs.target import by_target, check_targets
 
 
-def report(folders: Sequence[Path], out: Path, show: Sequence[str] = ()) -> Table:
+def report(
+    folders: Sequence[Path], out: Path, show: Sequence[str] = (), target: Sequence[float] = ()
+) -> Table:
     """Tabulate and plot finished runs.
 
     Args:
       folders: run folders, or folders that contain some.
       out: where table.csv, .md, .tex and curves.png are written.
       show: further columns, see `jaxfl.runs.table.tabulate`.
+      target: accuracies, for what runs have spent until they reached them; whether they were asked for or not
+        when the runs were begun.
 
     Raises:
-      JaxflError: if a folder has no finished run, a run is damaged, two are the same but for their folders,
-        or the table cannot be written.
+      JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two are the
+        same but for their folders, or the table cannot be written.
     """
-    table, metrics = _tabulated(folders, show)
+    check_targets(target)
+    table, metrics = _tabulated(folders, show, target)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
     pictures = {"curves.png": draw_curves, "architectures.png": draw_architectures}
@@ -43,10 +51,12 @@ def table_of(folder: Path) -> Table | None:
     Raises:
       JaxflError: if a run is damaged, or two are the same but for their folders.
     """
-    return _tabulated([folder], ())[0] if store.finished_below(folder) else None
+    return _tabulated([folder], (), ())[0] if store.finished_below(folder) else None
 
 
-def _tabulated(folders: Sequence[Path], show: Sequence[str]) -> tuple[Table, dict[str, list]]:
+def _tabulated(
+    folders: Sequence[Path], show: Sequence[str], target: Sequence[float]
+) -> tuple[Table, dict[str, list]]:
     """The table of all finished runs in some folders, and by label the metrics of each."""
     runs = store.finished_in(list(folders))
     configs = [store.read_config(run) for run in runs]
@@ -56,7 +66,7 @@ def _tabulated(folders: Sequence[Path], show: Sequence[str]) -> tuple[Table, dic
     results, metrics, folder_of = [], {}, {}
     for folder, label, draw in zip(runs, labels, draws, strict=True):
         result, of_run = store.read_finished(folder)
-        results.append((label, result))
+        results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         same = folder_of.setdefault((label, draw), folder)
         if same != folder:
@@ -66,7 +76,8 @@ def _tabulated(folders: Sequence[Path], show: Sequence[str]) -> tuple[Table, dic
         seeds, partition_seeds = (len(set(of_all)) for of_all in zip(*draws, strict=True))
         number = f"{seeds} seed{'s' if seeds > 1 else ''}"
         notes.append(f"Mean and standard deviation over {partition_seeds} partitions with {number} each.")
-    return tabulate(results, show)._replace(notes=tuple(notes)), metrics
+    table = tabulate(results, show)
+    return table._replace(notes=(*table.notes, *notes)), metrics
 
 
 def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:
@@ -130,9 +141,17 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
 
     def told(run: int) -> list[str]:
         return [
-            f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+            f"{name}={_in_label(value, [its.get(name) for its in experiments])}"
             for name, value in experiments[run].items()
             if name not in given[run] and differs(run, name)
         ]
 
     return [",".join([label, *told(run)]) for run, label in enumerate(first)]
+
+
+def _in_label(value: Any, all_values: Sequence[Any]) -> str:
+    """An option's value in a label: paths without the folders that those of all runs have in common."""
+    own, *others = (map(str, its if isinstance(its, list) else [its]) for its in (value, *all_values))
+    folders = [os.path.dirname(entry) for entry in itertools.chain(*others) if os.path.isabs(entry)]
+    common = os.path.join(os.path.commonpath(folders), "") if folders else ""
+    return "+".join(entry.removeprefix(common) for entry in own) or "none"

@@ -8,6 +8,7 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.runs.code import history
+from jaxfl.runs.target import by_target
 
 BYTES_PER_SCALAR = 4
 
@@ -163,7 +164,9 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
     validation accuracy, and the best on test data (for comparison with papers that report that). Where
     the cohorts of rounds are scored, also their pooled accuracy before local training, mean of the last ten
-    rounds (FedCMD's figure). code: of every code that took part its first round, see `jaxfl.runs.code`.
+    rounds (FedCMD's figure). targets: see `jaxfl.runs.target.by_target`; stopped_at_target: whether the run
+    ended where all of them were reached, before its rounds were over. code: of every code that took part its
+    first round, see `jaxfl.runs.code`.
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]
@@ -190,6 +193,8 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "simulated_seconds": sum(record["simulated_seconds"] for record in metrics)
         if "simulated_seconds" in metrics[0]
         else None,
+        "targets": by_target(metrics, config["options"].get("target", ())),
+        "stopped_at_target": metrics[-1]["round"] < config["options"]["rounds"],
         "findings": metrics[-1].get("findings"),
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,

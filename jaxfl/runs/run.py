@@ -12,6 +12,7 @@ from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
+from jaxfl.runs.init_from import kept, start_from
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fitted, job_of
 from jaxfl.runs.log import Log
@@ -19,6 +20,7 @@ from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, images_of, prepare
 from jaxfl.runs.proceed import Run, compilation, proceed
+from jaxfl.runs.target import stops
 from jaxfl.runs.variant import Variant, provided
 
 
@@ -29,7 +31,7 @@ def run(
     *,
     log: Sequence[str] = (),
     profile: Path | None = None,
-    drawn: Path | None = None,
+    saved: Path | None = None,
     max_seconds: float | None = None,
     observer: Observer = NOBODY,
 ) -> tuple[Path, dict]:
@@ -41,7 +43,7 @@ def run(
       folder: for its results; by default runs/NAME-DATASET.
       log: where else metrics go, see `Log`.
       profile: a folder for a trace of the second chunk of rounds, or of the only one.
-      drawn: the folder of another run whose partition and links are used as they are.
+      saved: the folder of a run whose partition, links and initial weights are used as they are.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
@@ -65,8 +67,9 @@ def run(
         follow(folder, new)
 
     with limited(max_seconds):
-        data = prepare(setup, drawn)
+        data = prepare(setup, saved)
         observer.prepared(setup, data, 1)
+        data = start_from(data, setup, saved, observer)
         with follow, owned(folder):
             spent = compilation(variant.programs)
             job, begun = start(folder, variant, setup, data, watch)
@@ -76,7 +79,7 @@ def run(
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
     """Train again what an earlier run did, on its partition; the rest as `run`."""
     setup, variant = restore(old, store.read_config(old))
-    return run(variant, setup, folder, drawn=old, **options)
+    return run(variant, setup, folder, saved=old, **options)
 
 
 def resume(
@@ -90,7 +93,8 @@ def resume(
 ) -> dict:
     """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
 
-    A finished run returns its result at once, unless more rounds are asked for.
+    A finished run returns its result at once, unless more rounds are asked for: then it goes on, also behind
+    the target at which it has stopped.
 
     Args:
       folder: of the run.
@@ -113,9 +117,11 @@ def resume(
         follow(folder, new)
 
     def finished():
-        if not store.holds(folder, store.RESULT) or rounds not in (None, config["options"]["rounds"]):
+        if not store.holds(folder, store.RESULT):
             return None
         found, metrics = store.read_finished(folder)
+        if rounds not in (None, found["rounds"]):
+            return None
         watch(metrics)
         return found
 
@@ -135,8 +141,8 @@ def resume(
                     f"jaxfl is not what it was when {folder} was computed; its result says from which round "
                     "on this one computes it."
                 )
-            data = prepare(setup, folder)
-            if rounds not in (None, setup.run.rounds):
+            data = start_from(prepare(setup, folder), setup, folder, observer)
+            if rounds and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
@@ -164,15 +170,16 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     before = setup.run.rounds
     if rounds < before:
         raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
-    if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
+    if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} does in a round what depends on the length of the run: one of {rounds} rounds "
             f"does not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}."
         )
-    done = len(store.read_metrics(folder))
+    metrics = store.read_metrics(folder)
     # The last rounds of a run may be fewer than --eval-every: the longer run is not scored behind these.
-    kept = done - done % setup.run.eval_every
-    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}}, kept)
+    kept = len(metrics) - len(metrics) % setup.run.eval_every
+    beyond = {"beyond_target": True} if stops(config, metrics) else {}
+    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
     return setup.replace(rounds=rounds)
 
 
@@ -215,10 +222,11 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
             for model, count in data.models
         ],
         "data": images_of(data),
+        "starts": list(data.starts),
         "environment": environment(),
         "code": now,
     }
-    store.begin(folder, config, data.partition, data.source, data.federation.links)
+    store.begin(folder, config, data.partition, data.source, data.federation.links, kept(data))
     return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
 
 

@@ -22,6 +22,7 @@ CONFIG = {
     "begun_for?": int,
     "models": [{"name": str, "clients": int}],
     "data?": {"shape": [int], "dtype": str, "mean": [NUMBER], "std": [NUMBER], "public": int},
+    "beyond_target?": bool,
     "environment": dict,
     "code?": CODE,
 }
@@ -40,6 +41,13 @@ ROUND = {
     "together?": int,
     "code?": CODE,
 }
+TARGET = {
+    "round": int | None,
+    "bytes_up": int | None,
+    "bytes_down": int | None,
+    "flops": NUMBER | None,
+    "simulated_seconds": NUMBER | None,
+}
 RESULT = {
     "seed": int,
     "rounds": int,
@@ -48,6 +56,8 @@ RESULT = {
     "bytes_up": int,
     "bytes_down": int,
     "simulated_seconds": NUMBER | None,
+    "targets?": {"*": TARGET},
+    "stopped_at_target?": bool,
     "seconds": {"*": NUMBER},
 }
 END = {"failures": [str]}

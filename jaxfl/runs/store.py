@@ -7,6 +7,7 @@ Its files are
                      took over at that round
     partition.npz    whose rows are whose
     topology.txt     the edges between clients, of methods without a server
+    initial.npz      what its models began from, where weights were given
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
     matrices/        an .npz per checkpoint, of methods that know about pairs of clients
@@ -46,6 +47,7 @@ from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 TOPOLOGY = "topology.txt"
+INITIAL = "initial.npz"
 OWNER, END = "owner.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
@@ -108,8 +110,19 @@ def create(folder: Path) -> None:
 
 
 @writes
-def begin(folder: Path, config: dict, partition: Partition, source: Source, links) -> None:
-    """Make the folder of a new run."""
+def begin(
+    folder: Path, config: dict, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
+) -> None:
+    """Make the folder of a new run.
+
+    Args:
+      folder: of the run.
+      config: see `jaxfl.runs.config`.
+      partition: whose rows are whose.
+      source: whose rows.
+      links: who is linked with whom, (N, N) bool; (0, 0) without a graph.
+      initial: named arrays; none where all weights are fresh.
+    """
     create(folder)
     with replacing(folder / CONFIG) as file:  # at its place last: then the folder is a run
         file.write(as_json(config))
@@ -117,6 +130,9 @@ def begin(folder: Path, config: dict, partition: Partition, source: Source, link
         partitions.save(partition, source, folder / PARTITION)
         if links.size:
             (folder / TOPOLOGY).write_text(topology.as_text(np.asarray(links)))
+        if initial:
+            with (folder / INITIAL).open("wb") as arrays:
+                np.savez(arrays, **initial)
 
 
 @writes

@@ -64,13 +64,15 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
 
     Returns:
       Accuracies in percent: of the deployed models, of those models per architecture, of the models as
-      received before local training; the megabytes (1e6 bytes) sent and received in the run; and, where
-      clients' devices are known, the simulated seconds of the run.
+      received before local training; the megabytes (1e6 bytes) sent and received in the run; where
+      clients' devices are known, the simulated seconds of the run; and for each target of the results what
+      was spent until it was reached, a dash where not all runs of a label do.
 
     Raises:
       JaxflError: if there is no such column.
     """
     check_columns(show)
+    targets = list(dict.fromkeys(target for _, result in results for target in result.get("targets", {})))
     seeds = defaultdict(list)
     for label, result in results:
         seeds[label].append(result)
@@ -88,11 +90,38 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     ]
     if any(result["simulated_seconds"] for _, result in results):
         columns.append(("simulated s", lambda r: r["simulated_seconds"] or np.nan))
+    for target in targets:
+        columns += _until(target, timed=any(result["simulated_seconds"] for _, result in results))
     rows = [
         (label, [_cell([value(result) for result in of_label]) for _, value in columns])
         for label, of_label in seeds.items()
     ]
-    return Table([title for title, _ in columns], rows)
+    notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
+    return Table([title for title, _ in columns], rows, tuple(filter(None, notes)))
+
+
+def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
+    """The columns that say what was spent until a target was reached."""
+
+    def spent(result, *names):
+        its = result.get("targets", {}).get(target, {})
+        found = [its.get(name) for name in names]
+        return np.nan if None in found else sum(found)
+
+    accuracy = f"{100 * float(target):g} %"
+    columns = [
+        (f"rounds to {accuracy}", lambda r: spent(r, "round")),
+        (f"MB to {accuracy}", lambda r: spent(r, "bytes_up", "bytes_down") / 1e6),
+    ]
+    return columns + ([(f"s to {accuracy}", lambda r: spent(r, "simulated_seconds"))] if timed else [])
+
+
+def _reaching(label: str, target: str, results: list[dict]) -> str | None:
+    """A note where some of several runs reach a target: there is no mean over all."""
+    number = sum(result["targets"][target]["round"] is not None for result in results)
+    if number in (0, len(results)):
+        return None
+    return f"{label} reaches {100 * float(target):g} % in {number} of {len(results)} runs."
 
 
 def _cell(values: list[float]) -> Cell:

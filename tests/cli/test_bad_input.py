@@ -55,7 +55,22 @@ def folder(tmp_path_factory):
         patch.chdir(folder)
         main(["partition", "@own.args", "--run-dir", "divided"])
         main(["run", "fedavg", "@own.args"])
+        shutil.copytree("runs/fedavg-own", "unsaved", ignore=shutil.ignore_patterns("checkpoints"))
+        write_weights()
         yield folder
+
+
+def write_weights():
+    """Files of weights that are no good, each for a reason of its own."""
+    block = {"kernel": np.ones((64, 4), np.float32), "bias": np.ones(4, np.float32)}
+    layer = {f"mlp/params/fc1/linear/{name}": array for name, array in block.items()}
+    np.savez("torch.npz", **{"fc1.weight": np.ones((4, 64))})
+    np.savez("infinite.npz", **layer | {"mlp/params/fc1/linear/bias": np.full(4, np.inf, np.float32)})
+    np.savez("words.npz", **{"mlp/params/fc1/linear/bias": np.array(["a"])})
+    np.savez("others.npz", **{"mlp/params/fc1/linear/bias": np.ones(5), "cnn/params/a/b": np.ones(1)})
+    stacked = {name.replace("params", "clients/params"): array[None] for name, array in layer.items()}
+    np.savez("crowd.npz", **layer | stacked | {"mlp/clients/id": np.arange(3)})
+    Path("cut.npz").write_bytes(Path("crowd.npz").read_bytes()[:200])
 
 
 def contents(folder):
@@ -154,7 +169,38 @@ REFUSED = [
         "run mnfl @own.args --public held-out --partition divided/partition.npz",
         "divided/partition.npz holds out no public images",
     ),
+    # what models start from
+    (
+        "run fedavg @own.args --init-from nowhere",
+        "--init-from nowhere: it is neither the folder of a ru",
+    ),
+    ("run fedavg @own.args --init-from divided", "divided is not a run folder: it has no config.json"),
+    ("run fedavg @own.args --init-from unsaved", "--init-from unsaved: it has no checkpoint yet"),
+    ("run fedavg @own.args --init-from nowhere.npz", "There is no file nowhere.npz"),
+    ("run fedavg @own.args --init-from cut.npz", "cut.npz is damaged or not an .npz file of plain arrays"),
+    ("run fedavg @own.args --init-from pickled.npz", "pickled.npz is damaged or not an .npz file of plain"),
+    ("run fedavg @own.args --init-from torch.npz", "'fc1.weight' is not the name of a leaf", "params/conv1"),
+    ("run fedavg @own.args --init-from infinite.npz", "mlp/params/fc1/linear/bias is not made of finite"),
+    (
+        "run fedavg @own.args --init-from words.npz",
+        "mlp/params/fc1/linear/bias is not made of fini",
+    ),
+    ("run fedavg @own.args --init-from crowd.npz", "is of shape (1, ", "but clients/id names 3 clients"),
+    (
+        "run fedavg @own.args --init-from others.npz",
+        "--init-from: nothing fits",
+        "linear starts fresh: in others.npz there is only mlp, cnn",
+        "mlp starts fresh: others.npz does not fit in fc1 (linear/bias is 5 there, 4 here), classifier (not",
+    ),
+    ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
+    (
+        "run fedavg @own.args --target 0.5 70",
+        "--target takes accuracies in (0, 1], such as",
+        "but one is 70",
+    ),
+    ("report runs --target 0", "--target takes accuracies in (0, 1], such as 0.7, but one is 0"),
     # partitions
+    ("run fedavg @own.args --disjoint-from nan.npz", "nan.npz lacks train"),
     ("run fedavg @own.args --partition clases", "no partition 'clases'; did you mean 'classes'?"),
     ("run fedavg @own.args --partition iid,alpha=1", "iid has no option 'alpha'; there are none"),
     ("run fedavg @own.args --partition classes,classes_per_client=3", "3, but the data have 2 classes"),

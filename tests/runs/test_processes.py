@@ -157,6 +157,17 @@ def test_a_server_step_between_rounds_is_taken_in_both_processes(dataset, tmp_pa
     assert_same_runs(tmp_path / "two" / "pfedclub", tmp_path / "one" / "pfedclub")
 
 
+@pytest.mark.long
+def test_both_processes_start_from_another_run(compared, dataset, tmp_path):
+    arguments = [*comparison("fedper", dataset), "--init-from", str(compared / "fedavg" / "seed-0")]
+    cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
+    for code, _, said in together(tmp_path, [*arguments, "--run-dir", str(tmp_path / "two")]):
+        assert code == 0, said
+    assert_same_runs(tmp_path / "two" / "fedper", tmp_path / "one" / "fedper")
+    of_both = [np.load(tmp_path / n / "fedper" / "seed-0" / "initial.npz") for n in ("one", "two")]
+    jax.tree.map(np.testing.assert_array_equal, *map(dict, of_both))
+
+
 def assert_same_runs(some, others):
     """Compare all that the seeds of a method have left."""
     for seed in SEEDS:

@@ -39,6 +39,7 @@ from jaxfl.authoring import (
     arrays,
     cross_entropy,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -48,7 +49,6 @@ from jaxfl.authoring import (
     per_group,
     scatter,
     sent_down,
-    tree,
     within,
 )
 from jaxfl.mechanisms import class_means
@@ -87,8 +87,7 @@ def build(config: FedGH) -> Algorithm:
                 "block of your own ones be jaxfl.models.blocks.Linear."
             )
         extractors = per_group(extractor, federation.models, initial)
-        extractors = per_group(lambda w, group: tree.stack(w, len(group.id)), extractors, federation.groups)
-        return State(hyper, extractors, headers[0])
+        return State(hyper, each_client(extractors, federation), headers[0])
 
     def personal(key, state, federation, cohort):
         own = gather(state.extractors, cohort)

@@ -40,6 +40,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     divide,
     local_round,
     newest,
+    own_heads,
     received,
     runnable,
 )
@@ -48,6 +49,7 @@ from jaxfl.authoring import (
     Info,
     Method,
     PerGroup,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -112,15 +114,12 @@ def build(config: CompFL) -> Algorithm:
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), models, weights)
         heads, experts = zip(*parts, strict=True)
+
         return State(
             hyper,
             experts,
-            heads=per_group(
-                lambda group, js: tuple(tree.stack(heads[j], len(group.id)) for j in js),
-                groups,
-                runnable(models),
-            ),
-            trained=per_group(lambda group, w: tree.stack(w, len(group.id)), groups, weights),
+            heads=own_heads(federation, heads),
+            trained=each_client(weights, federation),
             last=per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
         )
 

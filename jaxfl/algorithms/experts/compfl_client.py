@@ -25,6 +25,7 @@ from jaxfl.authoring import (
     arrays,
     count_correct,
     descend,
+    each_client,
     map_clients,
     mean,
     options,
@@ -74,6 +75,15 @@ def runnable(models: Sequence[Model]) -> tuple[tuple[int, ...], ...]:
 def divide(model: Model, weights: Weights, hyper: Cooperation) -> tuple[Weights, Weights]:
     """(phi, the head and statistics that stay on the client; theta, the rest) of one expert."""
     return separate(weights, head(model), hyper.bn_stats)
+
+
+def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
+    """Per group, the clients' first heads (n_g, ...) on all experts that they can run, from those of each."""
+
+    def of_group(group, js, own):
+        return *(tree.stack(heads[j], len(group.id)) for j in js[:-1]), own
+
+    return per_group(of_group, federation.groups, runnable(federation.models), each_client(heads, federation))
 
 
 def check_validation(config: Cooperation, federation: Federation) -> None:

@@ -30,6 +30,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     check_validation,
     divide,
     local_round,
+    own_heads,
     received,
     runnable,
 )
@@ -38,6 +39,7 @@ from jaxfl.authoring import (
     Info,
     Method,
     PerGroup,
+    each_client,
     fori_loop,
     gather,
     initial_weights,
@@ -124,14 +126,12 @@ def build(config: CompFLDD) -> Algorithm:
         start_key = jax.random.fold_in(key, len(groups))
         starts = jax.random.permutation(start_key, federation.clients)[: len(groups)]
 
-        def known(group, js, w):
-            def of_all(of_experts):
-                return tuple(tree.stack(of_experts[j], len(group.id)) for j in js)
+        def known(group, js, of_clients, trained):
+            copies = tuple(tree.stack(walkers[j], len(group.id)) for j in js)
+            return Known(copies, of_clients, jnp.zeros((len(group.id), len(js)), bool), trained)
 
-            nothing = jnp.zeros((len(group.id), len(js)), bool)
-            return Known(of_all(walkers), of_all(heads), nothing, tree.stack(w, len(group.id)))
-
-        of_groups = per_group(known, groups, runnable(federation.models), weights)
+        own = own_heads(federation, heads), each_client(weights, federation)
+        of_groups = per_group(known, groups, runnable(federation.models), *own)
         return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
 
     def receive(key, state, federation, cohort):

@@ -31,6 +31,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     divide,
     local_round,
     newest,
+    own_heads,
     runnable,
 )
 from jaxfl.authoring import (
@@ -40,6 +41,7 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     cond,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -87,21 +89,20 @@ def build(config: CompFLMM) -> Algorithm:
         groups, experts = federation.groups, runnable(federation.models)
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
+        heads, thetas = zip(*parts, strict=True)
 
-        def copies(group, js):
-            return tuple(
-                tree.stack(theta, len(group.id)) if config.relay or j in js else None
-                for j, (_, theta) in enumerate(parts)
+        def copies(group, js, own):
+            of_all = (
+                own if j == js[-1] else tree.stack(theta, len(group.id)) for j, theta in enumerate(thetas)
             )
+            return tuple(copy if config.relay or j in js else None for j, copy in enumerate(of_all))
 
         return State(
             hyper,
-            copies=per_group(copies, groups, experts),
-            heads=per_group(
-                lambda group, js: tuple(tree.stack(parts[j][0], len(group.id)) for j in js), groups, experts
-            ),
+            copies=per_group(copies, groups, experts, each_client(thetas, federation)),
+            heads=own_heads(federation, heads),
             saved=per_group(lambda group, js: jnp.zeros((len(group.id), len(js)), bool), groups, experts),
-            trained=per_group(lambda group, w: tree.stack(w, len(group.id)), groups, weights),
+            trained=each_client(weights, federation),
         )
 
     def receive(key, state, federation, cohort):

@@ -39,6 +39,7 @@ from jaxfl.authoring import (
     PerGroup,
     Training,
     descend,
+    each_client,
     everyone,
     gather,
     initial_weights,
@@ -116,7 +117,7 @@ def build(config: FedCMD) -> Algorithm:
     def init(key, federation, hyper):
         dtype, clients = federation.mean.dtype, federation.clients
         shared = initial_weights(key, federation)
-        own = per_group(lambda w, group: tree.stack(w, len(group.id)), shared, federation.groups)
+        own = each_client(shared, federation)
         won = per_group(lambda model: jnp.zeros(len(candidates(model)), jnp.int32), federation.models)
         return State(
             hyper,

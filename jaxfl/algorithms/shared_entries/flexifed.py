@@ -34,6 +34,7 @@ from jaxfl.authoring import (
     Training,
     cross_entropy,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -103,8 +104,7 @@ def build(config: FlexiFed) -> Algorithm:
     def init(key, federation, hyper):
         weights, places = initial_weights(key, federation), common(federation.models)
         alike = shared_entries.hand_out(weights, places, weights)
-        stacked = per_group(lambda w, group: tree.stack(w, len(group.id)), alike, federation.groups)
-        return State(hyper, stacked)
+        return State(hyper, each_client(alike, federation))
 
     def personal(key, state, federation, cohort):
         return own_models.of_cohort(state.weights, cohort)

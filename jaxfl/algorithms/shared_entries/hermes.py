@@ -59,6 +59,7 @@ from jaxfl.authoring import (
     count_correct,
     cross_entropy,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -102,7 +103,7 @@ class Server(NamedTuple):
 
     Args:
       mean: the last average of every entry.
-      since: int32, the rounds until it was made; 0 of the initial weights.
+      since: int32, the rounds until it was made; -1 of the initial weights, which clients have themselves.
       initial: the weights that clients rewind to; None where they do not.
     """
 
@@ -176,12 +177,13 @@ def build(config: Hermes) -> Algorithm:
                 "--validation-fraction 0.2."
             )
 
-        def start(w, group):
-            never = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), w)
-            own = tree.stack(Own(w, pruning.whole(w), jnp.int32(0)), len(group.id))
-            return Server(w, never, w if config.rewind else None), own
+        def start(w, own, group):
+            never = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, jnp.int32), w)
+            mask, since = tree.stack((pruning.whole(w), jnp.int32(0)), len(group.id))
+            return Server(w, never, w if config.rewind else None), Own(own, mask, since)
 
-        groups = per_group(start, initial_weights(key, federation), federation.groups)
+        weights = initial_weights(key, federation)
+        groups = per_group(start, weights, each_client(weights, federation), federation.groups)
         server, own = zip(*groups, strict=True)
         return State(hyper, server, own, jnp.int32(0))
 

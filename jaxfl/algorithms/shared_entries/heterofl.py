@@ -46,6 +46,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -101,8 +102,7 @@ def build(config: HeteroFL) -> Algorithm:
     def init(key, federation, hyper):
         weights, places = initial_weights(key, federation), slices(federation.models)
         kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
-        kept = per_group(lambda own, group: tree.stack(own, len(group.id)), kept, federation.groups)
-        return State(hyper, shared_leaves(shared, places), kept)
+        return State(hyper, shared_leaves(shared, places), each_client(kept, federation))
 
     def cut_out(state, federation):
         """Per group its slice of W, without what clients keep."""

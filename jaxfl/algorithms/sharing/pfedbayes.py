@@ -40,6 +40,7 @@ from jaxfl.authoring import (
     Weights,
     batches,
     cross_entropy,
+    each_client,
     fit,
     gather,
     improve,
@@ -161,12 +162,11 @@ def build(config: PFedBayes) -> Algorithm:
         return separate(weights, no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
-        def of_group(model, weights, group):
-            q = prior(model, weights, hyper.rho_0)
-            return divide(model, q)[1], tree.stack(q, len(group.id))
+        def of_group(model, weights, own):
+            return divide(model, prior(model, weights, hyper.rho_0))[1], prior(model, own, hyper.rho_0)
 
         weights = initial_weights(key, federation)
-        begun = per_group(of_group, federation.models, weights, federation.groups)
+        begun = per_group(of_group, federation.models, weights, each_client(weights, federation))
         return State(hyper, *zip(*begun, strict=True))
 
     def step(key, state, federation, cohort):

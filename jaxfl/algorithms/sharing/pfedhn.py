@@ -31,6 +31,7 @@ from jaxfl.authoring import (
     Weights,
     cross_entropy,
     descend,
+    each_client,
     gather,
     initial_weights,
     map_clients,
@@ -47,7 +48,7 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.mechanisms.sharing import separate
-from jaxfl.models.hypernetwork import Hypernetwork
+from jaxfl.models.hypernetwork import Hypernetwork, generating
 
 
 @options
@@ -123,11 +124,13 @@ def build(config: PFedHN) -> Algorithm:
             of_psi, of_v = jax.random.split(jax.random.fold_in(key, g))
             v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(of_v, i), (d,)))(group.id)
             psi: Any = hypernetwork(group.model).init(of_psi, v[0])["params"]
+            if federation.initial:
+                psi = generating(psi, federation.initial[g].shared.params)
             start = optimizer(hyper).init
             return Server(psi, v, (start(psi), start(v)))
 
         own, shared = zip(*map(divide, initial_weights(key, federation)), strict=True)
-        own = per_group(lambda own, group: tree.stack(own, len(group.id)), own, federation.groups)
+        own = each_client(own, federation)
         return State(hyper, per_group(server, federation.groups, range(len(own))), shared, own)
 
     def generated(model, shared, own) -> Weights:

@@ -35,7 +35,9 @@ def start(clients, initial, options):
         },
         "there": dict.fromkeys(range(len(clients)), 0),
         "mean": dict(enumerate(initial)),
-        "made": {g: {name: np.zeros(w.shape) for name, w in of_g.items()} for g, of_g in enumerate(initial)},
+        "made": {
+            g: {name: np.full(w.shape, -1) for name, w in of_g.items()} for g, of_g in enumerate(initial)
+        },
         "initial": dict(enumerate(initial)) if options.rewind else {},
         "rounds": 0,
     }

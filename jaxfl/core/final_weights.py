@@ -1,0 +1,75 @@
+"""The weights of what clients deploy: to be averaged, or to start another run from."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfl.core.cohorts import by_client, in_parts
+from jaxfl.core.engine import CLIENTS_PER_SCORING, scoring_key
+from jaxfl.core.programs import Program
+from jaxfl.core.protocol import Algorithm, Predictor
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.models.applied import applied
+from jaxfl.models.model import Model, Weights
+from jaxfl.models.named import ClientWeights
+
+
+def final_weights(
+    algorithm: Algorithm, federation: Federation, state: Any, key, done: int, rounds: int
+) -> PerGroup:
+    """The weights of all clients' models as they were scored: per group `ClientWeights` of NumPy arrays.
+
+    Args:
+      algorithm: the method.
+      federation: the clients.
+      state: after some rounds.
+      key: of the run.
+      done: how many rounds.
+      rounds: of the whole run.
+
+    Raises:
+      JaxflError: if the method predicts with several networks side by side, by `jax.vmap`.
+    """
+    key, state = federation.replicate((scoring_key(key, done - 1), state))
+
+    def predictors(key, state, federation, part):
+        return federation.keep_replicated(algorithm.personal(key, state, federation, part))
+
+    program, parts = Program(predictors), in_parts(federation, CLIENTS_PER_SCORING, done - 1, rounds)
+    found = [jax.device_get(program(key, state, federation, part)) for part in parts]
+
+    def of_group(g, model):
+        divided = [of_clients(model, of_part[g]) for of_part in found]
+        own = [(part.groups[g], weights.own) for part, weights in zip(parts, divided, strict=True)]
+        return ClientWeights(divided[0].shared, by_client(own))
+
+    return tuple(of_group(g, model) for g, model in enumerate(federation.models))
+
+
+def of_clients(model: Model, predictor: Predictor) -> ClientWeights:
+    """The weights of a predictor's clients; its leaves are NumPy arrays.
+
+    Raises:
+      JaxflError: as `final_weights`.
+    """
+    stacked, leaves = predictor.stacked, jax.tree.leaves(predictor.stacked)
+    clients = [
+        _applied(model, predictor, jax.tree.map(lambda leaf, i=i: leaf[i], stacked))
+        for i in range(len(leaves[0]) if leaves else 1)
+    ]
+    common = {id(leaf) for leaf in jax.tree.leaves(predictor.shared)}
+    same = jax.tree.map(lambda leaf: id(leaf) in common, clients[0])
+    return ClientWeights(
+        jax.tree.map(lambda same, leaf: leaf if same else None, same, clients[0]),
+        jax.tree.map(lambda same, *leaves: None if same else np.stack(leaves), same, *clients),
+    )
+
+
+def _applied(model: Model, predictor: Predictor, own: Any) -> Weights:
+    """What a client applies its network with first, however the method has put that together."""
+    found = applied(model, lambda network, x: predictor.predict(network, predictor.shared, own, x))
+    return Weights(
+        {block: params for block, [(params, _), *_] in found.items()},
+        {block: stats for block, [(_, stats), *_] in found.items()},
+    )

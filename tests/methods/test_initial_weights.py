@@ -1,0 +1,92 @@
+"""Given weights reach the clients of every method: nothing that they start from is drawn at random."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from conftest import cohort, federate, long, tiny_links, tiny_models, tiny_partition, tiny_source, validating
+
+from jaxfl.core import tree
+from jaxfl.core.engine import traced
+from jaxfl.core.final_weights import of_clients
+from jaxfl.models.named import ClientWeights
+from jaxfl.models.slices import shapes
+from jaxfl.registry import METHODS
+from methods.cases import CASES
+
+SHARED, OWN = 1.0, 2.0  # every given leaf of an architecture, and of its first client; then 3, 4, ...
+SECONDS = {"fedamp", "fedap", "fedcmd", "fedfomo"}  # to begin
+# Which blocks clients begin with as their own, by method: all, the head, the body, none.
+BEGUN = {
+    "local": "all",
+    "fedkemf": "all",
+    "flexifed": "all",
+    "hermes": "all",
+    "fedper": "head",
+    "fedgh": "body",
+    "lg-fedavg": "body",
+    "fedavg": "none",
+    "heterofl": "none",
+    "pfedbayes": "none",
+    "pfedhn": "none",
+    "pfedsim": "none",
+}
+
+
+def given(group):
+    """Weights of an architecture whose values say whose they are."""
+
+    def filled(shape, value):
+        return np.full(shape.shape, value, shape.dtype)
+
+    def of_each(shape):
+        return np.stack([filled(shape, OWN + i) for i in range(len(group.id))])
+
+    leaves = shapes(group.model)
+    return ClientWeights(
+        jax.tree.map(lambda shape: filled(shape, SHARED), leaves), jax.tree.map(of_each, leaves)
+    )
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Two architectures, three clients and two."""
+    source = tiny_source()
+    plain = federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
+    return dataclasses.replace(plain, initial=tuple(map(given, plain.groups)))
+
+
+@pytest.mark.parametrize("name", [long(name) if name in SECONDS else name for name in METHODS])
+def test_clients_of_every_method_begin_with_given_weights(federation, name):
+    method = METHODS[name]
+    config = method.config(**CASES[name].short)
+    algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    everyone = cohort(federation, range(5))
+    received = jax.device_get(algorithm.receive(jax.random.key(1), state, federation, everyone))
+    for model, group, predictor in zip(federation.models, federation.groups, received, strict=True):
+        weights = of_clients(model, predictor)
+        for part in weights:
+            leaves = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(part.params)}
+            for (block, *_), leaf in leaves.items():
+                # A head may be made from prototypes; anything else is given, or a mean of what is given.
+                if block in model.body.names:
+                    assert leaf.min() >= SHARED and leaf.max() <= OWN + len(group.id)
+        if name in BEGUN:
+            blocks = {"all": model.names, "head": model.head.names, "body": model.body.names, "none": ()}
+            for block in model.names:
+                assert begun(weights, block, group) == (block in blocks[BEGUN[name]]), block
+
+
+def begun(weights, block, group):
+    """Whether all clients have a block of their own, or else all have the architecture's."""
+    shared, own = (jax.tree.leaves(part.params.get(block)) for part in weights)
+    for leaf in own:
+        of_clients = [np.unique(of_client).tolist() for of_client in leaf]
+        if of_clients != [[SHARED]] * len(group.id):
+            assert of_clients == [[OWN + i] for i in range(len(group.id))]
+            return True
+    assert all((leaf == SHARED).all() for leaf in shared)
+    return False

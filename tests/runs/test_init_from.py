@@ -1,0 +1,153 @@
+"""Runs that start from the weights of another one, and from files: what they begin with, keep and say."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import comparable, long
+
+import jaxfl
+from jaxfl import cli
+from jaxfl.runs import store
+
+ROUNDS = 2
+FEDERATION = (
+    "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --epochs 1 "
+    f"--rounds {ROUNDS} --eval-every 1"
+).split()
+MODELS = ["--models", "mlp,hidden=3", "mlp,hidden=4"]
+STILL = ["--lr", "1e-30"]  # nothing moves
+
+
+@pytest.fixture(scope="module")
+def run(dataset, tmp_path_factory):
+    """Runs a method, with options, in a new folder."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(method, *options, models=MODELS):
+        where = folder / str(len(list(folder.iterdir())))
+        cli.main(["run", method, *dataset, *FEDERATION, *models, *options, "--run-dir", str(where)])
+        return where
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def source(run):
+    """A run whose clients have heads of their own."""
+    return run("fedper", "--lr", "0.3")
+
+
+def metrics(folder):
+    return [comparable(record) for record in store.read_metrics(folder)]
+
+
+def per_client(folder):
+    return store.read_metrics(folder)[-1]["accuracy"]["per_client"]
+
+
+def arrays(folder):
+    """The weights that a run hands on: those of the architectures, and of the clients of each."""
+    found = {name: array for name, array in jaxfl.final_weights(folder).items() if name[-3:] != "/id"}
+    return [{name: a for name, a in found.items() if ("/clients/" in name) == own} for own in (False, True)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedavg-ft,ft_epochs=2",  # fitted to its images before use
+        long("fedper"),
+        long("fedgh"),  # put together from parts of two
+        long("pfedhn"),  # generated
+        long("pfedbayes"),  # means
+        long("heterofl,masked=false"),  # scaled
+    ],
+)
+def test_clients_go_on_with_the_models_that_they_deployed(run, method):
+    """Alone, and without moving, they score the same."""
+    models = ["--models", "mlp,hidden=3", "mlp,hidden=4,features=3"]
+    source = run(method, "--lr", "0.3", models=models)
+    alone = run("local", *STILL, "--init-from", str(source), models=models)
+    assert per_client(alone) == per_client(source)
+    (shared, own), (none, whole) = arrays(source), arrays(alone)
+    assert not none and len({name.split("/")[0] for name in whole}) == 2
+    for name, array in whole.items():
+        expected = own.get(name)
+        if expected is None:
+            expected = np.broadcast_to(shared[name.replace("/clients/", "/")], array.shape)
+        np.testing.assert_allclose(array, expected, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_a_server_starts_from_the_mean_of_its_clients(run, source, capsys):
+    started = run("fedavg", *STILL, "--init-from", str(source))
+    assert "mlp,hidden=3 starts from" in capsys.readouterr().out
+    (shared, own), (of_server, none) = arrays(source), arrays(started)
+    assert not none and own
+    means = {name.replace("/clients/", "/"): leaf.mean(0) for name, leaf in own.items()}
+    for name, array in of_server.items():
+        np.testing.assert_allclose(array, (shared | means)[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsys):
+    models = ["--models", "mlp,hidden=3", "mlp,hidden=5"]
+    options = [*STILL, "--labels", "independent", "--init-from", str(source)]  # with two outputs
+    started = run("fedavg", *options, models=models)
+    assert capsys.readouterr().err.splitlines() == [
+        f"jaxfl: mlp,hidden=3 starts from {source}; fresh are classifier (bias is 3 there, 2 here).",
+        f"jaxfl: mlp,hidden=5 starts fresh: in {source} there is only mlp,hidden=3, mlp,hidden=4.",
+    ]
+    fresh = arrays(run("fedavg", *options[:-2], models=models))[0]
+    taken, (shared, _) = arrays(started)[0], arrays(source)
+    for name, array in taken.items():
+        was_given = name.startswith("mlp,hidden=3/params/fc1")
+        np.testing.assert_allclose(array, (shared if was_given else fresh)[name], rtol=1e-6, err_msg=name)
+
+
+def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
+    """The first place that has an architecture counts."""
+    rng = np.random.default_rng(0)
+    block = {"kernel": rng.normal(size=(64, 4)), "bias": rng.normal(size=4)}
+    np.savez(tmp_path / "one.npz", **{f"mlp,hidden=4/params/fc1/linear/{k}": v for k, v in block.items()})
+    places = [str(tmp_path / "one.npz"), str(source)]
+    taken, (shared, _) = arrays(run("fedavg", *STILL, "--init-from", *places))[0], arrays(source)
+    assert "fresh are classifier (not there)" in capsys.readouterr().err
+    for kind, array in block.items():
+        np.testing.assert_allclose(taken[f"mlp,hidden=4/params/fc1/linear/{kind}"], array, rtol=1e-6)
+        name = f"mlp,hidden=3/params/fc1/linear/{kind}"
+        np.testing.assert_allclose(taken[name], shared[name], rtol=1e-6)
+
+    np.savez(tmp_path / "all.npz", **jaxfl.final_weights(source))
+    file, folder = (run("local", "--init-from", str(place)) for place in (tmp_path / "all.npz", source))
+    assert metrics(file) == metrics(folder)
+
+
+def test_a_run_keeps_what_it_started_from(run, source, tmp_path, capsys):
+    """It is resumed and repeated where the other one is gone."""
+    elsewhere = shutil.copytree(source, tmp_path / "elsewhere")
+    begun = run("fedper", "--init-from", str(elsewhere))
+    assert metrics(begun) != metrics(run("fedper"))
+    shutil.rmtree(elsewhere)
+    stopped = shutil.copytree(begun, tmp_path / "stopped")  # before its first checkpoint
+    shutil.rmtree(stopped / "checkpoints")
+    for name in ("result.json", "metrics.jsonl"):
+        (stopped / name).unlink()
+    cli.main(["resume", str(stopped)])
+    cli.main(["run", "--from", str(begun), "--run-dir", str(tmp_path / "again")])
+    assert metrics(stopped) == metrics(tmp_path / "again") == metrics(begun)
+    kept = [(folder / "initial.npz").read_bytes() for folder in (stopped, tmp_path / "again", begun)]
+    assert kept[0] == kept[1] == kept[2]
+    assert len(json.loads((begun / "config.json").read_text())["starts"]) == 2
+
+
+@pytest.mark.parametrize("devices", ["1", long("2")])
+def test_runs_of_one_program_start_from_it(run, source, dataset, tmp_path, capsys, devices):
+    options = ["--init-from", str(source), "--devices", devices, "--batch-size", str(4 + int(devices))]
+    several = ["--seeds", "2", "--run-dir", str(tmp_path / "both")]
+    cli.main(["compare", "fedper", *dataset, *FEDERATION, *MODELS, *options, *several])
+    assert "2 runs as one program" in capsys.readouterr().out
+    alone = metrics(run("fedper", *options))
+    together = metrics(tmp_path / "both" / "fedper" / "seed-0")
+    for record, other in zip(together, alone, strict=True):
+        assert record["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert record["accuracy"]["mean"] == pytest.approx(other["accuracy"]["mean"])

@@ -1,0 +1,136 @@
+"""What a run has spent when it first reaches an accuracy, and runs that stop there."""
+
+import json
+import shutil
+
+import pytest
+from conftest import comparable
+
+import jaxfl
+from jaxfl import cli
+from jaxfl.runs import checkpoint, store
+from jaxfl.runs.target import by_target, reached
+
+ROUNDS = 8
+FEDERATION = (
+    "--partition classes,classes_per_client=3,samples_per_client=10 --clients 4 --models mlp,hidden=3 "
+    f"mlp,hidden=4 --device-profile mlp,hidden=3=1e6:1e3 mlp,hidden=4=1e6:1e3 --rounds {ROUNDS} "
+    "--eval-every 2 --lr 0.1 --epochs 1"
+).split()
+NOTHING = {"round": None, "bytes_up": None, "bytes_down": None, "flops": None, "simulated_seconds": None}
+
+
+def record(number, mean=None, **more):
+    """A round's metrics; some are scored."""
+    spent = {"bytes_up": 10 * number, "bytes_down": 1, "flops": 0.5}
+    return {"round": number} | spent | ({} if mean is None else {"accuracy": {"mean": mean}}) | more
+
+
+PLAIN = [record(1), record(2, 0.5), record(3), record(4, 0.7 - 1e-12), record(5), record(6, 0.6)]
+TIMED = [record(1, 0.1, simulated_seconds=2.0), record(2, 0.3, simulated_seconds=3.0)]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "target", "expected"),
+    [
+        (PLAIN, 0.4, {"round": 2, "bytes_up": 30, "bytes_down": 2, "flops": 1.0}),
+        (PLAIN, 0.5, {"round": 2, "bytes_up": 30, "bytes_down": 2, "flops": 1.0}),
+        (PLAIN, 0.7, {"round": 4, "bytes_up": 100, "bytes_down": 4, "flops": 2.0}),  # but for rounding
+        (PLAIN, 0.71, {}),
+        (TIMED, 0.2, {"round": 2, "bytes_up": 30, "bytes_down": 2, "flops": 1.0, "simulated_seconds": 5.0}),
+        ([], 0.2, {}),
+    ],
+)
+def test_first_evaluation_that_reaches_a_target(metrics, target, expected):
+    assert by_target(metrics, [target]) == {str(target): NOTHING | expected}
+    assert reached(metrics, [target]) == bool(expected)
+
+
+@pytest.fixture(scope="module")
+def whole(dataset, tmp_path_factory):
+    """A run of all rounds, and two targets that it reaches, the later one before its end."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    cli.main(["run", "fedper", *dataset, *FEDERATION, "--run-dir", str(folder)])
+    means = [record["accuracy"]["mean"] for record in store.read_metrics(folder) if "accuracy" in record]
+    first, later = means[0], max(means[:-1])
+    assert first < later, means
+    return folder, (first, later), 2 * means.index(later) + 2
+
+
+@pytest.fixture(scope="module")
+def stopped(dataset, whole, tmp_path_factory):
+    """The same run, asked to stop; and as it was just before each of its checkpoints."""
+    _, targets, _ = whole
+    folder, save = tmp_path_factory.mktemp("stopped"), checkpoint.save
+
+    def copy_and_save(path, rounds, *rest):
+        shutil.copytree(path, folder / str(rounds))
+        save(path, rounds, *rest)
+
+    asked = ["--target", *map(str, targets), "--stop-at-target", "--run-dir", str(folder / "run")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", copy_and_save)
+        cli.main(["run", "fedper", *dataset, *FEDERATION, *asked])
+    return folder
+
+
+def result(folder):
+    return comparable(json.loads((folder / "result.json").read_text()))
+
+
+def metrics(folder):
+    return [comparable(record) for record in store.read_metrics(folder)]
+
+
+def test_a_run_stops_at_its_last_target(whole, stopped):
+    full, targets, end = whole
+    assert metrics(stopped / "run") == metrics(full)[:end]
+    assert checkpoint.saved(stopped / "run")[-1] == end
+    its = result(stopped / "run")
+    assert its["stopped_at_target"] and its["rounds"] == end and not result(full)["stopped_at_target"]
+    first, later = (its["targets"][str(target)] for target in targets)
+    assert (first["round"], later["round"]) == (2, end)
+    assert later["bytes_up"] == its["bytes_up"] and later["simulated_seconds"] == its["simulated_seconds"]
+
+
+def test_a_run_that_was_killed_stops_at_the_same_round(stopped, tmp_path):
+    end = result(stopped / "run")["rounds"]
+    before_the_last = shutil.copytree(stopped / str(end), tmp_path / "killed")
+    before_its_result = shutil.copytree(stopped / "run", tmp_path / "unfinished")
+    (before_its_result / "result.json").unlink()
+    for killed in (before_the_last, before_its_result):
+        cli.main(["resume", str(killed)])
+        assert metrics(killed) == metrics(stopped / "run")
+        assert result(killed) == result(stopped / "run")
+
+
+def test_more_rounds_lead_beyond_the_target(whole, stopped, tmp_path):
+    full, _, end = whole
+    longer = shutil.copytree(stopped / "run", tmp_path / "longer")
+    assert jaxfl.resume(longer)["rounds"] == jaxfl.resume(longer, rounds=end)["rounds"] == end
+    cli.main(["resume", str(longer), "--rounds", str(ROUNDS)])
+    assert metrics(longer) == metrics(full)
+    its = result(longer)
+    assert not its["stopped_at_target"] and its["targets"] == result(stopped / "run")["targets"]
+    assert jaxfl.resume(longer)["rounds"] == ROUNDS
+
+
+def test_a_report_asks_for_targets_afterwards(whole, stopped, tmp_path):
+    full, (first, later), end = whole
+    table = jaxfl.report(full, target=(later, 1.0), out=tmp_path / "report")
+    assert "MB to 100 %" in table.titles
+    ((_, cells),) = table.rows
+    by_title = dict(zip(table.titles, (cell.text() for cell in cells), strict=True))
+    assert by_title[f"rounds to {100 * later:g} %"] == f"{end:.2f}" and by_title["s to 100 %"] == "-"
+    # Whether a run was asked for targets makes it no other experiment; that it stopped does.
+    assert len(jaxfl.report(full, stopped / "run", target=first, out=tmp_path / "report").rows) == 2
+
+
+def test_runs_of_one_program_stop_each_at_its_own_target(whole, dataset, tmp_path):
+    _, targets, end = whole
+    options = ["--target", str(targets[1]), "--stop-at-target", "--run-dir", str(tmp_path / "both")]
+    cli.main(["compare", "fedper", *dataset, *FEDERATION, *options, "--seeds", "2"])
+    one, other = (result(tmp_path / "both" / "fedper" / f"seed-{seed}") for seed in (0, 1))
+    assert one["rounds"] == end and other["rounds"] == ROUNDS
+    table = jaxfl.report(tmp_path / "both", target=targets[1])
+    assert table.notes == (f"fedper reaches {100 * targets[1]:g} % in 1 of 2 runs.",)
