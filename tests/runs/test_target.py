@@ -107,12 +107,12 @@ def test_a_run_that_was_killed_stops_at_the_same_round(stopped, tmp_path):
 def test_more_rounds_lead_beyond_the_target(whole, stopped, tmp_path):
     full, _, end = whole
     longer = shutil.copytree(stopped / "run", tmp_path / "longer")
-    assert jaxfl.resume(longer)["rounds"] == jaxfl.resume(longer, rounds=end)["rounds"] == end
+    assert jaxfl.resume(longer).result["rounds"] == jaxfl.resume(longer, rounds=end).result["rounds"] == end
     cli.main(["resume", str(longer), "--rounds", str(ROUNDS)])
     assert metrics(longer) == metrics(full)
     its = result(longer)
     assert not its["stopped_at_target"] and its["targets"] == result(stopped / "run")["targets"]
-    assert jaxfl.resume(longer)["rounds"] == ROUNDS
+    assert jaxfl.resume(longer).result["rounds"] == ROUNDS
 
 
 def test_a_report_asks_for_targets_afterwards(whole, stopped, tmp_path):

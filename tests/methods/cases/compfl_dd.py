@@ -222,6 +222,7 @@ def mlp(hidden):
 
 
 SMALLEST = mlp(3)
+OPTIONS = {"eps": 0.6, "warmup": 0.25, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 
 compfl_dd = Case(
     "compfl-dd",
@@ -238,9 +239,15 @@ compfl_dd = Case(
     idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
-            {"eps": 0.6, "warmup": 0.25, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2},
-            [("mu", 0.81), ("tau", 0.31), ("eps", 0.1), ("warmup", 1.0), ("deploy", "visit"), ("kd", False)],
+            OPTIONS,
+            [("mu", 0.81), ("eps", 0.1), ("warmup", 1.0), ("deploy", "visit"), ("kd", False)],
+            ((SMALL, 3), (SMALLEST, 2)),
+        ),
+        "of three experts": Comparison(
+            OPTIONS,
+            [("tau", 0.31), ("lam", 0.71)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
+            long=True,
         ),
         "of few hops, local statistics": local_statistics(
             ("max_hops", 3),
@@ -249,7 +256,7 @@ compfl_dd = Case(
             max_hops=1,
             greedy=False,
             deploy="visit",
-        ),
+        )._replace(long=True),
     },
     reductions=(every_hop_is_paid_for, a_walker_that_nobody_accepts_stays_as_it_is),
 )

@@ -146,6 +146,7 @@ def mlp(hidden):
 
 
 SMALLEST = mlp(3)
+OPTIONS = {"lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 
 compfl_mm = Case(
     "compfl-mm",
@@ -159,14 +160,20 @@ compfl_mm = Case(
     idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
-            {"lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2},
-            [("mu", 0.81), ("tau", 0.31), ("relay", False), ("kd", False), ("head_init", "keep")],
+            OPTIONS,
+            [("mu", 0.81), ("lam", 0.71), ("relay", False), ("kd", False), ("head_init", "keep")],
+            ((SMALL, 3), (SMALLEST, 2)),
+        ),
+        "of three experts": Comparison(
+            OPTIONS,
+            [("head_lr", 0.21)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
+            long=True,
         ),
         "without relays, local statistics": local_statistics(
             ("relay", True),
             models=((NORMALISED, 3), (SMALLEST, 2)),
             relay=False,
-        ),
+        )._replace(long=True),
     },
 )
