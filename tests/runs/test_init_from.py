@@ -56,8 +56,8 @@ def arrays(folder):
 @pytest.mark.parametrize(
     "method",
     [
-        "fedavg-ft,ft_epochs=2",  # fitted to its images before use
-        long("fedper"),
+        long("fedavg-ft,ft_epochs=2"),  # fitted to its images before use
+        "fedper",
         long("fedgh"),  # put together from parts of two
         long("pfedhn"),  # generated
         long("pfedbayes"),  # means
