@@ -16,6 +16,7 @@ from jaxfl.runs import store
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.long
 def test_notebook_runs(tmp_path, monkeypatch):
     """Cell after cell, with fewer rounds."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -86,13 +86,20 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
             refuse(f"makes state{leaf} {is_now}, which was {was}; the state has to keep its form")
     if jax.tree.structure(before) != jax.tree.structure(after):
         refuse("returns a state of other containers than init; the state has to keep its form")
-    for field, kind in (("loss", "f"), ("up", "i"), ("down", "i")):
+    for field, wanted in (("loss", "a float"), ("up", "an int32"), ("down", "an int32"), ("idle", "a bool")):
         places = [slots.mask.shape for slots in cohort.groups]
         found = getattr(info, field)
-        leaves = found if isinstance(found, tuple) else ()
-        fits = [getattr(leaf, "shape", None) for leaf in leaves] == places
-        if not fits or any(leaf.dtype.kind != kind for leaf in leaves):
-            wanted = "a float" if kind == "f" else "an int32"
+        if field == "idle" and found is None:
+            continue
+        of_groups = found if isinstance(found, tuple) else ()
+        # {scalars of a message: how many} is a number per client as well.
+        counts = [list(entry.values()) if isinstance(entry, dict) else [entry] for entry in of_groups]
+        fits = len(counts) == len(places) and all(
+            getattr(leaf, "shape", None) == shape and leaf.dtype.kind == wanted.split()[1][0]
+            for leaves, shape in zip(counts, places, strict=True)
+            for leaf in leaves
+        )
+        if not fits:
             refuse(
                 f"reports Info.{field} as {_form(found)}, not as a tuple with {wanted} array (k,) for each "
                 f"architecture: a number per client of the cohort"

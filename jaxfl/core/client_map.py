@@ -111,7 +111,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
       key: the client's is ``fold_in(key, client.id)``.
       federation: the clients.
       g: the group.
-      who: () int32, the id of the client. If it is of another group, nothing is computed and nothing changes.
+      who: () int32, the id of the client. If it is of another group, nothing changes.
       own: leaves (n_g, ...), of all clients of the group.
 
     Returns:
@@ -122,13 +122,15 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     place = jnp.argmax(of_it).astype(jnp.int32)
     f = flops.of_client(f)
 
-    def visit(carry, own):
-        client, mine = jax.tree.map(lambda leaf: leaf[place], (group, own))
+    def visit(carry, mine):
+        client = jax.tree.map(lambda leaf: leaf[place], group)
         (carry, mine), operations = f(jax.random.fold_in(key, client.id), client, carry, mine)
         flops.add(jnp.zeros(group.size.shape, operations.dtype).at[place].add(operations), group=g)
-        return carry, jax.tree.map(lambda leaf, new: leaf.at[place].set(new), own, mine)
+        return carry, mine
 
-    return loops.cond(of_it.any(), visit, lambda carry, own: (carry, own), carry, own)
+    mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
+    carry, mine = loops.cond(of_it.any(), visit, lambda carry, mine: (carry, mine), carry, mine)
+    return carry, jax.tree.map(lambda leaf, new: leaf.at[place].set(new), own, mine)
 
 
 def _present(group: Client, slots: Slots) -> Client:

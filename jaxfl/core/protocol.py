@@ -65,8 +65,9 @@ class Info(NamedTuple):
     Args:
       loss: per group (k,), mean training loss of each client over the steps of its last local phase; empty
         of a host step.
-      up: per group (k,) int32, scalars (4 bytes each) that each client sent.
-      down: per group (k,) int32, scalars that each client received.
+      up: per group (k,) int32, scalars (4 bytes each) that each client sent. Where it sends so often
+        that these may exceed an int32, {scalars of a message: (k,) int32, how many messages}.
+      down: per group the same of what each client received.
       findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
         round and drawn as one panel of lines each. A host step may add entries of any JSON form.
       trained: per group a `Predictor` of the cohort's models as local training left them, before anything is

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core.client_map import LARGEST_MESSAGE, per_group
+from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
@@ -31,11 +31,6 @@ def require_links(federation: Federation) -> None:
     """
     if not federation.links.size:
         raise JaxflError("The method has no server and the clients no links; add --topology complete.")
-
-
-def among(federation: Federation, clients) -> jax.Array:
-    """The links between some clients: ids (k,), N in empty places -> (k, k) bool."""
-    return pairs(federation.links, clients, clients)
 
 
 def metropolis(links) -> jax.Array:
@@ -64,27 +59,13 @@ def exchange(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tu
       neighbours each client has sent what it held.
     """
     of_groups = ids(federation, cohort)
-    links = among(federation, jnp.concatenate([of_groups[g] for g in held]))
+    clients = jnp.concatenate([of_groups[g] for g in held])
+    links = pairs(federation.links, clients, clients)
     ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *held.values())
     mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), mix(metropolis(links), joined))
     parts = jax.tree.transpose(jax.tree.structure(joined), jax.tree.structure([0] * len(held)), mixed)
     return dict(zip(held, parts, strict=True)), dict(zip(held, jnp.split(degrees(links), ends), strict=True))
-
-
-def sent(federation: Federation, times, scalars: int) -> jax.Array:
-    """The scalars of a message that is sent some times, (k,) int32 -> (k,) int32, at most what these count.
-
-    Raises:
-      JaxflError: if a message to everybody else has more scalars than an int32 counts.
-    """
-    most = (federation.clients - 1) * scalars
-    if most > LARGEST_MESSAGE:
-        raise JaxflError(
-            f"A client could send {most:,} scalars in one round, more than the ledger counts "
-            f"({LARGEST_MESSAGE:,}); choose fewer clients or smaller networks."
-        )
-    return jnp.minimum(times, LARGEST_MESSAGE // max(scalars, 1)) * jnp.int32(scalars)
 
 
 def present(federation: Federation, cohort: Cohort) -> jax.Array:
@@ -96,8 +77,12 @@ def present(federation: Federation, cohort: Cohort) -> jax.Array:
 
 
 def of_cohort(by_id, federation: Federation, cohort: Cohort) -> PerGroup:
-    """Entries of an array (N, ...) by ids, for the clients of a cohort: per group (k_g, ...), 0 if empty."""
-    return per_group(lambda i: by_id.at[i].get(mode="fill", fill_value=0), ids(federation, cohort))
+    """Entries of arrays (N, ...) by ids, for the clients of a cohort: per group (k_g, ...), 0 if empty."""
+
+    def of_group(i):
+        return jax.tree.map(lambda leaf: leaf.at[i].get(mode="fill", fill_value=0), by_id)
+
+    return per_group(of_group, ids(federation, cohort))
 
 
 class Walk(NamedTuple):
@@ -117,7 +102,7 @@ class Walk(NamedTuple):
 
 
 def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
-    """Hand a model on until a client accepts it; it is where it was if nobody present is linked with it.
+    """Hand a model on until a client accepts it. Where nobody present can, or is linked, it stays.
 
     Args:
       key: of this way; that of hop h is ``fold_in(key, h)``.
@@ -127,6 +112,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
       chance: (N,), with which probability each accepts.
       most: hops, after which it stays where it is.
     """
+    anybody = (here & (chance > 0)).any()
 
     def arrived(key, at, passed, sent):
         accepted = jax.random.bernoulli(key, jnp.where(here[at], chance[at], 0))
@@ -134,7 +120,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
 
     def on_the_way(state):
         hops, walk = state
-        return ~walk.accepted & (hops <= most)
+        return anybody & ~walk.accepted & (hops <= most)
 
     def go_on(state):
         hops, walk = state

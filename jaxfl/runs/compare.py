@@ -21,7 +21,7 @@ from jaxfl.runs.owner import Taken
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report, table_of
 from jaxfl.runs.table import Table, check_columns
-from jaxfl.runs.variant import Variant, provided
+from jaxfl.runs.variant import Variant, own_setup, provided
 
 
 class Comparison(NamedTuple):
@@ -192,7 +192,7 @@ def plan(
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
     planned = {
         folder / store.file_name(variant.label) / _cell(seed, number, partitions): Planned(
-            variant, setup.replace(seed=seed, partition_seed=number)
+            variant, own_setup(setup, variant).replace(seed=seed, partition_seed=number)
         )
         for number in partitions
         for seed in seeds

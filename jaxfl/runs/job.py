@@ -54,6 +54,8 @@ def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
       JaxflError: if the method is the user's own and does not keep the protocol, see `jaxfl.core.check`.
     """
     federation = data.federation
+    if setup.run.topology == "none":  # where other methods of a comparison have links
+        federation = dataclasses.replace(federation, links=federation.links[:0, :0])
     if not variant.built_in:
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
     limit = on_first_process(memory.available)(federation)

@@ -70,7 +70,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     _require_device()
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
-    links = link(setup, len(partition.train), saved and saved / store.TOPOLOGY)
+    links = link(setup, len(partition.train), saved)
     setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
     public = other_images(setup, source)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
@@ -108,7 +108,7 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
     setup = setup.replace(devices=1)
     height, width, channels = images["shape"]
     _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
-    links = link(setup, len(partition.train), begun / store.TOPOLOGY)
+    links = link(setup, len(partition.train), begun)
     return without_data(partition, models, images["mean"], images["std"], images["public"], links)
 
 
@@ -254,12 +254,19 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
-    """Who is linked with whom: drawn by `partition_seed`, or read from a file; None where nobody is."""
+    """Who is linked with whom, drawn by `partition_seed` or read from a file; None where nobody is.
+
+    Args:
+      setup: the options.
+      clients: N.
+      saved: folder of a run, whose links are taken if it has some.
+    """
     choice = setup.run.topology
     if choice == "none":
         return None
-    if saved is not None or choice.endswith(".txt"):
-        return on_first_process(topology.read)(saved or Path(choice), clients)
+    kept = saved / store.TOPOLOGY if saved and store.holds(saved, store.TOPOLOGY) else None
+    if kept or choice.endswith(".txt"):
+        return on_first_process(topology.read)(kept or Path(choice), clients)
     name, make, options = choices.function("topology", topology.TOPOLOGIES, choice)
     require_call(name, make, "clients", "rng", **options)
     rng = np.random.default_rng([setup.partition.partition_seed, topology.STREAM])

@@ -40,9 +40,8 @@ def records(
             ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
             loss += info.loss[g][taken].tolist()
             idle += info.idle[g][taken].tolist() if info.idle else [False] * taken.sum()
-            # Python integers: a round of large networks exceeds 32 bits.
-            up += [BYTES_PER_SCALAR * int(count) for count in info.up[g][taken]]
-            down += [BYTES_PER_SCALAR * int(count) for count in info.down[g][taken]]
+            up += _bytes(info.up[g], taken)
+            down += _bytes(info.down[g], taken)
             flops += report.flops[g][slots.index[t][taken]].tolist()
             owners += [group.model.name] * taken.sum()
         lines.append(
@@ -92,7 +91,7 @@ def records(
 def _preparation(report: Report, federation: Federation, devices: dict[str, Device] | None) -> dict:
     """What all clients have sent and computed before the first round."""
     up, down = (
-        [[BYTES_PER_SCALAR * int(count) for count in of_group] for of_group in counts]
+        [_bytes(of_group, slice(None)) for of_group in counts]
         for counts in (report.info.up, report.info.down)
     )
     spent = {
@@ -107,6 +106,13 @@ def _preparation(report: Report, federation: Federation, devices: dict[str, Devi
             for operations, sent, received in zip(flops.tolist(), *moved, strict=True)
         )
     return spent
+
+
+def _bytes(counts, places) -> list[int]:
+    """What the clients in some places sent, see `Info.up`: Python integers, as a round may exceed 32 bits."""
+    messages = counts if isinstance(counts, dict) else {1: counts}
+    of_sizes = [[size * int(count) for count in of_size[places]] for size, of_size in messages.items()]
+    return [BYTES_PER_SCALAR * sum(of_client) for of_client in zip(*of_sizes, strict=True)]
 
 
 def _plain(leaf):

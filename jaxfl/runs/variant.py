@@ -100,8 +100,8 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
     if "links" in needed and setup.run.topology == "none":
         setup = setup.replace(topology="complete")
     if "links" not in needed and setup.run.topology != "none":
-        labels = ", ".join(variant.label for variant in variants)
-        raise JaxflError(f"--topology {setup.run.topology} is of no use to {labels}: it has a server.")
+        labels = " and ".join(variant.label for variant in variants)
+        raise JaxflError(f"--topology {setup.run.topology} is of no use to {labels}, without links.")
     public, validation = setup.data.public, setup.partition.validation_fraction
     if setup.partition.partition.endswith(".npz"):  # it holds what it holds
         return setup
@@ -109,3 +109,9 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
         public=("held-out" if "public" in needed else "none") if public == "auto" else public,
         validation_fraction=(0.2 if "validation" in needed else 0.0) if validation is None else validation,
     )
+
+
+def own_setup(setup: Setup, variant: Variant) -> Setup:
+    """The setup of several methods as one of them has it: without links where it has no use for them."""
+    linked = "links" in variant.method.needs(variant.config)
+    return setup if linked else setup.replace(topology="none")

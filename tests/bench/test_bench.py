@@ -181,6 +181,7 @@ def test_workloads_fit_random_images_where_the_data_set_is_missing(tmp_path):
         assert sum(map(len, clients)) == {"W5": 200}.get(name, workload.images)  # of W5 a CPU does a part
 
 
+@pytest.mark.long
 def test_a_run_is_profiled(tmp_path):
     main(
         "run fedavg --clients 2 --models mlp,hidden=4 --rounds 3 --eval-every 2 "

@@ -141,7 +141,7 @@ REFUSED = [
     ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 4"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
     # links
-    ("run fedavg @own.args --topology ring", "--topology ring is of no use to fedavg: it has a server"),
+    ("run fedavg @own.args --topology ring", "--topology ring is of no use to fedavg, without links"),
     ("run dfedavg @own.args --topology rnig", "no topology 'rnig'; did you mean 'ring'?"),
     ("run dfedavg @own.args --topology er,p=0", "er: p must lie in (0, 1], but is 0.0"),
     ("run dfedavg @own.args --topology er,p=0.001", "none of 1,000 graphs of", "is connected; raise p"),

@@ -168,6 +168,26 @@ def test_a_round_takes_as_long_as_its_slowest_client(federation):
     assert line["simulated_seconds"] == pytest.approx(max(0.3 + 1.6, 0.1 + 1.2, 5 + 3.2))
 
 
+def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(federation):
+    info = REPORT.info._replace(
+        up=({2**30: np.array([9, 0]), 5: np.array([1, 1])}, {2**30: np.array([2, 0]), 5: np.array([0, 0])}),
+        loss=(np.array([1.0, 5.0]), np.array([3.0, 0.0])),
+        idle=(np.array([False, True]), np.array([False, False])),
+    )
+    chunk = Chunk(0, None, [REPORT._replace(info=info)], None, 0.0, 0.0)
+    cohorts = (
+        Slots(np.array([[2, 0]]), np.full((1, 2), True)),
+        Slots(np.array([[1, 2]]), np.array([[True, False]])),
+    )
+    (line,) = records(chunk, federation, cohorts, 0.0)
+    assert line["client_bytes_up"] == [4 * (9 * 2**30 + 5), 4 * 5, 8 * 2**30]
+    assert line["bytes_up"] == sum(line["client_bytes_up"])
+    assert line["client_loss"] == [1.0, None, 3.0] and line["loss"] == 2.0
+    nobody = info._replace(idle=(np.array([True, True]), np.array([True, True])))
+    (line,) = records(chunk._replace(reports=[REPORT._replace(info=nobody)]), federation, cohorts, 0.0)
+    assert line["loss"] is None
+
+
 REPORT = engine.Report(
     Info(
         loss=(np.ones(2), np.ones(2)),

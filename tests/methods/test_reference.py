@@ -173,7 +173,8 @@ def jaxfl_run(method, name, devices=1):
     program = jax.jit(functools.partial(whole_run, algorithm))
     states, info, scores = jax.device_get(program(*keys, state, federation, cohorts, setting.x))
     for of_group, *reported in zip(slots, *info[:3], strict=True):
-        assert not any(leaf[~of_group.mask].any() for leaf in reported)  # nobody trains or sends nothing
+        for leaf in jax.tree.leaves(reported):
+            assert not leaf[~of_group.mask].any()  # nobody trains or sends nothing
     return {
         "state": [case.view(at(states, t), federation, t) for t in range(ROUNDS)],
         "loss": [

@@ -469,6 +469,7 @@ def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
     assert refused >= times / 2
 
 
+@pytest.mark.long
 def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset, tmp_path):
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", "fedavg,epochs=2", "fedper", *dataset, *PLAIN, "--run-dir", folder]
@@ -658,6 +659,7 @@ def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, whe
     assert contents(run) == contents(finished)
 
 
+@pytest.mark.long
 def test_a_full_disk_while_matrices_are_written(dataset, tmp_path, capsys, monkeypatch):
     words = ["run", short("mnfl"), *dataset, *PLAIN, "--run-dir"]
     assert main(capsys, *words, tmp_path / "undisturbed")[0] == 0
@@ -733,6 +735,7 @@ def test_another_jaxfl_goes_on_with_a_warning(finished, tmp_path, capsys, monkey
     assert checkpoint.saved(run) == checkpoint.saved(finished)
 
 
+@pytest.mark.long
 def test_a_comparison_is_not_repeated_with_other_code(own, dataset, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", f"{own[0]}:own", *dataset, *PLAIN, "--run-dir", folder]

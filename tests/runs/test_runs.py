@@ -529,6 +529,19 @@ def test_links_stay_with_the_run_whatever_becomes_of_their_file(dataset, tmp_pat
     assert metrics(tmp_path / "repeated")[-1]["accuracy"] == metrics(original)[-1]["accuracy"]
 
 
+def test_links_are_of_the_methods_that_use_them(dataset, tmp_path):
+    """Beside another one, a method's run is what it is alone."""
+    words = [*dataset, *FEDERATION, "--topology", "ring", "--run-dir", str(tmp_path / "both")]
+    cli.main(["compare", "fedavg", "dfedavg", *words])
+    fedavg, dfedavg = (tmp_path / "both" / name / "seed-0" for name in ("fedavg", "dfedavg"))
+    assert read(fedavg / "config.json")["options"]["topology"] == "none"
+    assert not (fedavg / "topology.txt").exists() and not (fedavg / "topology.png").exists()
+    assert (dfedavg / "topology.txt").exists()
+    cli.main(["run", "--from", str(fedavg), "--run-dir", str(tmp_path / "again")])
+    assert metrics(tmp_path / "again")[-1]["accuracy"] == metrics(fedavg)[-1]["accuracy"]
+    cli.main(["compare", "fedavg", "dfedavg", "local", *words])  # which goes on
+
+
 def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch):
     """Which are more than it would use by itself."""
     folder, proceed, devices = tmp_path / "two", run.proceed, []

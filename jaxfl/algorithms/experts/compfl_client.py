@@ -77,6 +77,21 @@ def divide(model: Model, weights: Weights, hyper: Cooperation) -> tuple[Weights,
     return separate(weights, head(model), hyper.bn_stats)
 
 
+def replaced(entries: Sequence, place: int, new) -> tuple:
+    """The entries with another one in a place."""
+    return tuple(new if i == place else entry for i, entry in enumerate(entries))
+
+
+def needs_links(config: Cooperation) -> tuple[str, ...]:
+    """What the modes without a server cannot do without."""
+    return ("links", *needs_validation(config))
+
+
+def needs_validation(config: Cooperation) -> tuple[str, ...]:
+    """What weighing teachers cannot do without."""
+    return ("validation",) if config.accuracy_on == "validation" else ()
+
+
 def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
     """Per group, the clients' first heads (n_g, ...) on all experts that they can run, from those of each."""
 
@@ -203,11 +218,12 @@ def local_round(
     keys,
     client: Client,
     federation: Federation,
+    *,
     experts: Sequence[Model],
     thetas: Mapping[int, Weights],
     phis: Sequence[Weights],
-    chosen,
     trainable: Sequence[int],
+    chosen=None,
     heard: Mapping[int, jax.Array],
     hyper: Cooperation,
     mu,
@@ -221,14 +237,16 @@ def local_round(
       experts: those that the client can run, by size, its own last.
       thetas: of some of them, by their places; the others are of no use in this mode.
       phis: the client's heads on all of them.
-      chosen: () int32, the place of the one that it trains.
-      trainable: the places of those that `chosen` may be.
+      trainable: the places of those that it may train.
+      chosen: () int32, the place of the one that it trains; by default the only one of `trainable`.
       heard: by the places of `thetas`, () bool: which of them the client has. These are adapted, and teach.
       hyper: the options.
       mu: (), weight of the distillation in this round.
     """
     adapt_key, train_key = keys
     own = len(experts) - 1
+    if chosen is None:
+        (chosen,) = trainable
 
     def student(e, runs):
         """The client with expert e; with size 0 it runs no batch."""

@@ -8,13 +8,14 @@ some client; in the beginning these are different ones. On a visit of walker j a
                   has last seen of the others that it can run
     hand on       theta_j goes to a neighbour of i, each as likely as the others
 
-Nothing is averaged. In a round of N clients every walker trains N / M times, so all of them together train as
-often as `compfl` does; the walkers take turns. Where only some clients take part, N counts these, and no
-walker goes to the others. One that is not accepted within ``max_hops`` hops rests until its next turn.
+Nothing is averaged. In a round of N clients every walker trains N / M times, rounded down, so all of them
+together train about as often as `compfl` does; the walkers take turns. Where only some clients take part, N
+counts these, and no walker goes to the others; where none of these would accept it, it rests. One that is not
+accepted within ``max_hops`` hops rests until its next turn.
 
 A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not.
 It deploys what the walker of its architecture is now, under its own head, adapted (``deploy="walker"``), or
-its own expert as it was trained on the last visit (``"visit"``). It receives the former.
+its own expert as the last visit left it (``"visit"``). It receives the former.
 
 A hop counts once, for who sends; simulated seconds take clients to work side by side, which walkers do not.
 """
@@ -30,8 +31,10 @@ from jaxfl.algorithms.experts.compfl_client import (
     check_validation,
     divide,
     local_round,
+    needs_links,
     own_heads,
     received,
+    replaced,
     runnable,
 )
 from jaxfl.authoring import (
@@ -70,13 +73,11 @@ class Known(NamedTuple):
       copies: per expert that they can run, theta_j as last seen.
       heads: per expert that they can run, phi_ij.
       heard: (n_g, experts that they can run) bool, which ones they have seen.
-      trained: the own expert, as it was trained on its last visit.
     """
 
     copies: PerGroup
     heads: PerGroup
     heard: jax.Array
-    trained: PerGroup
 
 
 class State(NamedTuple):
@@ -126,12 +127,12 @@ def build(config: CompFLDD) -> Algorithm:
         start_key = jax.random.fold_in(key, len(groups))
         starts = jax.random.permutation(start_key, federation.clients)[: len(groups)]
 
-        def known(group, js, of_clients, trained):
-            copies = tuple(tree.stack(walkers[j], len(group.id)) for j in js)
-            return Known(copies, of_clients, jnp.zeros((len(group.id), len(js)), bool), trained)
+        def known(group, js, heads, own):
+            copies = *(tree.stack(walkers[j], len(group.id)) for j in js[:-1]), own
+            return Known(copies, heads, jnp.zeros((len(group.id), len(js)), bool))
 
-        own = own_heads(federation, heads), each_client(weights, federation)
-        of_groups = per_group(known, groups, runnable(federation.models), *own)
+        of_clients = own_heads(federation, heads), each_client(walkers, federation)
+        of_groups = per_group(known, groups, runnable(federation.models), *of_clients)
         return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
 
     def receive(key, state, federation, cohort):
@@ -139,7 +140,11 @@ def build(config: CompFLDD) -> Algorithm:
         return received(key, federation, cohort, state.walkers, own, state.hyper)
 
     def last_visit(key, state, federation, cohort):
-        return own_models.of_cohort(per_group(lambda known: known.trained, state.known), cohort)
+        """The copy of the own expert, which a client always accepts, under its head: what it trained last."""
+        known = gather(state.known, cohort)
+        return own_models.predictors(
+            per_group(lambda own: tree.combine(own.copies[-1], own.heads[-1]), known)
+        )
 
     def chances(j, federation, hyper):
         """(N,), with which probability each client accepts expert j."""
@@ -167,19 +172,17 @@ def build(config: CompFLDD) -> Algorithm:
                 jax.random.split(key),
                 client,
                 federation,
-                [models[k] for k in js],
-                {k: theta if k == e else known.copies[k] for k in of_use},
-                known.heads,
-                jnp.int32(e),
-                (e,),
-                {k: known.heard[k] for k in of_use},
-                hyper,
-                mu,
+                experts=[models[k] for k in js],
+                thetas={k: theta if k == e else known.copies[k] for k in of_use},
+                phis=known.heads,
+                trainable=(e,),
+                heard={k: known.heard[k] for k in of_use},
+                hyper=hyper,
+                mu=mu,
             )
             theta = local.thetas[e]
-            copies = tuple(theta if k == e else copy for k, copy in enumerate(known.copies))
-            trained = local.weights[e] if e == len(js) - 1 else known.trained
-            return theta, (Known(copies, local.phis, known.heard, trained), local.loss, jnp.bool(False))
+            known = known._replace(copies=replaced(known.copies, e, theta), heads=local.phis)
+            return theta, (known, local.loss, jnp.bool(False))
 
         for g, (group, js) in enumerate(zip(federation.groups, experts, strict=True)):
             if j not in js:
@@ -187,7 +190,7 @@ def build(config: CompFLDD) -> Algorithm:
             e, passed = js.index(j), way.passed[group.id]
             seen = jax.vmap(tree.where, (0, None, 0))(passed, state.walkers[j], known[g].copies[e])
             known[g] = known[g]._replace(
-                copies=tuple(seen if k == e else copy for k, copy in enumerate(known[g].copies)),
+                copies=replaced(known[g].copies, e, seen),
                 heard=known[g].heard.at[:, e].set(known[g].heard[:, e] | passed),
             )
             f, own = functools.partial(train, js, e), (known[g], loss[g], idle[g])
@@ -196,12 +199,12 @@ def build(config: CompFLDD) -> Algorithm:
         left = topology.hop(leave_key, federation, here, way)
         way = tree.where(way.accepted, left, way)
         return Round(
-            tuple(theta if k == j else walker for k, walker in enumerate(state.walkers)),
+            replaced(state.walkers, j, theta),
             state.at.at[j].set(way.at),
             tuple(known),
             tuple(loss),
             tuple(idle),
-            tuple(sent + way.sent if k == j else sent for k, sent in enumerate(state.sent)),
+            replaced(state.sent, j, state.sent[j] + way.sent),
         )
 
     def step(key, state, federation, cohort):
@@ -225,18 +228,17 @@ def build(config: CompFLDD) -> Algorithm:
             sent=per_group(lambda group: jnp.zeros(federation.clients, jnp.int32), groups),
         )
         done = fori_loop(0, visits, tick, begun)
-        scalars = sum(
-            topology.sent(federation, times, tree.scalars(theta))
-            for times, theta in zip(done.sent, done.walkers, strict=True)
-        )
-        up = topology.of_cohort(scalars, federation, cohort)
+        messages = {}
+        for times, theta in zip(done.sent, done.walkers, strict=True):
+            size = tree.scalars(theta)
+            messages[size] = messages.get(size, 0) + times
         hops = {model.name: times.sum() for model, times in zip(federation.models, done.sent, strict=True)}
         state = State(hyper, done.walkers, done.at, done.known)
         loss = gather(done.loss, cohort)
         return state, Info(
             per_group(lambda slots, of_group: jnp.where(slots.mask, of_group, 0), cohort.groups, loss),
-            up,
-            per_group(jnp.zeros_like, up),
+            topology.of_cohort(messages, federation, cohort),
+            per_group(lambda slots: jnp.zeros(slots.mask.shape, jnp.int32), cohort.groups),
             findings={"hops in a round": hops},
             idle=gather(done.idle, cohort),
             trained=last_visit(key, state, federation, cohort),
@@ -251,5 +253,5 @@ compfl_dd = Method(
     CompFLDD,
     "no server: every expert walks over a graph of clients, and is trained where it is accepted",
     "Xu et al. 2024, FedKDD, appendix E",
-    needs=lambda config: ("links", "validation") if config.accuracy_on == "validation" else ("links",),
+    needs=needs_links,
 )

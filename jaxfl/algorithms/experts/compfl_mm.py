@@ -13,8 +13,11 @@ nothing and relay: they average all the same, so that the graph stays connected 
 
 There is no greedy selection, for all clients that can run an expert train it in its turn. Distillation comes
 from larger experts only, where appendix C of the paper has smaller ones; appendix E says so. It needs no
-warm-up, for teachers are trained before. A client deploys its own expert as its last training left it, before
-gossip; it receives its own copy under an adapted head.
+warm-up, for teachers are trained before.
+
+T counts the rounds of all experts together: for the budget that `compfl` has in T rounds take M T. A client
+deploys its own expert as its last training left it, before gossip, which is the moment that `compfl` deploys;
+it receives its own copy, mixed, under an adapted head.
 
 A message to a neighbour counts once, for who sends it.
 """
@@ -30,8 +33,10 @@ from jaxfl.algorithms.experts.compfl_client import (
     check_validation,
     divide,
     local_round,
+    needs_links,
     newest,
     own_heads,
+    replaced,
     runnable,
 )
 from jaxfl.authoring import (
@@ -40,6 +45,7 @@ from jaxfl.authoring import (
     JaxflError,
     Method,
     PerGroup,
+    Weights,
     cond,
     each_client,
     gather,
@@ -62,22 +68,32 @@ class CompFLMM(Cooperation):
     """Let clients average experts that they cannot run; else these are not in an expert's graph."""
 
 
+class Held(NamedTuple):
+    """What the clients of a group hold, (n_g, ...).
+
+    Args:
+      copies: per expert j, theta_ij; None of those that they do not hold.
+      heads: per expert that they can run, phi_ij.
+      saved: (n_g, experts that they can run) bool, which ones they have taken part in.
+      trained: the own expert after its last training.
+    """
+
+    copies: PerGroup
+    heads: PerGroup
+    saved: jax.Array
+    trained: Weights
+
+
 class State(NamedTuple):
     """What lives between rounds.
 
     Args:
       hyper: the options.
-      copies: per group and expert j, theta_ij (n_g, ...); None where clients of a group have none.
-      heads: per group, per expert that its clients can run, phi_ij (n_g, ...).
-      saved: per group (n_g, experts that it can run) bool, which ones a client has taken part in.
-      trained: per group (n_g, ...), the client's own expert after its last training.
+      clients: per group `Held`.
     """
 
     hyper: CompFLMM
-    copies: PerGroup
-    heads: PerGroup
-    saved: PerGroup
-    trained: PerGroup
+    clients: PerGroup
 
 
 def build(config: CompFLMM) -> Algorithm:
@@ -86,91 +102,69 @@ def build(config: CompFLMM) -> Algorithm:
     def init(key, federation, hyper):
         check_validation(config, federation)
         topology.require_links(federation)
-        groups, experts = federation.groups, runnable(federation.models)
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
         heads, thetas = zip(*parts, strict=True)
 
-        def copies(group, js, own):
-            of_all = (
-                own if j == js[-1] else tree.stack(theta, len(group.id)) for j, theta in enumerate(thetas)
-            )
-            return tuple(copy if config.relay or j in js else None for j, copy in enumerate(of_all))
+        def held(group, js, heads, own, trained):
+            clients = len(group.id)
+            copies = (own if j == js[-1] else tree.stack(theta, clients) for j, theta in enumerate(thetas))
+            copies = tuple(copy if config.relay or j in js else None for j, copy in enumerate(copies))
+            return Held(copies, heads, jnp.zeros((clients, len(js)), bool), trained)
 
-        return State(
-            hyper,
-            copies=per_group(copies, groups, experts, each_client(thetas, federation)),
-            heads=own_heads(federation, heads),
-            saved=per_group(lambda group, js: jnp.zeros((len(group.id), len(js)), bool), groups, experts),
-            trained=each_client(weights, federation),
-        )
+        own = own_heads(federation, heads), each_client(thetas, federation), each_client(weights, federation)
+        return State(hyper, per_group(held, federation.groups, runnable(federation.models), *own))
 
     def receive(key, state, federation, cohort):
         def client(key, client, shared, own):
             theta, phi = own
             return newest(key, client, federation, theta, phi, state.hyper)
 
-        own = tuple((state.copies[g][g], heads[-1]) for g, heads in enumerate(state.heads))
+        own = tuple((held.copies[g], held.heads[-1]) for g, held in enumerate(state.clients))
         weights = map_clients(client, key, federation, cohort, own=gather(own, cohort))
         return own_models.predictors(weights)
 
     def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.trained, cohort)
+        return own_models.of_cohort(per_group(lambda held: held.trained, state.clients), cohort)
 
-    def turn(j, key, federation, cohort, carry):
-        """A round of expert j."""
-        state, *_ = carry
-        hyper, models = state.hyper, federation.models
+    def turn(j, key, federation, cohort, before):
+        """A round of expert j: the state behind it and what it reports, from those before."""
+        (hyper, clients), info = before
+        models, experts = federation.models, runnable(federation.models)
 
-        def client(key, client, js, own):
-            copies, heads, saved, trained = own
+        def client(key, client, js, held):
             if j not in js:
-                return copies[j], heads, saved, trained, jnp.zeros((), federation.mean.dtype)
+                return held, jnp.zeros((), federation.mean.dtype)
             e = js.index(j)
-            larger = range(e + 1, len(js)) if config.kd else ()
+            of_use = range(e, len(js)) if config.kd else (e,)
             local = local_round(
                 jax.random.split(key),
                 client,
                 federation,
-                [models[k] for k in js],
-                {k: copies[js[k]] for k in (e, *larger)},
-                heads,
-                jnp.int32(e),
-                (e,),
-                {k: saved[k] for k in (e, *larger)},
-                hyper,
-                hyper.mu,
+                experts=[models[k] for k in js],
+                thetas={k: held.copies[js[k]] for k in of_use},
+                phis=held.heads,
+                trainable=(e,),
+                heard={k: held.saved[k] for k in of_use},
+                hyper=hyper,
+                mu=hyper.mu,
             )
-            own_expert = local.weights[e] if e == len(js) - 1 else trained
-            return local.thetas[e], local.phis, saved.at[e].set(True), own_expert, local.loss
+            copies, saved = replaced(held.copies, j, local.thetas[e]), held.saved.at[e].set(True)
+            return Held(
+                copies, local.phis, saved, local.weights[e] if j == js[-1] else held.trained
+            ), local.loss
 
-        mine = gather(tuple(zip(*state[1:], strict=True)), cohort)
-        done = map_clients(client, key, federation, cohort, runnable(models), mine)
-        thetas, heads, saved, trained, loss = zip(*done, strict=True)
-
-        held = {g: theta for g, theta in enumerate(thetas) if theta is not None}
-        mixed, times = topology.exchange(federation, cohort, held)
-        averaged = tuple(
-            tuple(mixed.get(g) if k == j else theta for k, theta in enumerate(copies))
-            for g, (copies, *_) in enumerate(mine)
+        done = map_clients(client, key, federation, cohort, experts, gather(clients, cohort))
+        held, loss = zip(*done, strict=True)
+        to_mix = {g: mine.copies[j] for g, mine in enumerate(held) if mine.copies[j] is not None}
+        mixed, times = topology.exchange(federation, cohort, to_mix)
+        held = tuple(
+            mine._replace(copies=replaced(mine.copies, j, mixed.get(g))) for g, mine in enumerate(held)
         )
-        size = tree.scalars(tree.one(state.copies[j][j]))
-        nothing = per_group(lambda slots: jnp.zeros(slots.mask.shape, jnp.int32), cohort.groups)
-        return (
-            State(
-                hyper,
-                *(
-                    scatter(old, cohort, new)
-                    for old, new in zip(state[1:], (averaged, heads, saved, trained), strict=True)
-                ),
-            ),
-            loss,
-            per_group(lambda js, none: jnp.full(none.shape, j not in js), runnable(models), nothing),
-            tuple(
-                topology.sent(federation, times[g], size) if g in times else none
-                for g, none in enumerate(nothing)
-            ),
-        )
+        size = tree.scalars(tree.one(clients[j].copies[j]))
+        up = tuple(none | ({size: times[g]} if g in times else {}) for g, none in enumerate(info.up))
+        idle = per_group(lambda js, slots: jnp.full(slots.mask.shape, j not in js), experts, cohort.groups)
+        return State(hyper, scatter(clients, cohort, held)), info._replace(loss=loss, up=up, idle=idle)
 
     def step(key, state, federation, cohort):
         largest_first = max(runnable(federation.models), key=len)[::-1]
@@ -180,18 +174,19 @@ def build(config: CompFLMM) -> Algorithm:
                 "rounds of all; raise --rounds."
             )
         number = cohort.round * len(largest_first) // cohort.rounds
-        carry = (
-            state,
-            per_group(lambda slots: jnp.zeros(slots.mask.shape, federation.mean.dtype), cohort.groups),
-            per_group(lambda slots: jnp.zeros(slots.mask.shape, bool), cohort.groups),
-            per_group(lambda slots: jnp.zeros(slots.mask.shape, jnp.int32), cohort.groups),
-        )
+        sizes = {tree.scalars(tree.one(held.copies[g])) for g, held in enumerate(state.clients)}
+
+        def nothing(dtype):
+            return per_group(lambda slots: jnp.zeros(slots.mask.shape, dtype), cohort.groups)
+
+        none = nothing(jnp.int32)
+        up = per_group(lambda of_group: dict.fromkeys(sorted(sizes), of_group), none)
+        done = state, Info(nothing(federation.mean.dtype), up, none, idle=nothing(bool))
         for place, j in enumerate(largest_first):
             train = functools.partial(turn, j, key, federation, cohort)
-            carry = cond(number == place, train, lambda carry: carry, carry)
-        state, loss, idle, up = carry
-        trained = own_models.of_cohort(state.trained, cohort)
-        return state, Info(loss, up, per_group(jnp.zeros_like, up), idle=idle, trained=trained)
+            done = cond(number == place, train, lambda before: before, done)
+        state, info = done
+        return state, info._replace(trained=personal(key, state, federation, cohort))
 
     return Algorithm(init, receive, step, personal)
 
@@ -202,5 +197,5 @@ compfl_mm = Method(
     CompFLMM,
     "no server: experts trained one after another, the largest first, with gossip",
     "Xu et al. 2024, FedKDD, appendix E",
-    needs=lambda config: ("links", "validation") if config.accuracy_on == "validation" else ("links",),
+    needs=needs_links,
 )

@@ -78,12 +78,9 @@ def build(config: DFedAvg) -> Algorithm:
         if config.bn_stats == "local":
             averaged = per_group(lambda w, z: w._replace(stats=z.stats), averaged, trained)
         weights = scatter(state.weights, cohort, averaged)
-        messages = own_models.scalars_sent(weights, config.bn_stats)
-        up = tuple(
-            topology.sent(federation, times[g], tree.scalars(message))
-            for g, (times, message) in enumerate(zip(sent, messages, strict=True))
-        )
-        down = per_group(jnp.zeros_like, up)
+        sizes = map(tree.scalars, own_models.scalars_sent(weights, config.bn_stats))
+        up = tuple({size: times[g]} for g, (size, times) in enumerate(zip(sizes, sent, strict=True)))
+        down = per_group(lambda slots: jnp.zeros(slots.mask.shape, jnp.int32), cohort.groups)
         return State(state.hyper, weights), Info(loss, up, down, trained=own_models.predictors(trained))
 
     return Algorithm(init, models, step, models)

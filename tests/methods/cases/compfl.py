@@ -278,6 +278,7 @@ compfl = Case(
             },
             [("kd_direction", "forward"), ("accuracy_on", "train")],
             ((SMALL, 2), (mlp(5), 2), (SMALLEST, 1)),
+            long=True,
         ),
         "without anchors, heads from prototypes": Comparison(
             SOON | {"align": False, "head_init": "proto"},

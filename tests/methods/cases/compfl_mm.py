@@ -117,21 +117,19 @@ def view(state, federation, t):
     """All of it, by client and expert."""
     experts = runnable(federation.models)
 
-    def named(of_groups):
-        return [dict(zip(js, own, strict=True)) for js, own in zip(experts, of_groups, strict=True)]
-
-    copies = [{j: theta for j, theta in enumerate(own) if theta is not None} for own in state.copies]
-    saved = by_client(state.saved, federation)
-    return {
-        "copies": by_client(copies, federation),
-        "heads": by_client(named(state.heads), federation),
-        "saved": {
-            int(i): dict(zip(js, saved[int(i)], strict=True))
-            for group, js in zip(federation.groups, experts, strict=True)
-            for i in group.id
-        },
-        "trained": by_client(state.trained, federation),
-    }
+    clients = by_client(
+        [
+            {
+                "copies": {j: theta for j, theta in enumerate(held.copies) if theta is not None},
+                "heads": dict(zip(js, held.heads, strict=True)),
+                "saved": {j: held.saved[:, e] for e, j in enumerate(js)},
+                "trained": held.trained,
+            }
+            for js, held in zip(experts, state.clients, strict=True)
+        ],
+        federation,
+    )
+    return {name: {i: held[name] for i, held in clients.items()} for name in clients[0]}
 
 
 def traffic(model, models, t):

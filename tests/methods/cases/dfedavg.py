@@ -71,19 +71,21 @@ def without_links_it_is_local_training():
     ):
         assert_same(dfedavg.weights, local.kept, tolerance=1e-6)
         assert_same(report.loss, expected.loss, tolerance=1e-6)
-        assert not any(up.any() for up in report.up)
+        assert not any(sent.any() for up in report.up for sent in up.values())
 
 
 def of_three_who_are_all_linked_it_is_fedavg():
-    """Clients 0, 1 and 2, which have equally many rows."""
+    """Clients 0, 1 and 2, which have equally many rows; each sends to both others."""
     together = [(0, 1, 2)] * 2
-    for (dfedavg, _), (fedavg, _) in zip(
+    for (dfedavg, report), (fedavg, _) in zip(
         run("dfedavg", equal(), cohorts=together, **TRAINING),
         run("fedavg", equal(), cohorts=together, **TRAINING),
         strict=True,
     ):
         for i in together[0]:
             assert_same(recording.at(dfedavg.weights[0], i), fedavg.shared[0], tolerance=1e-5)
+        (sent,) = report.up[0].values()
+        assert sent.tolist() == [2, 2, 2, 0, 0]
 
 
 def gossip_keeps_the_mean_of_all():

@@ -149,7 +149,7 @@ fccl = Case(
             remember=0.6,
             public_epochs=2,
             **OPTIONS | {"public_batch": PUBLIC + 1},
-        ),
+        )._replace(long=True),
     },
     reductions=(without_public_images_memory_and_pretraining_it_is_local,),
 )
