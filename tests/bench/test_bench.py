@@ -69,6 +69,7 @@ def test_the_command_measures_and_records(tmp_path, capsys):
     assert turns == pytest.approx(2 * ((256 + 2 * 40) + 2 * (2 * 256 + 2 * 40)) / 3)
 
 
+@pytest.mark.long
 def test_methods_take_turns_with_a_rival(tmp_path, monkeypatch):
     """One step between rounds on the host, whose time is the method's; patience ends it early."""
     hosted, fedavg = [], registry.METHODS["fedavg"]

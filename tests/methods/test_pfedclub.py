@@ -495,6 +495,7 @@ class Recording(CompiledParts):
         return super().forward(part, x, *how)
 
 
+@pytest.mark.long
 def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch):
     recording, assemblies = Recording(), set()
     monkeypatch.setattr(teachers, "CompiledParts", lambda: recording)
@@ -558,6 +559,7 @@ def test_room_is_for_the_latest(federation, parts):
     assert Seen(parts, images, PUBLIC, room=max(sizes) - 1).behind(chain)[0] == int(np.argmax(sizes))
 
 
+@pytest.mark.long
 def test_teachers_of_the_plus_variant_never_exceed_their_bound(federation, parts):
     exceeded, training = {}, {"server_epochs": 0, "candidates": 3, "groups": 2}
     for eta, options in (

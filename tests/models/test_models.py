@@ -331,7 +331,7 @@ def test_depth_counts_the_convolutions_of_the_main_path(name, depth):
     [
         ("resnet18", {"width": 0.05}, [(32, 32, 3), (4, 4, 26)]),
         ("resnet50", {"stem": "imagenet"}, [(16, 16, 64), (1, 1, 2048)]),
-        ("densenet121", {"stem": "imagenet"}, [(16, 16, 64), (1, 1, 1024)]),  # DraftFed, table I
+        long("densenet121", {"stem": "imagenet"}, [(16, 16, 64), (1, 1, 1024)]),  # DraftFed, table I
     ],
 )
 def test_the_first_and_the_last_tap(name, options, ends):
@@ -408,7 +408,7 @@ def short(*modules):
     ("model", "depths"),
     [
         (short(*[Bottleneck(2)] * 4, Bottleneck(2, pool=spatial_mean)), (2,)),
-        (short(DenseLayer(2), Transition(), *[DenseLayer(2)] * 4, DenseLayer(2, spatial_mean)), (3,)),
+        long(short(DenseLayer(2), Transition(), *[DenseLayer(2)] * 4, DenseLayer(2, spatial_mean)), (3,)),
         long(short(*[DenseBlock(5, norm=True, dropout=0.5)] * 5), ()),
         (short(*[ConvBlock(4, 3, 1, pool=2)] * 2, *[ConvBlock(4, 1)] * 3, DenseBlock(5)), (1,)),
     ],
@@ -585,7 +585,7 @@ def test_pfedclub_blocks_at_any_width(factory, blocks, width):
 
 @pytest.mark.parametrize(  # every kind of block; the deep networks' are below
     "name",
-    ["cnn4", "mobilenet_v3", "resnet18"]
+    ["cnn4", long("mobilenet_v3"), "resnet18"]
     + [long(name) for name in ("alexnet", "lenet5", "mlp", "mobilenet_v1", "resnet9", "shufflenet")],
 )
 def test_stacked_clients_learn_inside_scan(name):

@@ -488,6 +488,7 @@ def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset,
         assert contents(run) == contents(words[-1] / run.relative_to(folder))
 
 
+@pytest.mark.long
 def test_a_comparison_leaves_out_the_runs_of_others(finished, dataset, tmp_path, capsys):
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", "fedavg,lr=0.2", *dataset, *PLAIN, "--run-dir", folder]
@@ -503,6 +504,7 @@ def test_a_comparison_leaves_out_the_runs_of_others(finished, dataset, tmp_path,
     assert end == {"runs": 2, "finished": 2, "failures": []}
 
 
+@pytest.mark.long
 def test_where_files_cannot_be_locked_what_is_written_decides(finished, tmp_path, capsys, monkeypatch):
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")

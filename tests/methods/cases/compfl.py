@@ -242,6 +242,7 @@ def without_cooperation_it_is_fedper():
 
 
 SMALLEST = mlp(3)
+OPTIONS = {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 SOON = {"eps": 0.6, "warmup": 0.25}  # so that clients train others' experts, and distil in the second round
 
 compfl = Case(
@@ -257,16 +258,15 @@ compfl = Case(
     idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
-            {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2},
-            [
-                ("lam", 0.71),
-                ("mu", 0.81),
-                ("tau", 0.31),
-                ("head_lr", 0.21),
-                ("warmup", 0.51),
-                ("head_init", "proto"),
-            ],
+            OPTIONS,
+            [("lam", 0.71), ("mu", 0.81), ("head_lr", 0.21), ("warmup", 0.51), ("head_init", "proto")],
+            ((SMALL, 3), (SMALLEST, 2)),
+        ),
+        "of three experts": Comparison(
+            OPTIONS,
+            [("tau", 0.31)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size; the largest has two teachers
+            long=True,
         ),
         "as printed": Comparison(
             SOON
