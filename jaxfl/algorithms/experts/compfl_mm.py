@@ -16,8 +16,7 @@ from larger experts only, where appendix C of the paper has smaller ones; append
 warm-up, for teachers are trained before.
 
 T counts the rounds of all experts together: for the budget that `compfl` has in T rounds take M T. A client
-deploys its own expert as its last training left it, before gossip, which is the moment that `compfl` deploys;
-it receives its own copy, mixed, under an adapted head.
+receives and deploys its copy of the own expert, as gossip left it, under its head, adapted.
 
 A message to a neighbour counts once, for who sends it.
 """
@@ -45,7 +44,6 @@ from jaxfl.authoring import (
     JaxflError,
     Method,
     PerGroup,
-    Weights,
     cond,
     each_client,
     gather,
@@ -75,13 +73,11 @@ class Held(NamedTuple):
       copies: per expert j, theta_ij; None of those that they do not hold.
       heads: per expert that they can run, phi_ij.
       saved: (n_g, experts that they can run) bool, which ones they have taken part in.
-      trained: the own expert after its last training.
     """
 
     copies: PerGroup
     heads: PerGroup
     saved: jax.Array
-    trained: Weights
 
 
 class State(NamedTuple):
@@ -106,13 +102,13 @@ def build(config: CompFLMM) -> Algorithm:
         parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
         heads, thetas = zip(*parts, strict=True)
 
-        def held(group, js, heads, own, trained):
+        def held(group, js, heads, own):
             clients = len(group.id)
             copies = (own if j == js[-1] else tree.stack(theta, clients) for j, theta in enumerate(thetas))
             copies = tuple(copy if config.relay or j in js else None for j, copy in enumerate(copies))
-            return Held(copies, heads, jnp.zeros((clients, len(js)), bool), trained)
+            return Held(copies, heads, jnp.zeros((clients, len(js)), bool))
 
-        own = own_heads(federation, heads), each_client(thetas, federation), each_client(weights, federation)
+        own = own_heads(federation, heads), each_client(thetas, federation)
         return State(hyper, per_group(held, federation.groups, runnable(federation.models), *own))
 
     def receive(key, state, federation, cohort):
@@ -124,8 +120,10 @@ def build(config: CompFLMM) -> Algorithm:
         weights = map_clients(client, key, federation, cohort, own=gather(own, cohort))
         return own_models.predictors(weights)
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(per_group(lambda held: held.trained, state.clients), cohort)
+    def as_held(clients):
+        """The own experts of some clients under their heads, as these are."""
+        own = (tree.combine(held.copies[g], held.heads[-1]) for g, held in enumerate(clients))
+        return own_models.predictors(tuple(own))
 
     def turn(j, key, federation, cohort, before):
         """A round of expert j: the state behind it and what it reports, from those before."""
@@ -149,13 +147,12 @@ def build(config: CompFLMM) -> Algorithm:
                 hyper=hyper,
                 mu=hyper.mu,
             )
-            copies, saved = replaced(held.copies, j, local.thetas[e]), held.saved.at[e].set(True)
-            return Held(
-                copies, local.phis, saved, local.weights[e] if j == js[-1] else held.trained
-            ), local.loss
+            copies = replaced(held.copies, j, local.thetas[e])
+            return Held(copies, local.phis, held.saved.at[e].set(True)), local.loss
 
         done = map_clients(client, key, federation, cohort, experts, gather(clients, cohort))
         held, loss = zip(*done, strict=True)
+        trained = as_held(held)
         to_mix = {g: mine.copies[j] for g, mine in enumerate(held) if mine.copies[j] is not None}
         mixed, times = topology.exchange(federation, cohort, to_mix)
         held = tuple(
@@ -164,7 +161,9 @@ def build(config: CompFLMM) -> Algorithm:
         size = tree.scalars(tree.one(clients[j].copies[j]))
         up = tuple(none | ({size: times[g]} if g in times else {}) for g, none in enumerate(info.up))
         idle = per_group(lambda js, slots: jnp.full(slots.mask.shape, j not in js), experts, cohort.groups)
-        return State(hyper, scatter(clients, cohort, held)), info._replace(loss=loss, up=up, idle=idle)
+        return State(hyper, scatter(clients, cohort, held)), info._replace(
+            loss=loss, up=up, trained=trained, idle=idle
+        )
 
     def step(key, state, federation, cohort):
         largest_first = max(runnable(federation.models), key=len)[::-1]
@@ -181,14 +180,14 @@ def build(config: CompFLMM) -> Algorithm:
 
         none = nothing(jnp.int32)
         up = per_group(lambda of_group: dict.fromkeys(sorted(sizes), of_group), none)
-        done = state, Info(nothing(federation.mean.dtype), up, none, idle=nothing(bool))
+        trained = as_held(gather(state.clients, cohort))
+        done = state, Info(nothing(federation.mean.dtype), up, none, trained=trained, idle=nothing(bool))
         for place, j in enumerate(largest_first):
             train = functools.partial(turn, j, key, federation, cohort)
             done = cond(number == place, train, lambda before: before, done)
-        state, info = done
-        return state, info._replace(trained=personal(key, state, federation, cohort))
+        return done
 
-    return Algorithm(init, receive, step, personal)
+    return Algorithm(init, receive, step, receive)
 
 
 compfl_mm = Method(

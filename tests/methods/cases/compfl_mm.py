@@ -38,7 +38,6 @@ def start(clients, initial, options):
         },
         "heads": {i: {j: parts[j][0] for j in can_run[i]} for i in range(len(clients))},
         "saved": {i: dict.fromkeys(can_run[i], False) for i in range(len(clients))},
-        "trained": {i: initial[client.group] for i, client in enumerate(clients)},
     }
 
 
@@ -47,7 +46,7 @@ def step(state, clients, cohort, options):
     order = max((list(heads) for heads in state["heads"].values()), key=len)[::-1]  # the largest first
     j = order[cohort.t * len(order) // cohort.rounds]
     net = {client.group: client.net for client in clients}
-    heads, saved, trained = dict(state["heads"]), dict(state["saved"]), dict(state["trained"])
+    heads, saved = dict(state["heads"]), dict(state["saved"])
     held, losses = {}, {}
     for i, draw in cohort.draws.items():
         mine, client = state["copies"][i], clients[i]
@@ -77,22 +76,19 @@ def step(state, clients, cohort, options):
         heads[i] = heads[i] | {k: head for k, (head, _) in parts.items()}
         saved[i] = saved[i] | {j: True}
         held[i] = parts[j][1]
-        if j == client.group:
-            trained[i] = model
     mixed = gossip(held)
     copies = {i: of_all | ({j: mixed[i]} if i in mixed else {}) for i, of_all in state["copies"].items()}
-    return {"copies": copies, "heads": heads, "saved": saved, "trained": trained}, losses
+    return {"copies": copies, "heads": heads, "saved": saved}, losses
 
 
 def scores(state, clients, draws, options, x):
-    """Received: the own copy under an adapted head. Deployed: the own expert as last trained."""
+    """Received and deployed is the own copy under an adapted head."""
     received = []
     for i, client in enumerate(clients):
         newest = state["copies"][i][client.group] | state["heads"][i][client.group]
         newest = adapt(client, client.net, newest, draws[i]["adapt"], options).weights
         received.append(nets.logits(client.net, newest, x))
-    deployed = [nets.logits(client.net, state["trained"][i], x) for i, client in enumerate(clients)]
-    return {"received": received, "deployed": deployed}
+    return {"received": received, "deployed": received}
 
 
 # ---- what connects it with jaxfl
@@ -123,7 +119,6 @@ def view(state, federation, t):
                 "copies": {j: theta for j, theta in enumerate(held.copies) if theta is not None},
                 "heads": dict(zip(js, held.heads, strict=True)),
                 "saved": {j: held.saved[:, e] for e, j in enumerate(js)},
-                "trained": held.trained,
             }
             for js, held in zip(experts, state.clients, strict=True)
         ],
@@ -155,6 +150,7 @@ compfl_mm = Case(
     draws_before_use=draws_before_use,
     view=view,
     traffic=traffic,
+    short={"head_init": "keep"},  # so that a client deploys the head that it has trained
     idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
