@@ -285,7 +285,7 @@ def test_runs_differ_by_rounding_between_convolutions(model):
 # ---- scores of cohorts
 
 
-@pytest.mark.parametrize(("choice", "options"), [long("fedper", {}), ("fedavg-ft", {"ft_epochs": 1})])
+@pytest.mark.parametrize(("choice", "options"), [long("fedper", {}), long("fedavg-ft", {"ft_epochs": 1})])
 def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options):
     """With everyone in the cohort, the scores after a round are those of the evaluation."""
     method = METHODS[choice]

@@ -187,7 +187,7 @@ def resumed(folder, compared):
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(undisturbed))
 
 
-@pytest.mark.parametrize("lost", [long(0), 1])
+@pytest.mark.parametrize("lost", [long(0), long(1)])
 def test_a_lost_process_ends_the_run_and_both_resume_it(lost, compared, dataset, tmp_path):
     arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
     for code, _, said in together(tmp_path, arguments, SIGNAL.format(2, lost, "SIGKILL")):
