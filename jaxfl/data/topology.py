@@ -1,10 +1,9 @@
 """Who is linked with whom: graphs of clients, for methods without a server.
 
-A graph is drawn like the partition, from a seed of its own, and is then part of the data: the same for all
+A graph is drawn like the partition, by a stream of its seed, and is then part of the data: the same for all
 seeds of a run. It is kept as a file of edges, two client ids a line, which may also be the user's own.
 """
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,9 +68,8 @@ def read(path: Path, clients: int) -> np.ndarray:
 
 def as_text(matrix: np.ndarray) -> str:
     """The file of edges that `read` reads."""
-    text = io.BytesIO()
-    networkx.write_edgelist(networkx.from_numpy_array(matrix), text, data=False)
-    return text.getvalue().decode()
+    edges = networkx.generate_edgelist(networkx.from_numpy_array(matrix), data=False)
+    return "".join(f"{edge}\n" for edge in edges)
 
 
 def links(name: str, graph: networkx.Graph, clients: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -13,7 +14,6 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.deploy import alone, deployed
-from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Predictor
 from jaxfl.data.federation import Federation, NotAtHand, normalised
 from jaxfl.data.partition import Partition
@@ -22,6 +22,7 @@ from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import restore, restore_setup
+from jaxfl.runs.job import form_of_state
 from jaxfl.runs.observer import NOBODY
 from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
 from jaxfl.runs.variant import Variant
@@ -284,10 +285,7 @@ def _open(folder: Path, variant: Variant | None, changed_code: bool, data: bool)
         described = config["data"]
         federation = prepare_without_data(setup, described, partition, folder)
 
-    def like():
-        key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
-        return jax.eval_shape(variant.programs.init, key, federation, hyper)
-
+    like = partial(form_of_state, variant, setup, federation)
     done, state = checkpoint.newest(folder, len(metrics), like, store.fingerprint(config))
     if not done:
         raise JaxflError(f"{folder} has no checkpoint yet; its models are there after the first evaluation.")

@@ -4,6 +4,7 @@ What fits is kept with the new run, as named arrays (see `jaxfl.models.named`): 
 """
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ import jax
 import numpy as np
 
 from jaxfl.config.setup import Setup
-from jaxfl.core.engine import traced
 from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
 from jaxfl.errors import JaxflError
@@ -19,6 +19,7 @@ from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.config import restore
+from jaxfl.runs.job import form_of_state
 from jaxfl.runs.observer import Observer
 from jaxfl.runs.prepare import Data, prepare
 
@@ -85,16 +86,13 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
     config = store.read_config(folder)
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
-    key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
-
-    def like():
-        return jax.eval_shape(variant.programs.init, key, federation, hyper)
-
+    like = partial(form_of_state, variant, setup, federation)
     written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
     done, state = checkpoint.newest(folder, written, like, mark)
     if not done:
         raise JaxflError("it has no checkpoint yet; wait for its first one, or name another run.")
-    models = final_weights(variant.algorithm, federation, state, key, done, setup.run.rounds)
+    key, rounds = jax.random.key(setup.run.seed), setup.run.rounds
+    models = final_weights(variant.algorithm, federation, state, key, done, rounds)
     arrays = {}
     for model, group, of_group in zip(federation.models, federation.groups, models, strict=True):
         arrays |= named(model.name, of_group, np.asarray(group.id).tolist())

@@ -45,6 +45,12 @@ def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
 
 
+def form_of_state(variant: Variant, setup: Setup, federation: Federation):
+    """A run's state with shapes in place of arrays: what a checkpoint is read into."""
+    key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+    return jax.eval_shape(variant.programs.init, key, federation, hyper)
+
+
 def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
     """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
 

@@ -1,12 +1,13 @@
 """One run, from its options to its result: begun, repeated or resumed. A resume needs but its folder."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
 
 from jaxfl.config.setup import Setup
-from jaxfl.core.engine import Job, depends_on_length, traced
+from jaxfl.core.engine import Job, depends_on_length
 from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
@@ -14,7 +15,7 @@ from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
 from jaxfl.runs.init_from import kept, start_from
 from jaxfl.runs.interrupt import limited
-from jaxfl.runs.job import fitted, job_of
+from jaxfl.runs.job import fitted, form_of_state, job_of
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import owned
@@ -244,11 +245,7 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
       JaxflError: if there are checkpoints and none can be read, or one is foreign.
     """
     config = store.read_config(folder)
-
-    def like():
-        key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
-        return jax.eval_shape(variant.programs.init, key, data.federation, hyper)
-
+    like = partial(form_of_state, variant, setup, data.federation)
     written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
     done, state = checkpoint.newest(folder, written, like, mark)
     now = code.present(config)

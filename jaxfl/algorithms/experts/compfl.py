@@ -21,11 +21,11 @@ theta_ji under an adapted head; it receives the latter.
 Where the paper leaves room: Algorithm 1 retains the own head, section 2.3 says that it can be made anew from
 prototypes; we retain it (``head_init``), which gains two to five points (experiments/compfl). Eq. 3 prints
 KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums over the feature's dimensions, we
-average (``anchor_reduction``), as in the first author's other code;
-accuracies are those on the training rows unless ``accuracy_on="validation"``; distillation starts after a
-warm-up. Greedy selection has no warm-up: before distillation starts a client downloads its own expert and
-the one it drew, afterwards all that it can run (only its own if neither ``kd`` nor ``greedy`` is on).
-With align, greedy and kd off and ``head_init="keep"`` this is FedPer, scored after local training.
+average (``anchor_reduction``), as in the first author's other code. Accuracies are those on the training rows
+unless ``accuracy_on="validation"``. Distillation starts after a warm-up. Greedy selection has none: before
+distillation starts a client downloads its own expert and the one it drew, afterwards all that it can run
+(only its own if neither ``kd`` nor ``greedy`` is on). With align, greedy and kd off and ``head_init="keep"``
+this is FedPer, scored after local training.
 """
 
 import dataclasses
@@ -115,7 +115,6 @@ def build(config: CompFL) -> Algorithm:
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), models, weights)
         heads, experts = zip(*parts, strict=True)
-
         return State(
             hyper,
             experts,

@@ -49,6 +49,7 @@ from jaxfl.authoring import (
     options,
     own_models,
     per_group,
+    sent_down,
     topology,
     tree,
     visit_client,
@@ -238,7 +239,7 @@ def build(config: CompFLDD) -> Algorithm:
         return state, Info(
             per_group(lambda slots, of_group: jnp.where(slots.mask, of_group, 0), cohort.groups, loss),
             topology.of_cohort(messages, federation, cohort),
-            per_group(lambda slots: jnp.zeros(slots.mask.shape, jnp.int32), cohort.groups),
+            sent_down(cohort, (0,) * len(cohort.groups)),
             findings={"hops in a round": hops},
             idle=gather(done.idle, cohort),
             trained=last_visit(key, state, federation, cohort),

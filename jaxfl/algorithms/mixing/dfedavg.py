@@ -14,8 +14,6 @@ it. It sends z_i to every neighbour; what one sends is not counted a second time
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from jaxfl.authoring import (
     Algorithm,
     Info,
@@ -31,6 +29,7 @@ from jaxfl.authoring import (
     own_rows,
     per_group,
     scatter,
+    sent_down,
     topology,
     tree,
 )
@@ -71,16 +70,14 @@ def build(config: DFedAvg) -> Algorithm:
 
         own = gather(state.weights, cohort)
         trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
-        averaged, sent = zip(
-            *(topology.exchange(federation, cohort, {g: z}) for g, z in enumerate(trained)), strict=True
-        )
-        averaged = tuple(of_group[g] for g, of_group in enumerate(averaged))
+        exchanged = [topology.exchange(federation, cohort, {g: z}) for g, z in enumerate(trained)]
+        averaged = tuple(mixed[g] for g, (mixed, _) in enumerate(exchanged))
         if config.bn_stats == "local":
             averaged = per_group(lambda w, z: w._replace(stats=z.stats), averaged, trained)
         weights = scatter(state.weights, cohort, averaged)
         sizes = map(tree.scalars, own_models.scalars_sent(weights, config.bn_stats))
-        up = tuple({size: times[g]} for g, (size, times) in enumerate(zip(sizes, sent, strict=True)))
-        down = per_group(lambda slots: jnp.zeros(slots.mask.shape, jnp.int32), cohort.groups)
+        up = tuple({size: exchanged[g][1][g]} for g, size in enumerate(sizes))
+        down = sent_down(cohort, (0,) * len(cohort.groups))
         return State(state.hyper, weights), Info(loss, up, down, trained=own_models.predictors(trained))
 
     return Algorithm(init, models, step, models)
