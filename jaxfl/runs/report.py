@@ -128,7 +128,12 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     # Seeds of one another share the label of the first.
     first = [configs[experiments.index(of_run)]["label"] for of_run in experiments]
     given = [choices.split(label)[1].keys() for label in first]
-    known = [told | at_own_default(config) for told, config in zip(given, configs, strict=True)]
+    # A method that uses no links has no graph to tell from another's.
+    unlinked = [{"topology"} if its.get("topology") == "none" else set() for its in experiments]
+    known = [
+        told | at_own_default(config) | without
+        for told, config, without in zip(given, configs, unlinked, strict=True)
+    ]
     shared = {*hints(Setup), *hints(Training)}
 
     def differs(run: int, name: str) -> bool:

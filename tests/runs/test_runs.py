@@ -533,6 +533,8 @@ def test_links_are_of_the_methods_that_use_them(dataset, tmp_path):
     """Beside another one, a method's run is what it is alone."""
     words = [*dataset, *FEDERATION, "--topology", "ring", "--run-dir", str(tmp_path / "both")]
     cli.main(["compare", "fedavg", "dfedavg", *words])
+    names = [line.split(",")[0] for line in (tmp_path / "both" / "table.csv").read_text().splitlines()[1:]]
+    assert names == ["fedavg", "dfedavg"]
     fedavg, dfedavg = (tmp_path / "both" / name / "seed-0" for name in ("fedavg", "dfedavg"))
     assert read(fedavg / "config.json")["options"]["topology"] == "none"
     assert not (fedavg / "topology.txt").exists() and not (fedavg / "topology.png").exists()
