@@ -93,7 +93,7 @@ def shown(quiet: bool) -> Iterator[Observer]:
 def print_table(table: Table, folder: Path, more: str = "") -> None:
     """Show a table that has been written."""
     OUT.print(as_text(table))
-    OUT.print(f"{folder}: table.csv, table.md, table.tex, curves.png{more}")
+    OUT.print(f"{folder}: table.csv, table.md, table.tex, pictures{more}")
 
 
 class Bar(Progress):

@@ -62,8 +62,10 @@ class Seeds:
 class Columns:
     """What the table shows."""
 
-    show: tuple[Literal["std", "worst-tenth"], ...] = ()
-    """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
+    show: tuple[Literal["std", "lowest", "worst-tenth", "pooled", "macro-f1", "per-class", "flops"], ...] = ()
+    """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
+    worst tenth, the share of all rows, macro F1, every class, and the operations of training. What is not
+    flops is drawn over the rounds as well, in metrics.png."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,9 @@ class RunOptions:
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)
     """Share of clients that take part in a round."""
+    newcomers: float = within("[0, 1)", 0.0)
+    """Share of each architecture's clients that take part in no round and are not counted in accuracies. At
+    the end they join: all of them take part in one more round, and are scored before and after it."""
     eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
     target: tuple[float, ...] = ()

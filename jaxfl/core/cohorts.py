@@ -14,11 +14,16 @@ import numpy as np
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
 
+NEWCOMERS = 1  # their part of the stream; a third number sets them apart from the rounds
 SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
 
 
 def draw_cohorts(
-    group_sizes: Sequence[int], participation: float, rounds: int, seed: int
+    group_sizes: Sequence[int],
+    participation: float,
+    rounds: int,
+    seed: int,
+    newcomers: Sequence[np.ndarray] | None = None,
 ) -> tuple[Slots, ...]:
     """Draw max(1, floor(participation * N)) of N clients for every round, without replacement.
 
@@ -27,19 +32,40 @@ def draw_cohorts(
       participation: share of clients that take part, in (0, 1].
       rounds: how many rounds to draw.
       seed: of the run.
+      newcomers: per group (n_g,) bool, clients who do not count as clients yet; nobody by default.
 
     Returns:
       Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients in
       any round, and at least 1, so all rounds have one shape; places that a round leaves empty are masked.
     """
-    clients = sum(group_sizes)
-    active = max(1, int(participation * clients + 1e-9))
-    chosen = np.zeros((rounds, clients), bool)
+    clients = np.arange(sum(group_sizes))
+    if newcomers is not None:
+        clients = clients[~np.concatenate(newcomers)]
+    active = max(1, int(participation * len(clients) + 1e-9))
+    chosen = np.zeros((rounds, sum(group_sizes)), bool)
     for t in range(rounds):
         rng = np.random.default_rng([seed, t])
         chosen[t, rng.permutation(clients)[:active]] = True
     starts = np.cumsum([0, *group_sizes])
     return tuple(_slots(chosen[:, start:end]) for start, end in zip(starts[:-1], starts[1:], strict=True))
+
+
+def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple[np.ndarray, ...]:
+    """Draw the clients who take part in no round, and join at the end.
+
+    Args:
+      group_sizes: clients of each architecture group.
+      share: of each group's clients, in [0, 1): rounded down, so that some are left.
+      seed: of the run.
+
+    Returns:
+      Per group (n_g,) bool.
+    """
+    drawn = []
+    for g, clients in enumerate(group_sizes):
+        rng = np.random.default_rng([seed, g, NEWCOMERS])
+        drawn.append(rng.permutation(clients) < int(share * clients + 1e-9))
+    return tuple(drawn)
 
 
 def _slots(chosen: np.ndarray) -> Slots:
@@ -119,10 +145,16 @@ def align(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> list[tup
 
 def all_clients(federation: Federation, rounds: int) -> Cohort:
     """All clients as one cohort, before the first round."""
-    counts = [len(group.size) for group in federation.groups]
-    slots = [Slots(np.arange(n, dtype=np.int32)[None], np.ones((1, n), bool)) for n in counts]
+    return these_clients(federation, [np.ones(len(group.size), bool) for group in federation.groups], rounds)
+
+
+def these_clients(
+    federation: Federation, chosen: Sequence[np.ndarray], rounds: int, number: int = 0
+) -> Cohort:
+    """Some clients, (n_g,) bool of each group, as the cohort of a round."""
+    slots = [_slots(of_group[None]) for of_group in chosen]
     places = balance(slots, [np.asarray(group.size) for group in federation.groups], federation)
-    return Cohort(np.int32(0), jax.tree.map(lambda leaf: leaf[0], places), rounds)
+    return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds)
 
 
 def in_parts(federation: Federation, most: int, last: int, rounds: int) -> list[Cohort]:

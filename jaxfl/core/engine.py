@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import flops
-from jaxfl.core.cohorts import all_clients, by_client, in_parts
+from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
 from jaxfl.core.evaluate import score
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
@@ -168,6 +168,7 @@ class Job(NamedTuple):
       keys: of each run.
       eval_every: rounds of a chunk.
       score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
+      newcomers: of each run per group (n_g,) bool, who takes part in no round, see `join`; None for nobody.
     """
 
     programs: Programs
@@ -177,6 +178,7 @@ class Job(NamedTuple):
     keys: Sequence[jax.Array]
     eval_every: int
     score_cohort: bool = False
+    newcomers: Sequence[tuple[np.ndarray, ...]] | None = None
 
     @property
     def rounds(self) -> int:
@@ -271,34 +273,79 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     init_key, *_ = jax.random.split(key, 4)
     state, report, seconds = programs.init(init_key, federation, traced(job.configs[i])), None, 0.0
     if programs.prepare:
-        passed, cohort = _stopwatch(programs), all_clients(federation, job.rounds)
+        passed, cohort = _stopwatch(programs), _members(job, i)
         of_phase, state = federation.replicate((jax.random.fold_in(key, 4), state))  # a fifth stream
         state, report = programs.prepare(of_phase, state, federation, cohort)
-        report, seconds = _of_clients(jax.device_get(report), cohort), passed()
+        report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
     # Copied, because an array that stands in two places cannot be donated.
     return jax.tree.map(jnp.copy, state), report, seconds
 
 
+def _members(job: Job, i: int) -> Cohort:
+    """All clients of a run that are no newcomers, before its first round."""
+    if not job.newcomers:
+        return all_clients(job.federation, job.rounds)
+    return these_clients(job.federation, [~of_group for of_group in job.newcomers[i]], job.rounds)
+
+
+def join(job: Job, i: int, state: Any, last: int) -> Report:
+    """What a run's newcomers get: all of them take part in one more round, the others in none.
+
+    Args:
+      job: with newcomers.
+      i: the run's number.
+      state: after round `last`; it stays as it is, and nobody sees what this round makes of it.
+      last: a round, from 0, like which the one more is where methods go by its number.
+
+    Returns:
+      Its report, with NumPy leaves; scored like the cohort of a round under `Job.score_cohort`. Places are
+      those of `newcomers_in_places`.
+    """
+    programs, federation = job.programs, job.federation
+    keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
+    *keys, state = federation.replicate((*keys, jax.tree.map(jnp.copy, state)))
+    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], newcomers_in_places(job, i, last))
+    if programs.host:
+        _, report = _with_host_step(job._replace(score_cohort=True), programs.host, cohort, keys, state)
+        return report
+    round_key, _, score_key = keys
+    _, reports = programs.rounds(round_key, state, federation, cohort, score_key)
+    (report,) = _per_round(jax.device_get(reports))
+    return report
+
+
+def newcomers_in_places(job: Job, i: int, last: int) -> Cohort:
+    """A run's newcomers as the cohort of one more round like `last`."""
+    assert job.newcomers
+    return these_clients(job.federation, job.newcomers[i], job.rounds, last)
+
+
 def _with_host_steps(job: Job, host: Callable, first: int, end: int, keys: tuple, state):
     """Rounds of a single run one by one, each followed by its host step: the state and {0: reports}."""
-    programs, federation, reports = job.programs, job.federation, []
-    round_key, host_key, score_key = keys
+    reports = []
     for t in range(first, end):
-        cohort = _of_rounds(job.cohorts[0], t, t + 1)
-        cohort_key = score_key if job.score_cohort else None
-        state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
-        (report,) = _per_round(jax.device_get(report))
-        cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
-        state, more = host(jax.random.fold_in(host_key, t), state, federation, cohort)
-        state = federation.replicate(state)
-        agree("results of the server's step", state)
-        report = report._replace(info=_with_host(report.info, more))
-        if job.score_cohort:  # the round ends only now
-            of_round = jax.random.fold_in(score_key, t)
-            scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
-            report = report._replace(scores=report.scores | {"personal": scores})
+        state, report = _with_host_step(job, host, _of_rounds(job.cohorts[0], t, t + 1), keys, state)
         reports.append(report)
     return state, {0: reports}
+
+
+def _with_host_step(job: Job, host: Callable, cohort: Cohort, keys: Sequence, state) -> tuple[Any, Report]:
+    """One round and its host step; the cohort's leaves have a leading axis of that round."""
+    programs, federation = job.programs, job.federation
+    round_key, host_key, score_key = keys
+    cohort_key = score_key if job.score_cohort else None
+    state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
+    (report,) = _per_round(jax.device_get(report))
+    cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
+    state, more = host(jax.random.fold_in(host_key, cohort.round), state, federation, cohort)
+    state = federation.replicate(state)
+    agree("results of the server's step", state)
+    report = report._replace(info=_with_host(report.info, more))
+    if job.score_cohort:  # the round ends only now
+        of_round = jax.random.fold_in(score_key, cohort.round)
+        scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
+        report = report._replace(scores=report.scores | {"personal": scores})
+    return state, report
 
 
 def _stopwatch(programs: Programs) -> Callable[[], float]:
@@ -342,8 +389,7 @@ def compiled(job: Job) -> list[jax.stages.Compiled]:
             programs.personal.compile(key, state, federation, part),
         ]
         if programs.prepare:
-            everyone = all_clients(federation, job.rounds)
-            executables.append(programs.prepare.compile(key, state, federation, everyone))
+            executables.append(programs.prepare.compile(key, state, federation, _members(job, 0)))
     return executables
 
 
@@ -415,11 +461,19 @@ def _per_round(reports: Report) -> list[Report]:
     return [jax.tree.map(lambda leaf: leaf[t], reports) for t in range(rounds)]  # noqa: B023
 
 
-def _of_clients(report: Report, cohort: Cohort) -> Report:
-    """A report on all clients by their order instead of their places."""
-    info = report.info
-    of_groups = zip(cohort.groups, info.loss, info.up, info.down, strict=True)
-    loss, up, down = zip(*(by_client([(slots, tuple(rest))]) for slots, *rest in of_groups), strict=True)
+def _of_clients(report: Report, cohort: Cohort, federation: Federation) -> Report:
+    """A report on all clients by their order instead of their places; zeros of those who are in none."""
+
+    def of_group(slots, group, counts):
+        def ordered(leaf):
+            of_clients = np.zeros(len(group.id), leaf.dtype)
+            of_clients[slots.index[slots.mask]] = leaf[slots.mask]
+            return of_clients
+
+        return jax.tree.map(ordered, counts)
+
+    info, where = report.info, (cohort.groups, federation.groups)
+    loss, up, down = (tuple(map(of_group, *where, counts)) for counts in (info.loss, info.up, info.down))
     return report._replace(info=info._replace(loss=loss, up=up, down=down))
 
 

@@ -23,13 +23,23 @@ BATCH = 64  # images at a time
 
 
 class Score(NamedTuple):
-    """Rows that a client's predictor gets right, of how many: leaves () or (k,)."""
+    """Rows of a client by what its predictor says of them; C classes as the data set numbers them.
 
-    test: jax.Array  # int32
-    test_rows: jax.Array  # int32
-    validation: jax.Array  # int32
-    validation_rows: jax.Array  # int32
-    finite: jax.Array  # bool, whether all scores on test rows are
+    Args:
+      right: (k, C) int32, test rows of each class that it gets right.
+      rows: (k, C) int32, test rows of each class.
+      predicted: (k, C) int32, test rows that it takes for each class.
+      validated: (k,) int32, validation rows that it gets right.
+      validation_rows: (k,) int32, how many there are.
+      finite: (k,) bool, whether all scores on test rows are.
+    """
+
+    right: jax.Array
+    rows: jax.Array
+    predicted: jax.Array
+    validated: jax.Array
+    validation_rows: jax.Array
+    finite: jax.Array
 
 
 def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
@@ -42,7 +52,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
       cohort: which of them.
 
     Returns:
-      Per group a `Score` with leaves (k_g,); an empty place has 0 of 0 rows.
+      Per group a `Score`; an empty place has 0 of 0 rows.
     """
     one_model = not jax.tree.leaves([predictor.stacked for predictor in predictors])
     clients = per_group(tree.take, federation.groups, cohort.groups)
@@ -58,9 +68,9 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
         return sweep(answer, rows, size, federation, BATCH)
 
     def judge(rows, sizes):
-        """Per group ((k_g,) int32 rows that are right, (k_g,) bool whether all are finite)."""
+        """Per group right, rows and predicted (k_g, C), and (k_g,) bool whether all scores are finite."""
         if rows[0].shape[1] == 0:  # no client has such rows
-            return sizes, per_group(lambda size: size == 0, sizes)
+            return per_group(_of_nobody, clients, sizes)
         deal = _dealt if one_model else _its_own
         places = per_group(deal, rows, sizes)
         own = tuple((one.stacked, *place[:2]) for one, place in zip(predictors, places, strict=True))
@@ -68,13 +78,15 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
         answers = map_clients(run, key, federation, cohort, shared, own)
 
         def of_group(client, rows, sizes, place, answer):
-            predicted, finite = (leaf.ravel()[place[2]] for leaf in answer)
-            labels = jnp.take_along_axis(client.relabel, federation.labels[rows], 1)
+            output, finite = (leaf.ravel()[place[2]] for leaf in answer)
             real = jnp.arange(rows.shape[1], dtype=jnp.int32)[None] < sizes[:, None]
-            right = ((predicted == labels) & real).sum(1, dtype=jnp.int32)
-            return right, (finite | ~real).all(1)
+            classes = jnp.arange(client.relabel.shape[1], dtype=jnp.int32)
+            of_class = (federation.labels[rows][..., None] == classes[None, None]) & real[..., None]
+            taken_for = (output[..., None] == client.relabel[:, None]) & real[..., None]  # (k, m, C)
+            counts = (which.sum(1, dtype=jnp.int32) for which in (of_class & taken_for, of_class, taken_for))
+            return *counts, (finite | ~real).all(1)
 
-        return zip(*per_group(of_group, clients, rows, sizes, places, answers), strict=True)
+        return per_group(of_group, clients, rows, sizes, places, answers)
 
     def of(name):
         """Rows (k_g, m) and sizes (k_g,) of each group's clients."""
@@ -82,10 +94,18 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
         sizes = per_group(lambda size, slots: jnp.where(slots.mask, size, 0), sizes, cohort.groups)
         return tuple(getattr(client, f"{name}_rows") for client in clients), sizes
 
-    test, validation = of("test"), of("validation")
-    right, finite = judge(*test)
-    validated, _ = judge(*validation)
-    return per_group(Score, right, test[1], validated, validation[1], finite)
+    def of_group(test, validation, validation_rows):
+        right, rows, predicted, finite = test
+        return Score(right, rows, predicted, validation[0].sum(1, dtype=jnp.int32), validation_rows, finite)
+
+    validation = of("validation")
+    return per_group(of_group, judge(*of("test")), judge(*validation), validation[1])
+
+
+def _of_nobody(client, sizes):
+    """What is said of rows that no client has, see `score`."""
+    none = jnp.zeros(client.relabel.shape, jnp.int32)
+    return none, none, none, sizes == 0
 
 
 def _its_own(rows, sizes):

@@ -55,7 +55,7 @@ class Deployed:
       model: the architecture.
       images: what images it takes.
       relabel: (classes,) int, the output for each class of the data set; -1 of one that the client lacks.
-      accuracy: on the client's test rows, as it was scored.
+      accuracy: on the client's test rows, as it was scored; None of a newcomer.
       predictor: the method's `Predictor`, with the leaves of this client.
     """
 
@@ -63,12 +63,13 @@ class Deployed:
     model: Model
     images: Images
     relabel: np.ndarray
-    accuracy: float
+    accuracy: float | None
     predictor: Predictor
 
     def __repr__(self) -> str:
         """What it is."""
-        return f"<client {self.client}'s {self.model.name}, accuracy {100 * self.accuracy:.1f} %>"
+        scored = "a newcomer" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
+        return f"<client {self.client}'s {self.model.name}, {scored}>"
 
     @property
     def classes(self) -> np.ndarray:

@@ -143,9 +143,12 @@ def _numbers(clients: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _percent(accuracies: list[float]) -> str:
-    low, high = 100 * min(accuracies), 100 * max(accuracies)
-    return f"{low:.1f}" if low == high else f"{100 * np.mean(accuracies):.1f} ({low:.1f} to {high:.1f})"
+def _percent(accuracies: list[float | None]) -> str:
+    known = [100 * accuracy for accuracy in accuracies if accuracy is not None]
+    if not known:
+        return "-"  # newcomers
+    low, high = min(known), max(known)
+    return f"{low:.1f}" if low == high else f"{np.mean(known):.1f} ({low:.1f} to {high:.1f})"
 
 
 def _span(sizes: list[int]) -> str:

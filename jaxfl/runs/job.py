@@ -10,9 +10,10 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.check import check
-from jaxfl.core.cohorts import align, balance, draw_cohorts
+from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_newcomers
 from jaxfl.core.engine import Job, compiled, traced
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.variant import Variant
@@ -35,13 +36,31 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         [jax.random.key(setup.run.seed) for _, setup in runs],
         setup.run.eval_every,
         setup.run.score_cohort,
+        [_newcomers(setup, federation) for _, setup in runs] if setup.run.newcomers else None,
     )
+
+
+def _newcomers(setup: Setup, federation: Federation) -> PerGroup:
+    """Who takes part in no round of a run: (n_g,) bool.
+
+    Raises:
+      JaxflError: if that is nobody.
+    """
+    counts = [len(group.id) for group in federation.groups]
+    drawn = draw_newcomers(counts, setup.run.newcomers, setup.run.seed)
+    if not np.concatenate(drawn).any():
+        raise JaxflError(
+            f"--newcomers {setup.run.newcomers} is nobody: the largest architecture has {max(counts)} "
+            "clients; raise it, or --clients."
+        )
+    return drawn
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
     """Who takes part in which round of a run, and in which place: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
-    drawn = draw_cohorts(counts, setup.run.participation, setup.run.rounds, setup.run.seed)
+    newcomers = _newcomers(setup, federation) if setup.run.newcomers else None
+    drawn = draw_cohorts(counts, setup.run.participation, setup.run.rounds, setup.run.seed, newcomers)
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
 
 

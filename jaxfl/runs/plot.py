@@ -1,6 +1,7 @@
 """Curves of one or several runs, and what a method has found out."""
 
 import textwrap
+from collections.abc import Sequence
 
 import networkx
 import numpy as np
@@ -10,6 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 from sklearn.decomposition import PCA
+
+from jaxfl.runs.table import OF_ACCURACY
 
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers a picture has room
@@ -52,9 +55,58 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
     for axes, name in zip(others, costs, strict=True):
         axes.set(xlabel=name)
     for axes in (left, *others):
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     return figure
+
+
+def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Figure | None:
+    """What else is known of the deployed models' accuracy against rounds, and every class at the last one.
+
+    Args:
+      runs: per label the metrics of its seeds, as in `draw_curves`.
+      shown: of `jaxfl.runs.table.SHOWN`; what belongs to a whole run has no panel.
+    """
+    panels = [name for name in shown if name in OF_ACCURACY or name == "per-class"]
+    if not panels:
+        return None
+    figure = Figure((5 * len(panels) + 2, 4.2), layout="constrained", dpi=150)
+    for place, name in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for number, seeds in enumerate(runs.values()):
+            scored = [
+                [(record["round"], record["accuracy"]) for record in metrics if "accuracy" in record]
+                for metrics in seeds
+            ]
+            colour = f"C{number % 10}"
+            if name == "per-class":
+                classes = [of_seed[-1][1].get("per_class", []) for of_seed in scored if of_seed]
+                _draw_classes(axes, classes, number, len(runs), colour)
+                continue
+            length, (_, key) = min(map(len, scored)), OF_ACCURACY[name]
+            points = [[accuracy.get(key) for _, accuracy in of_seed[:length]] for of_seed in scored]
+            rounds = [round_ for round_, _ in scored[0][:length]]
+            axes.plot(rounds, 100 * np.array(points, float).mean(0), marker=".", color=colour)
+        if name == "per-class":
+            axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
+        else:
+            axes.set(xlabel="round", ylabel=OF_ACCURACY[name][0].replace(" %", " (%)"))
+            axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    marks = [Line2D([], [], color=f"C{number % 10}", marker=".") for number in range(len(runs))]
+    wrapped = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in runs]
+    figure.legend(marks, wrapped, fontsize="small", loc="outside right upper")
+    return figure
+
+
+def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int, colour: str) -> None:
+    """A bar per class, the mean over seeds, beside those of the other runs."""
+    classes = 100 * np.array(seeds, float)
+    width = 0.8 / runs
+    places = np.arange(classes.shape[1]) + width * (number - (runs - 1) / 2)
+    axes.bar(places, classes.mean(0), width, color=colour)
 
 
 def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:

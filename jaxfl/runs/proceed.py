@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
-from jaxfl.core.engine import Chunk, Job, Programs, simulate
+from jaxfl.core.engine import Chunk, Job, Programs, join, newcomers_in_places, simulate
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device
-from jaxfl.runs import checkpoint, code, store
+from jaxfl.runs import checkpoint, clients, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
 from jaxfl.runs.plot import (
     draw_architectures,
@@ -25,7 +25,7 @@ from jaxfl.runs.plot import (
     draw_topology,
 )
 from jaxfl.runs.profile import profiled
-from jaxfl.runs.result import records, result
+from jaxfl.runs.result import joined, records, result
 from jaxfl.runs.target import stops
 from jaxfl.runs.variant import Variant
 
@@ -135,10 +135,11 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                 for i, run in list(going.items()):
                     _, now = compilation(job.programs)
                     compiling, seconds = now - seconds, now
-                    where = job.federation, job.cohorts[i]
-                    new = records(of_runs[i], *where, compiling, devices, len(runs))
+                    where, newcomers = (job.federation, job.cohorts[i]), job.newcomers and job.newcomers[i]
+                    new = records(of_runs[i], *where, compiling, devices, len(runs), newcomers)
                     try:
-                        _write(job, run, of_runs[i], new, stop)
+                        _write(job, i, run, of_runs[i], new, stop)
+                        _, seconds = compilation(job.programs)
                         if stops(run.config, run.metrics):
                             del going[i]
                     except JaxflError as error:
@@ -161,9 +162,12 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
     return ended
 
 
-def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
-    """Write down a chunk of a run, and a checkpoint where one is due."""
+def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
+    """Write down a chunk of a run, its number in the job being `i`, and a checkpoint where one is due."""
     folder, machine = run.folder, run.machine
+    ends = run.done + len(new) == job.rounds or stops(run.config, [*run.metrics, *new])
+    if ends and job.newcomers and not chunk.diverged:
+        _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
     if not code.same(code.latest(run.config, run.metrics), run.code):
         new[0]["code"] = run.code
         store.keep_code(folder, run.done + 1, run.code)
@@ -176,13 +180,22 @@ def _write(job: Job, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None
             f"{run.variant.label}: the loss or the predictions of client {client} are not finite in round "
             f"{round_ + 1}; lower --lr (now {run.variant.config.lr}); what came before is in {folder}."
         )
-    ends = run.done == job.rounds or stops(run.config, run.metrics)
     if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
         # First: a resume writes nothing of the rounds before its checkpoint.
         for kind, arrays in _about_clients(job, chunk.state).items():
             store.write_about_clients(folder, kind, run.done, jax.device_get(arrays))
         mark = store.fingerprint(run.config)
         checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
+
+
+def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:
+    """Write into the record of a run's last round what its newcomers get."""
+    begun, (_, compiled) = time.perf_counter(), compilation(job.programs)
+    report, cohort = join(job, i, state, last), newcomers_in_places(job, i, last)
+    record["newcomers"] = joined(report, cohort, job.federation)
+    compiling = compilation(job.programs)[1] - compiled
+    record["seconds"]["compile"] += compiling
+    record["seconds"]["evaluate"] += time.perf_counter() - begun - compiling
 
 
 def _about_clients(job: Job, state) -> dict[str, dict]:
@@ -217,5 +230,6 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
         pictures["topology.png"] = partial(draw_topology, np.asarray(job.federation.links), named)
     store.write_pictures(folder, pictures)
+    store.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation)})
     store.write_json(folder / store.RESULT, summary)
     return summary

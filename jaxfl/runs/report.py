@@ -15,7 +15,7 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.plot import draw_architectures, draw_curves
+from jaxfl.runs.plot import draw_architectures, draw_curves, draw_metrics
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
 from jaxfl.runs.target import by_target, check_targets
 
@@ -27,8 +27,8 @@ def report(
 
     Args:
       folders: run folders, or folders that contain some.
-      out: where table.csv, .md, .tex and curves.png are written.
-      show: further columns, see `jaxfl.runs.table.tabulate`.
+      out: where table.csv, .md, .tex and the pictures are written.
+      show: further columns, see `jaxfl.runs.table.tabulate`; also drawn.
       target: accuracies, for what runs have spent until they reached them; whether they were asked for or not
         when the runs were begun.
 
@@ -41,6 +41,7 @@ def report(
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
     pictures = {"curves.png": draw_curves, "architectures.png": draw_architectures}
+    pictures |= {"metrics.png": partial(draw_metrics, shown=show)}
     store.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
     return table
 

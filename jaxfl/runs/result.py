@@ -1,16 +1,21 @@
 """From per-round records to a run's result: accuracies, bytes, operations, seconds."""
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
 from jaxfl.core.engine import Chunk, Report
-from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.core.protocol import Cohort
+from jaxfl.data.federation import Federation
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.runs.code import history
+from jaxfl.runs.scores import accuracy, each_present, of_present
 from jaxfl.runs.target import by_target
 
 BYTES_PER_SCALAR = 4
+MOMENTS = ("received", "trained", "personal")  # of a round at which its clients' models can be scored
 
 
 def records(
@@ -20,6 +25,7 @@ def records(
     compile_seconds: float,
     devices: dict[str, Device] | None = None,
     together: int = 1,
+    newcomers: Sequence[np.ndarray] | None = None,
 ) -> list[dict]:
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
@@ -29,7 +35,7 @@ def records(
     operations of training, see `jaxfl.core.flops`; cohort is there where the cohorts of rounds are scored,
     simulated_seconds where the clients' devices are known (by architecture): the time of the slowest client;
     findings where the method has some. What a method does before the first round counts for it, and stands
-    there as preparation.
+    there as preparation. Accuracies are of all clients but `newcomers`, (n_g,) bool of each group.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
@@ -69,15 +75,16 @@ def records(
             lines[-1]["findings"] = jax.tree.map(_plain, info.findings)
         if report.scores:
             present = [slots.mask[t] for slots in cohorts]
-            moments = [name for name in ("received", "trained", "personal") if name in report.scores]
-            lines[-1]["cohort"] = {name: _of_cohort(report.scores[name], present) for name in moments}
+            lines[-1]["cohort"] = {
+                name: of_present(report.scores[name], present) for name in MOMENTS if name in report.scores
+            }
     if chunk.preparation is not None:
         before = _preparation(chunk.preparation, federation, devices)
         lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
         lines[0]["preparation"] = before
     if chunk.scores is not None:
         for moment, key in (("personal", "accuracy"), ("received", "received")):
-            lines[-1][key] = accuracy(chunk.scores[moment], federation)
+            lines[-1][key] = accuracy(chunk.scores[moment], federation, newcomers)
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,
@@ -86,6 +93,31 @@ def records(
     if together > 1:
         lines[-1]["together"] = together
     return lines
+
+
+def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
+    """What newcomers got in the round in which they joined, see `jaxfl.core.engine.join`.
+
+    Returns:
+      clients: their ids; bytes_up, bytes_down; and for each moment, before their training (received), right
+      behind it (trained, where the method tells) and at the end of the round (personal), the accuracy on
+      their test rows: mean over them, pooled, and per_client in the order of `clients`.
+    """
+    present = [slots.mask for slots in cohort.groups]
+    ids = [
+        np.asarray(group.id)[slots.index[slots.mask]].tolist()
+        for slots, group in zip(cohort.groups, federation.groups, strict=True)
+    ]
+    up, down = (
+        sum(sum(_bytes(counts, taken)) for counts, taken in zip(of_groups, present, strict=True))
+        for of_groups in (report.info.up, report.info.down)
+    )
+    return {"clients": sum(ids, []), "bytes_up": up, "bytes_down": down} | {
+        name: of_present(report.scores[name], present)
+        | {"per_client": each_present(report.scores[name], present)}
+        for name in MOMENTS
+        if name in report.scores
+    }
 
 
 def _preparation(report: Report, federation: Federation, devices: dict[str, Device] | None) -> dict:
@@ -125,43 +157,6 @@ def _plain(leaf):
 def _finite(loss: float) -> float | None:
     """A loss as JSON has it: there is no NaN and no infinity."""
     return float(loss) if np.isfinite(loss) else None
-
-
-def accuracy(scores: PerGroup, federation: Federation) -> dict:
-    """Accuracies as fractions, of all clients on their own test rows.
-
-    Returns:
-      mean, std: over clients; worst_tenth: mean over the tenth of them (at least one) with the least; pooled:
-      over all rows; per_client: by id; per_group: mean over the clients of each architecture; validation:
-      mean over clients on validation rows, None without such rows.
-    """
-    ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
-    right, rows, validated, validation_rows, _ = (
-        np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True)
-    )
-    of_client = right / rows
-    validates = validation_rows > 0
-    return {
-        "mean": float(of_client.mean()),
-        "std": float(of_client.std()),
-        "worst_tenth": float(np.sort(of_client)[: max(1, len(of_client) // 10)].mean()),
-        "pooled": float(right.sum() / rows.sum()),
-        "per_client": of_client[np.argsort(ids)].tolist(),
-        "per_group": {
-            model.name: float((score.test / score.test_rows).mean())
-            for model, score in zip(federation.models, scores, strict=True)
-        },
-        "validation": float((validated[validates] / validation_rows[validates]).mean())
-        if validates.any()
-        else None,
-    }
-
-
-def _of_cohort(scores: PerGroup, present: list[np.ndarray]) -> dict:
-    """Test accuracy of the clients present, masks (k_g,): mean over them, and pooled over their rows."""
-    right = np.concatenate([score.test[mask] for score, mask in zip(scores, present, strict=True)])
-    rows = np.concatenate([score.test_rows[mask] for score, mask in zip(scores, present, strict=True)])
-    return {"mean": float((right / rows).mean()), "pooled": float(right.sum() / rows.sum())}
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:
@@ -205,4 +200,4 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,
         "code": history(config, metrics),
-    }
+    } | {name: metrics[-1][name] for name in ("newcomers",) if name in metrics[-1]}

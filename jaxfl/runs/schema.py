@@ -10,8 +10,12 @@ NUMBER = int | float
 ACCURACY = {
     "mean": NUMBER,
     "std": NUMBER,
+    "lowest?": NUMBER,
     "worst_tenth": NUMBER,
-    "per_client": [NUMBER],
+    "macro_f1?": NUMBER,
+    "per_client": [NUMBER | None],
+    "macro_f1_per_client?": [NUMBER | None],
+    "per_class?": [NUMBER | None],
     "per_group": {"*": NUMBER},
 }
 CODE = {"package": str, "files": {"*": str}}
@@ -26,6 +30,15 @@ CONFIG = {
     "environment": dict,
     "code?": CODE,
 }
+OF_NEWCOMERS = {"mean": NUMBER, "pooled": NUMBER, "per_client": [NUMBER]}
+NEWCOMERS = {
+    "clients": [int],
+    "bytes_up": int,
+    "bytes_down": int,
+    "received": OF_NEWCOMERS,
+    "trained?": OF_NEWCOMERS,
+    "personal": OF_NEWCOMERS,
+}
 ROUND = {
     "round": int,
     "loss": NUMBER | None,
@@ -37,6 +50,7 @@ ROUND = {
     "cohort?": {"received": {"pooled": NUMBER}},
     "accuracy?": ACCURACY | {"validation": NUMBER | None},
     "received?": ACCURACY,
+    "newcomers?": NEWCOMERS,
     "seconds?": {"compile": NUMBER, "train": NUMBER, "evaluate": NUMBER},
     "together?": int,
     "code?": CODE,
@@ -56,6 +70,7 @@ RESULT = {
     "bytes_up": int,
     "bytes_down": int,
     "simulated_seconds": NUMBER | None,
+    "newcomers?": NEWCOMERS,
     "targets?": {"*": TARGET},
     "stopped_at_target?": bool,
     "seconds": {"*": NUMBER},

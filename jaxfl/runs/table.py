@@ -27,6 +27,26 @@ class Cell(NamedTuple):
         return f"{self.mean:.2f}" + ("" if self.std is None else f"{between}{self.std:.2f}")
 
 
+OF_ACCURACY = {  # of the deployed models beside the mean: its title, and its name in a result
+    "std": ("std over clients %", "std"),
+    "lowest": ("lowest client %", "lowest"),
+    "worst-tenth": ("worst tenth %", "worst_tenth"),
+    "pooled": ("of all rows %", "pooled"),
+    "macro-f1": ("macro F1 %", "macro_f1"),
+}
+SHOWN = (*OF_ACCURACY, "per-class", "flops")  # on request
+MOST_COLUMNS = 12  # of a table that stands upright in a terminal
+_NEWCOMERS = (
+    ("newcomers received %", lambda r: _of_newcomers(r, "received")),
+    ("newcomers joined %", lambda r: _of_newcomers(r, "personal")),
+)
+
+
+def _of_newcomers(result: dict, moment: str) -> float:
+    known = result.get("newcomers")
+    return 100 * known[moment]["mean"] if known else np.nan
+
+
 class Table(NamedTuple):
     """Rows of a label and cells, with a title per column; as text it is Markdown.
 
@@ -41,17 +61,15 @@ class Table(NamedTuple):
         return as_markdown(self)
 
 
-COLUMNS = {
-    "std": ("std over clients %", "std"),
-    "worst-tenth": ("worst tenth %", "worst_tenth"),
-}  # on request
-
-
 def check_columns(show: Sequence[str]) -> None:
-    """Refuse columns that are not in `COLUMNS`."""
+    """Refuse columns that nobody knows.
+
+    Raises:
+      JaxflError: naming the first one, and one like it.
+    """
     for name in show:
-        if name not in COLUMNS:
-            raise JaxflError(f"There is no column {name!r}; {nearest(name, COLUMNS)}")
+        if name not in SHOWN:
+            raise JaxflError(f"There is no column {name!r}; {nearest(name, SHOWN)}")
 
 
 def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table:
@@ -59,12 +77,12 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
 
     Args:
       results: pairs (label, result); results of one label are its seeds.
-      show: further columns of the deployed models' accuracy: its standard deviation over clients, the mean
-        of the worst tenth of them; keys of `COLUMNS`.
+      show: further columns, of `SHOWN`.
 
     Returns:
-      Accuracies in percent: of the deployed models, of those models per architecture, of the models as
-      received before local training; the megabytes (1e6 bytes) sent and received in the run; where
+      Accuracies in percent: of the deployed models, of those models per architecture where there are several,
+      of the models as received before local training; where there are newcomers, of theirs as received and
+      when they have joined; the megabytes (1e6 bytes) sent and received in the run; where
       clients' devices are known, the simulated seconds of the run; and for each target of the results what
       was spent until it was reached, a dash where not all runs of a label do.
 
@@ -79,12 +97,13 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     groups = list(dict.fromkeys(g for _, r in results for g in r["accuracy"]["per_group"]))
     columns: list[tuple[str, Callable]] = [
         ("accuracy %", lambda r: 100 * r["accuracy"]["mean"]),
+        *(column for name in show for column in _on_request(name, [result for _, result in results])),
         *(
-            (title, lambda r, key=key: 100 * r["accuracy"][key])
-            for title, key in (COLUMNS[name] for name in show)
+            (g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan))
+            for g in (groups if len(groups) > 1 else ())
         ),
-        *((g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan)) for g in groups),
         ("received %", lambda r: 100 * r["received"]["mean"]),
+        *(_NEWCOMERS if any(result.get("newcomers") for _, result in results) else ()),
         ("MB up", lambda r: r["bytes_up"] / 1e6),
         ("MB down", lambda r: r["bytes_down"] / 1e6),
     ]
@@ -97,7 +116,32 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         for label, of_label in seeds.items()
     ]
     notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
+    notes += [
+        f"{label} sends a newcomer nothing: what it has before joining is an untrained model."
+        for label, of_label in seeds.items()
+        if any("newcomers" in result and not result["newcomers"]["bytes_down"] for result in of_label)
+    ]
     return Table([title for title, _ in columns], rows, tuple(filter(None, notes)))
+
+
+def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
+    """The columns of one choice of `SHOWN`; runs of an earlier jaxfl lack some values."""
+    if name == "flops":
+        return [("GFLOP", lambda r: r["flops"] / 1e9)]
+    if name != "per-class":
+        title, key = OF_ACCURACY[name]
+        return [(title, lambda r: _percent(r["accuracy"].get(key)))]
+    classes = max(len(result["accuracy"].get("per_class", ())) for result in results)
+
+    def of_class(result, c):
+        known = result["accuracy"].get("per_class", ())
+        return _percent(known[c]) if c < len(known) else np.nan
+
+    return [(f"class {c} %", lambda r, c=c: of_class(r, c)) for c in range(classes)]
+
+
+def _percent(share: float | None) -> float:
+    return np.nan if share is None else 100 * share
 
 
 def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
@@ -130,13 +174,22 @@ def _cell(values: list[float]) -> Cell:
 
 
 def as_text(table: Table) -> RichTable:
-    """For the terminal; the best mean accuracy is bold."""
+    """For the terminal; the best mean accuracy is bold. With too many columns the table lies on its side."""
     best = max(cells[0].mean for _, cells in table.rows)
-    columns = (Column(title, overflow="fold") for title in ("method", *table.titles))
+    styles = ["bold" if cells[0].mean == best else "" for _, cells in table.rows]
+    labels = [label for label, _ in table.rows]
+    texts = [[cell.text() for cell in cells] for _, cells in table.rows]
+    wide = len(table.titles) > MOST_COLUMNS
+    columns = (Column(title, overflow="fold") for title in ("method", *(labels if wide else table.titles)))
     drawn = RichTable(*columns, caption="\n".join(table.notes) or None, caption_justify="left")
-    for label, cells in table.rows:
-        style = "bold" if cells[0].mean == best else None
-        drawn.add_row(label, *(cell.text() for cell in cells), style=style)
+    if wide:
+        for column, style in zip(drawn.columns[1:], styles, strict=True):
+            column.style = style
+        for title, *values in zip(table.titles, *texts, strict=True):
+            drawn.add_row(title, *values)
+    else:
+        for label, values, style in zip(labels, texts, styles, strict=True):
+            drawn.add_row(label, *values, style=style)
     return drawn
 
 

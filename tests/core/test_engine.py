@@ -213,8 +213,8 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
     assert_equal(evaluate(), whole)
     assert programs.compilations == compilations + 1
     for scores, n in zip(whole["personal"], CLIENTS, strict=True):
-        assert scores.test.shape == (n,)
-        assert (scores.test_rows > 0).all()
+        assert scores.right.shape == (n, CLASSES)
+        assert (scores.rows.sum(1) > 0).all()
 
 
 @pytest.mark.parametrize("at_once", [long(1), 2])
@@ -335,7 +335,7 @@ def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
     scores = [jax.jit(lambda p=p: score(p, KEY, federation, cohort))() for p in (shared, copies)]
     assert_equal(*scores)
     assert not np.concatenate([of_group.finite for of_group in scores[0]]).all()
-    assert sum(of_group.test.sum() for of_group in scores[0]) > 0
+    assert sum(of_group.right.sum() for of_group in scores[0]) > 0
 
 
 # ---- divergence
@@ -424,9 +424,11 @@ def rows_of_class(label, federation, cohorts, t):
             group.test_rows[i][: group.test_size[i]] if present else group.test_rows[0][:0]
             for i, present in zip(slots.index[t], slots.mask[t], strict=True)
         ]
-        right = [int((federation.labels[of_client] == label).sum()) for of_client in rows]
+        counts = [np.bincount(federation.labels[of_client], minlength=CLASSES) for of_client in rows]
+        there, its_class = np.array(counts), np.arange(CLASSES) == label
         none = np.zeros(len(rows), np.int32)
-        scores.append(Score(np.array(right), np.array([len(r) for r in rows]), none, none, none == 0))
+        predicted = there.sum(1, keepdims=True) * its_class
+        scores.append(Score(there * its_class, there, predicted, none, none, none == 0))
     return tuple(scores)
 
 
@@ -508,9 +510,9 @@ def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_els
         assert report.scores.keys() == {"received", "trained", "personal"}
         for moment in report.scores.values():
             for of_group, slots in zip(moment, cohorts, strict=True):
-                assert ((of_group.test_rows > 0) == slots.mask[t]).all()
+                assert ((of_group.rows.sum(1) > 0) == slots.mask[t]).all()
     trained, received = (
-        [sum(of_group.test.sum() for of_group in report.scores[moment]) for report in chunk.reports]
+        [sum(of_group.right.sum() for of_group in report.scores[moment]) for report in chunk.reports]
         for moment in ("trained", "received")
     )
     assert trained != received

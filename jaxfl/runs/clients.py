@@ -1,0 +1,56 @@
+"""A run's clients as a table: who they are, how they do, what they have spent."""
+
+import csv
+import io
+from collections import Counter
+
+import numpy as np
+
+from jaxfl.data.federation import Federation
+
+SPENT = ("bytes_up", "bytes_down", "flops")
+
+
+def as_csv(metrics: list[dict], federation: Federation) -> str:
+    """A row per client, by id.
+
+    Args:
+      metrics: of all rounds; the last one is scored.
+      federation: the clients.
+
+    Returns:
+      Architecture, training and test rows; accuracy, accuracy as received and macro F1 at the end, as
+      fractions (of a newcomer the accuracies when it has joined and before); the rounds in which the client
+      took part, and what it sent, received and computed in them. What happens before the first round is in no
+      row.
+    """
+    last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
+    accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
+    f1 = last["accuracy"].get("macro_f1_per_client", [None] * len(accuracy))  # not of an earlier jaxfl
+    place = {client: i for i, client in enumerate(newcomers["clients"])}
+    rounds, spent = Counter(), {name: Counter() for name in SPENT}
+    for record in metrics:
+        rounds.update(record["clients"])
+        for name, of_clients in spent.items():
+            for client, amount in zip(record["clients"], record[f"client_{name}"], strict=True):
+                of_clients[client] += amount
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n").writerow
+    write(
+        ["client", "architecture", "newcomer", "train_rows", "test_rows", "accuracy", "received", "macro_f1"]
+        + ["rounds", *SPENT]
+    )
+    for group in federation.groups:
+        for i, client in enumerate(np.asarray(group.id).tolist()):
+            new = place.get(client)
+            scored = (
+                [accuracy[client], received[client], f1[client]]
+                if new is None
+                else [newcomers[moment]["per_client"][new] for moment in ("personal", "received")] + [None]
+            )
+            rows = int(group.size[i]), int(group.test_size[i])
+            write(
+                [client, group.model.name, int(new is not None), *rows, *scored]
+                + [rounds[client], *(of_clients[client] for of_clients in spent.values())]
+            )
+    return text.getvalue()

@@ -1,0 +1,96 @@
+"""From rows that clients' models get right to the numbers of a run: over clients, architectures, classes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxfl.data.federation import Federation, PerGroup
+
+
+def accuracy(scores: PerGroup, federation: Federation, newcomers: Sequence[np.ndarray] | None = None) -> dict:
+    """How all clients but the newcomers do on their own test rows, as fractions.
+
+    Args:
+      scores: per group `Score` of all its clients.
+      federation: the clients.
+      newcomers: per group (n_g,) bool, who has not joined yet; nobody by default.
+
+    Returns:
+      mean, std: over clients; lowest: of the worst client; worst_tenth: mean over the tenth of them (at least
+      one) with the least; pooled: over all rows; macro_f1: mean over clients of `macro_f1`; per_client,
+      macro_f1_per_client: by id, None of newcomers; per_class: of all rows of each class of the data set,
+      None where there are none; per_group: mean over the clients of each architecture, newcomers left out;
+      validation: mean over clients on validation rows, None without such rows.
+    """
+    ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
+    there = ~np.concatenate(newcomers) if newcomers else np.ones(len(ids), bool)
+    right, rows, predicted, validated, validation_rows, _ = _joined(scores)
+    of_client, f1 = right.sum(1) / rows.sum(1), macro_f1(right, rows, predicted)
+    order = np.argsort(ids)
+    known = of_client[there]
+    validates = there & (validation_rows > 0)
+    ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]
+    of_groups = zip(federation.models, np.split(of_client, ends), np.split(there, ends), strict=True)
+    of_class, class_rows = right[there].sum(0), rows[there].sum(0)
+    return {
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+        "lowest": float(known.min()),
+        "worst_tenth": float(np.sort(known)[: max(1, len(known) // 10)].mean()),
+        "pooled": float(of_class.sum() / class_rows.sum()),
+        "macro_f1": float(f1[there].mean()),
+        "per_client": _by_id(of_client, there, order),
+        "macro_f1_per_client": _by_id(f1, there, order),
+        "per_class": [
+            int(of_class[c]) / int(class_rows[c]) if class_rows[c] else None for c in range(len(of_class))
+        ],
+        "per_group": {model.name: float(its[present].mean()) for model, its, present in of_groups},
+        "validation": float((validated[validates] / validation_rows[validates]).mean())
+        if validates.any()
+        else None,
+    }
+
+
+def of_present(scores: PerGroup, present: list[np.ndarray]) -> dict:
+    """Test accuracy of the clients present, masks (k_g,): mean over them, and pooled over their rows."""
+    right, rows = _of(scores, present)
+    return {"mean": float((right / rows).mean()), "pooled": float(right.sum() / rows.sum())}
+
+
+def each_present(scores: PerGroup, present: list[np.ndarray]) -> list[float]:
+    """Test accuracy of each of them, in the order of places."""
+    right, rows = _of(scores, present)
+    return (right / rows).tolist()
+
+
+def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """The mean of the F1 scores of all classes that a client has rows of or predicts, as scikit-learn's.
+
+    Args:
+      right: (n, C), rows of each class that a client gets right.
+      rows: (n, C), how many there are.
+      predicted: (n, C), rows that it takes for each class.
+
+    Returns:
+      (n,), as fractions.
+    """
+    either = rows + predicted
+    f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
+    return f1.sum(1) / (either > 0).sum(1)
+
+
+def _of(scores: PerGroup, present: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Test rows that are right, and all of them, of the clients present."""
+    right, rows, *_ = (leaf[np.concatenate(present)] for leaf in _joined(scores))
+    return right.sum(1), rows.sum(1)
+
+
+def _joined(scores: PerGroup) -> tuple[np.ndarray, ...]:
+    """The leaves of all groups' clients one after another."""
+    return tuple(np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True))
+
+
+def _by_id(values: np.ndarray, there: np.ndarray, order: np.ndarray) -> list[float | None]:
+    return [
+        value if known else None for value, known in zip(values[order].tolist(), there[order], strict=True)
+    ]

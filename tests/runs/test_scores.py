@@ -1,0 +1,101 @@
+"""What is known of clients beside their mean accuracy, and clients who join when all is trained."""
+
+import csv
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score, recall_score
+
+import jaxfl
+from jaxfl.core.cohorts import draw_cohorts, draw_newcomers
+from jaxfl.runs.scores import macro_f1
+
+SIZES = (7, 10)
+
+
+def test_macro_f1_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth, taken_for = rng.integers(0, 4, 40), rng.integers(2, 6, 40)  # some classes are only predicted
+    counts = [np.bincount(which, minlength=7) for which in (truth[truth == taken_for], truth, taken_for)]
+    assert macro_f1(*(count[None] for count in counts)) == pytest.approx(
+        f1_score(truth, taken_for, average="macro")
+    )
+
+
+def test_newcomers_are_drawn_from_every_architecture_and_are_in_no_cohort():
+    newcomers = draw_newcomers(SIZES, 0.3, seed=4)
+    assert [of_group.sum() for of_group in newcomers] == [2, 3]
+    assert any((a != b).any() for a, b in zip(newcomers, draw_newcomers(SIZES, 0.3, seed=5), strict=True))
+    cohorts = draw_cohorts(SIZES, 0.5, 40, 4, newcomers)
+    for slots, of_group in zip(cohorts, newcomers, strict=True):
+        assert set(np.unique(slots.index[slots.mask])) == set(np.flatnonzero(~of_group))
+    assert (sum(slots.mask.sum(1) for slots in cohorts) == 6).all()  # half of twelve
+
+
+@pytest.fixture(scope="module")
+def chosen(dataset):
+    """Options of a run of four clients, of whom two are newcomers."""
+    _, name = dataset
+    return {
+        "dataset": name,
+        "partition": "classes,classes_per_client=3,samples_per_client=10",
+        "labels": "independent",
+        "clients": 4,
+        "models": ["mlp,hidden=3", "mlp,hidden=4"],
+        "rounds": 4,
+        "eval_every": 2,
+        "epochs": 1,
+        "newcomers": 0.5,
+        "quiet": True,
+    }
+
+
+def test_scores_are_those_of_the_predictions(chosen, tmp_path):
+    """Of fedper, whose newcomers have heads that nobody trained; labels are numbered by each client."""
+    run = jaxfl.run("fedper", run_dir=tmp_path / "run", **chosen)
+    accuracy, newcomers = run.result["accuracy"], run.result["newcomers"]
+    new = newcomers["clients"]
+    members = [client for client in range(4) if client not in new]
+    assert len(new) == 2 and not set(new) & {c for record in run.metrics for c in record["clients"]}
+
+    truth = {i: run.source.labels[run.partition.test[i]] for i in range(4)}
+    answers = {i: run.models[i].predict(run.source.images[run.partition.test[i]]) for i in range(4)}
+    alone = {i: (truth[i] == answers[i]).mean() for i in range(4)}
+    of_members = [np.concatenate([of[i] for i in members]) for of in (truth, answers)]
+    f1 = [f1_score(truth[i], answers[i], average="macro") for i in members]
+    assert accuracy["per_client"] == [None if i in new else pytest.approx(alone[i]) for i in range(4)]
+    assert accuracy["mean"] == pytest.approx(np.mean([alone[i] for i in members]))
+    assert accuracy["lowest"] == pytest.approx(min(alone[i] for i in members))
+    assert accuracy["macro_f1"] == pytest.approx(np.mean(f1))
+    assert accuracy["pooled"] == pytest.approx((of_members[0] == of_members[1]).mean())
+    classes = np.unique(of_members[0])
+    recalls = recall_score(*of_members, labels=classes, average=None)
+    assert [accuracy["per_class"][c] for c in classes] == pytest.approx(recalls)
+    assert all(x is None for c, x in enumerate(accuracy["per_class"]) if c not in classes)
+
+    assert newcomers["received"]["per_client"] == pytest.approx([alone[i] for i in new])
+    assert newcomers["bytes_down"] > 0
+    with (run.folder / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["newcomer"]) for row in rows] == [int(i in new) for i in range(4)]
+    shown = [float(row["accuracy"]) for row in rows]
+    assert [shown[i] for i in new] == newcomers["personal"]["per_client"]
+    assert [shown[i] for i in members] == pytest.approx([alone[i] for i in members])
+    assert sum(int(row["bytes_up"]) for row in rows) == run.result["bytes_up"]
+    assert [int(row["rounds"]) for row in rows] == [0 if i in new else 4 for i in range(4)]
+
+
+def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
+    """A run that has ended with newcomers goes on like one that was begun for more rounds."""
+    short = jaxfl.run("local", run_dir=tmp_path / "short", **chosen)
+    (note,) = jaxfl.report(tmp_path / "short").notes
+    assert note.startswith("local sends a newcomer nothing")
+    longer = jaxfl.resume(short.folder, rounds=6, quiet=True)
+    whole = jaxfl.run("local", run_dir=tmp_path / "whole", **chosen | {"rounds": 6})
+    assert longer.result["newcomers"] == whole.result["newcomers"]
+    np.testing.assert_array_equal(longer.personal.per_client, whole.personal.per_client)
+    joined = longer.result["newcomers"]
+    assert joined["trained"] == joined["personal"]
+    with pytest.raises(jaxfl.JaxflError, match="newcomers 0.2 is nobody: the largest architecture has 2"):
+        jaxfl.run("local", run_dir=tmp_path / "none", **chosen | {"newcomers": 0.2})
+    assert not (tmp_path / "none").exists()
