@@ -1,7 +1,11 @@
 """What the README and the notebook show is run as it stands."""
 
 import ast
+import doctest
+import importlib
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -57,6 +61,38 @@ def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
         [record[name] for name in told] for record in fedavg
     ]
     assert same == (mu == "0")
+
+
+def test_method_of_the_guide_runs(tmp_path):
+    """Its median, from the ground up."""
+    (code,) = python_blocks("docs/own-method.md")
+    (tmp_path / "median.py").write_text(code)
+    options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4 --epochs 1"
+    folder = tmp_path / "run"
+    main(["run", f"{tmp_path}/median.py:median", *options.split(), "--run-dir", str(folder)])
+    assert store.read_metrics(folder)[-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """Every link leads to a page, every method has one, and its equations are typeset."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for name in registry.METHODS:
+        assert (tmp_path / "methods" / name / "index.html").is_file()
+    page = (tmp_path / "methods" / "fedprox" / "index.html").read_text()
+    assert "w<sub>i</sub> ← LocalSGD over CE(w) + μ/2 ‖w - w<sup>t</sup>‖<sup>2</sup>" in page
+
+
+def test_examples_of_docstrings_are_true():
+    examples = 0
+    for path in (ROOT / "jaxfl").rglob("*.py"):
+        if ">>>" in path.read_text():
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            failed, tried = doctest.testmod(importlib.import_module(name))
+            assert not failed
+            examples += tried
+    assert examples
 
 
 def python_blocks(document):

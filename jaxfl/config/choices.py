@@ -66,7 +66,13 @@ def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
-    """``"name,a=1,b=2"`` -> ("name", {"a": "1", "b": "2"}); a file's path may hold commas."""
+    """A choice's name and its options as text; a file's path may hold commas.
+
+    >>> split("dirichlet,alpha=0.5,min-samples=4")
+    ('dirichlet', {'alpha': '0.5', 'min_samples': '4'})
+    >>> split("a,b.py:mine,k=1")
+    ('a,b.py:mine', {'k': '1'})
+    """
     file, py, rest = choice.rpartition(".py:")
     name, *pairs = rest.split(",")
     options = {}
@@ -79,7 +85,11 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
 
 
 def join(name: str, options: Mapping[str, str]) -> str:
-    """The inverse of `split`."""
+    """The inverse of `split`.
+
+    >>> join("ditto", {"lam": "0.1"})
+    'ditto,lam=0.1'
+    """
     return ",".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 

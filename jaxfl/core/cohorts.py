@@ -60,6 +60,9 @@ def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple
 
     Returns:
       Per group (n_g,) bool.
+
+    >>> [int(of_group.sum()) for of_group in draw_newcomers([10, 4, 3], 0.25, seed=0)]
+    [2, 1, 0]
     """
     drawn = []
     for g, clients in enumerate(group_sizes):

@@ -73,6 +73,11 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
 
     Returns:
       (n,), as fractions.
+
+    >>> macro_f1(np.array([[2, 0]]), np.array([[2, 0]]), np.array([[2, 0]]))
+    array([1.])
+    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 1]]))  # a class that is only predicted
+    array([0.4])
     """
     either = rows + predicted
     f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
