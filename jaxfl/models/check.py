@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxfl.config.own_code import in_a_line, place, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
+from jaxfl.models.own.functions import OwnBlock
 
 EXAMPLES = 3
 
@@ -31,6 +32,8 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
     if len(set(model.names)) < len(model.names):
         raise JaxflError(f"{name} has two blocks of one name: {', '.join(model.names)}; rename one.")
     for block, module in model.blocks:
+        if isinstance(module, OwnBlock):
+            continue
         if not isinstance(module, nn.Module):
             raise JaxflError(
                 f"{name}: the block {block!r} is a {type(module).__name__}, not a flax.linen.Module."
