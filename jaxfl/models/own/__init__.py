@@ -8,6 +8,7 @@ libraries differ only in how that is done. Each is imported once somebody asks f
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxfl.models.own.chain import named_arrays
 from jaxfl.models.own.functions import from_functions
 from jaxfl.models.own.linen import from_linen
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from jaxfl.models.own.equinox import from_equinox
     from jaxfl.models.own.nnx import from_nnx
 
-__all__ = ["from_equinox", "from_functions", "from_linen", "from_nnx"]
+__all__ = ["from_equinox", "from_functions", "from_linen", "from_nnx", "named_arrays"]
 
 LATER = {"from_nnx": "jaxfl.models.own.nnx", "from_equinox": "jaxfl.models.own.equinox"}
 

@@ -3,9 +3,9 @@
 The module is watched while it calls its layers: the modules that are its own attributes. A block begins where
 one of them is called, and is all that happens from there to the beginning of the next block, with the
 activations, pooling and reshaping between two calls. To apply a block alone, the whole module is called: what
-layers before the block put out is zeros, at its first layer the block's own input takes the place of what came
-in, and at the first layer of the next block the call ends. None of the zeros has an effect on what comes out,
-so the compiler drops all that is computed with them.
+layers before the block put out is zeros, at its first layer the block's own input takes the place of what
+came in, and at the first layer of the next block the call ends. None of the zeros has an effect on what comes
+out, so the compiler drops all that is computed with them.
 
 So a block can only begin where nothing but the input of that layer leads on: where no connection goes around
 it, and no weights are used on both sides. What the traced program uses says so.
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.extend import core
 from jax.interpreters import partial_eval
@@ -36,17 +37,24 @@ class Network:
     """A module of some library; hashable. Its weights are flat here: {path: leaf}.
 
     Attributes:
-      kind: of module, whose `__call__` it is.
       shape: (H, W, C) of an image.
       batched: whether the module is called with a batch, not with one example.
     """
 
-    kind: type
     shape: tuple[int, ...]
     batched = True
 
+    @property
+    def kind(self) -> type:
+        """Of module, whose `__call__` it is."""
+        raise NotImplementedError
+
     def draw(self, key: jax.Array) -> Weights:
         """Initial weights."""
+        raise NotImplementedError
+
+    def given(self, *trained: Any) -> Weights:
+        """The flat weights of a network trained elsewhere, in the form that its library has for them."""
         raise NotImplementedError
 
     def inward(self, x: jax.Array) -> jax.Array:
@@ -135,7 +143,7 @@ class Call(NamedTuple):
 
     layer: str
     kind: str
-    input: jax.ShapeDtypeStruct | None
+    input: Any
     output: Any
 
 
@@ -166,8 +174,12 @@ def leaves(network: Network) -> Weights:
     return jax.eval_shape(network.draw, jax.random.key(0))
 
 
+def _batch(example: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((EXAMPLES, *example.shape), example.dtype)
+
+
 def _images(network: Network) -> jax.ShapeDtypeStruct:
-    images = jax.ShapeDtypeStruct((EXAMPLES, *network.shape), jnp.result_type(float))
+    images = _batch(jax.ShapeDtypeStruct(network.shape, jnp.result_type(float)))
     return jax.eval_shape(network.inward, images)
 
 
@@ -196,12 +208,24 @@ class Section(OwnBlock):
         return "+".join(call.kind for call in calls(self.network)[self.start or 0 : self.stop])
 
     def draw(self, key, x):
-        """Its part of what the whole network draws."""
+        """Its part of what the whole network draws.
+
+        Raises:
+          JaxflError: if the network gives it inputs of another shape.
+        """
+        taken = _images(self.network) if self.start is None else calls(self.network)[self.start].input
+        taken = taken if self.network.batched or self.start is None else _batch(taken)
+        wanted = jax.eval_shape(self.network.outward, taken).shape[1:]
+        if x.shape[1:] != wanted:
+            raise JaxflError(
+                f"{place(self.network.kind)}: a block of {self.network.kind.__name__} ({self.kind}) takes "
+                f"examples of shape {wanted}, not {x.shape[1:]}; give the network itself an option for that."
+            )
         return Weights(*(self._named(part) for part in self.network.draw(key)))
 
     def run(self, weights, x, *, train, key, mask):
         """The network from the block's first layer to the next one's."""
-        own = {path[self._prefix :]: path for path in self.paths}
+        own = {path[self.prefix :]: path for path in self.paths}
         everything = Weights(
             *(
                 jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole)
@@ -219,13 +243,13 @@ class Section(OwnBlock):
         return self.network.outward(y), self._named(stats)
 
     @property
-    def _prefix(self) -> int:
+    def prefix(self) -> int:
         """How much all paths have in common: the name of the layer, where it is a single one."""
         levels = zip(*(path[:-1] for path in self.paths), strict=False)
         return len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
 
     def _named(self, flat: dict[Path, Any]) -> dict:
-        return unflatten_dict({path[self._prefix :]: flat[path] for path in flat if path in self.paths})
+        return unflatten_dict({path[self.prefix :]: flat[path] for path in flat if path in self.paths})
 
 
 def _zeros(network: Network, shapes: Any, x: jax.Array, batched: bool | None = None) -> Any:
@@ -266,7 +290,7 @@ def uses(network: Network, start: int | None, stop: int | None) -> Uses:
         return network.run(weights, x, walk, train=False, key=None, mask=None)[0]
 
     if not network.batched and z is not x:
-        z = jax.ShapeDtypeStruct((EXAMPLES, *z.shape), z.dtype)
+        z = _batch(z)
     arguments = weights, x, z, before
     program = jax.make_jaxpr(part)(*arguments).jaxpr
     used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
@@ -320,16 +344,16 @@ def chain(
             raise JaxflError(f"{where}: {name} calls no layer {layer!r}; {nearest(layer, first)}")
     if not weighted:
         raise JaxflError(
-            f"{where}: {name} calls no layer with weights that is an attribute of its own, outside of every loop "
-            "and transformation; build it of such layers, or use from_functions."
+            f"{where}: {name} calls no layer with weights that is an attribute of its own, outside of every "
+            "loop and transformation; build it of such layers, or use from_functions."
         )
     last = first[head] if head else weighted[-1]
     wanted = [first[layer] for layer in blocks] if blocks else [i for i in weighted if not obstacle(i)]
     for i in [last, *wanted]:
         if (why := obstacle(i)) and i != weighted[0]:
             raise JaxflError(
-                f"{where}: no block of {name} can begin with {found[i].layer!r}: {why}; name another layer, or "
-                "make one module of all that belongs together."
+                f"{where}: no block of {name} can begin with {found[i].layer!r}: {why}; name another layer, "
+                "or make one module of all that belongs together."
             )
     starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})
     ends = itertools.pairwise([None, *starts, None])
@@ -343,3 +367,34 @@ def chain(
         title = "input" if named is None else found[named].layer
         sections.append(Block(title, Section(network, start, stop, own)))
     return Model(name, tuple(sections), tuple(network.shape), classes)
+
+
+def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:
+    """The weights of a network that was trained elsewhere, by the names that `--init-from` reads.
+
+    ``np.savez("pretrained.npz", **named_arrays(model, variables))`` is a file for it.
+
+    Args:
+      model: the same network, from `from_linen`, `from_nnx` or `from_equinox`.
+      *trained: Linen's variables, {"params": ..., "batch_stats": ...}; the module of NNX; or that of Equinox
+        and its state, if it has one.
+
+    Raises:
+      JaxflError: if the network has leaves that are not there.
+    """
+    sections = {name: module for name, module in model.blocks if isinstance(module, Section)}
+    if not sections:
+        raise JaxflError(
+            f"{model.name} is of plain functions or of jaxfl's own blocks: name its arrays yourself."
+        )
+    found = {}
+    for kind, part in next(iter(sections.values())).network.given(*trained)._asdict().items():
+        for name, section in sections.items():
+            own = leaves(section.network)._asdict()[kind].keys() & section.paths
+            for path in sorted(own):
+                if path not in part:
+                    raise JaxflError(
+                        f"{model.name} has {'/'.join(path)} among its {kind}, which is not there."
+                    )
+                found["/".join((kind, name, *path[section.prefix :]))] = np.asarray(part[path])
+    return found

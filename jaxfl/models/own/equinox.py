@@ -32,22 +32,22 @@ def from_equinox(
     """An Equinox module as a model: ``make(key)(x)`` maps one image (C, H, W) to logits (classes,).
 
     It is mapped over a batch under the axis name "batch", which its BatchNorm has to have. If its `__call__`
-    has the parameters ``state`` and ``key``, it is given them; with a state it returns ``(y, state)``. Dropout
-    is off in evaluation. Equinox's BatchNorm knows no padding: an epoch's last batch, if it is shorter than
-    others, is filled up with its own rows, taken in turn.
+    has the parameters ``state`` and ``key``, it is given them; with a state it returns ``(y, state)``.
+    Dropout is off in evaluation. Equinox's BatchNorm knows no padding: an epoch's last batch, if it is
+    shorter than others, is filled up with its own rows, taken in turn.
 
     Args:
       name: the architecture's.
       make: makes the module, ``lambda key: Net(key=key)``.
       shape: (H, W, C) of an image.
       classes: outputs.
-      head: name of the attribute, the layer, with which the head begins; by default the last one with weights.
-        An entry of a list is ``layers_0``.
+      head: name of the attribute, the layer, with which the head begins; by default the last one with
+        weights. An entry of a list is ``layers_0``.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
 
     Raises:
-      JaxflError: if it cannot be made or called like this, a block cannot begin with such a layer, or it holds
-        arrays that are not floats, naming its file and line.
+      JaxflError: naming file and line, if it cannot be made or called like this, a block cannot begin with
+        such a layer, or it holds arrays that are not floats.
     """
     require_call("make", make, "key")
     network = Equinox(make, tuple(shape))
@@ -81,13 +81,18 @@ class Equinox(Network):
     def draw(self, key):
         """What the module starts with."""
         module, state = eqx.nn.make_with_state(self.make)(key)
-        arrays = named(eqx.filter(module, eqx.is_array))
-        for path, leaf in arrays.items():
+        for path, leaf in named(eqx.filter(module, eqx.is_array)).items():
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise JaxflError(
-                    f"{place(self.kind)}: {'/'.join(path)} is an array of {leaf.dtype}; parameters are floats."
+                    f"{place(self.kind)}: {'/'.join(path)} is an array of {leaf.dtype}; make it one of "
+                    "floats, or a static field."
                 )
-        return Weights(arrays, floats(state_paths(module, state), state))
+        return self.given(module, state)
+
+    def given(self, module, state=None):
+        """Of a module and its state."""
+        arrays = named(eqx.filter(module, eqx.is_inexact_array))
+        return Weights(arrays, floats(state_paths(module, state), state) if state else {})
 
     def run(self, weights, x, walk, *, train, key, mask):
         """Watched by other calls of the layers' classes, on one example."""

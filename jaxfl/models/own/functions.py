@@ -76,7 +76,7 @@ class Functions(OwnBlock):
         weights = found if isinstance(found, Weights) else Weights(found, {})
         for tree in weights:
             leaves = flatten_dict(tree).values() if isinstance(tree, dict) else [None]
-            if not all(jnp.issubdtype(getattr(leaf, "dtype", None), jnp.floating) for leaf in leaves):
+            if not all(jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating) for leaf in leaves):
                 raise JaxflError(
                     f"{place(self.init)}: init returns {_form(tree)}; return a dict (of dicts) of float "
                     "arrays by name, or Weights of two of them: parameters and statistics."

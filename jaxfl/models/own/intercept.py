@@ -26,7 +26,7 @@ def layers(module: Any, kind: type) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def intercepted(modules: list[Any], intercept: Callable) -> Iterator[None]:
-    """Within, ``module(*inputs, **options)`` is ``intercept(module, call, inputs, options)`` for some modules.
+    """Within, calls of some modules are ``intercept(module, call, inputs, options)``.
 
     Their classes have another `__call__` for that long.
     """

@@ -41,8 +41,8 @@ def from_linen(
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
 
     Raises:
-      JaxflError: if it cannot be called like this, a block cannot begin with such a layer, or it has variables
-        besides parameters and statistics, naming its file and line.
+      JaxflError: naming file and line, if it cannot be called like this, a block cannot begin with such a
+        layer, or it has variables besides parameters and statistics.
     """
     where = place(type(module))
     if not isinstance(module, nn.Module):
@@ -79,7 +79,12 @@ class Linen(Network):
                 f"{place(self.kind)}: it has variables in {', '.join(others)}; a network has parameters "
                 "(params) and statistics (batch_stats)."
             )
-        return Weights(*(flatten_dict(variables.get(collection, {})) for collection in COLLECTIONS))
+        return self.given(variables)
+
+    def given(self, variables):
+        """Of what `init` or training returned."""
+        variables = nn.meta.unbox(variables)
+        return Weights(*(flatten_dict(dict(variables.get(collection, {}))) for collection in COLLECTIONS))
 
     def run(self, weights, x, walk, *, train, key, mask):
         """Watched by an interceptor."""
@@ -96,7 +101,10 @@ class Linen(Network):
                         return call(*inputs, **options)
                     value, *others = inputs
                     return called(
-                        context.module.name, context.module, value, lambda value: call(value, *others, **options)
+                        context.module.name,
+                        context.module,
+                        value,
+                        lambda value: call(value, *others, **options),
                     )
 
                 with nn.intercept_methods(intercept):

@@ -30,16 +30,16 @@ def from_nnx(
     """A Flax NNX module as a model: ``make(rngs)(x)`` maps images (B, H, W, C) to logits (B, classes).
 
     It trains after its method ``train()``, not after ``eval()``; a parameter of its `__call__` may tell it as
-    well, as of `from_linen`. BatchNorm leaves out the padding of a batch. What draws at random has a key of its
-    own.
+    well, as of `from_linen`. BatchNorm leaves out the padding of a batch. What draws at random has a key of
+    its own.
 
     Args:
       name: the architecture's.
       make: makes the module, ``lambda rngs: Net(rngs=rngs)``.
       shape: (H, W, C) of an image.
       classes: outputs.
-      head: name of the attribute, the layer, with which the head begins; by default the last one with weights.
-        An entry of a list is ``layers_0``.
+      head: name of the attribute, the layer, with which the head begins; by default the last one with
+        weights. An entry of a list is ``layers_0``.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
 
     Raises:
@@ -89,13 +89,19 @@ class Nnx(Network):
 
     def draw(self, key):
         """What the module starts with."""
-        parts = parted(self.make(nnx.Rngs(key)))
+        module = self.make(nnx.Rngs(key))
+        parts = parted(module)
         others = sorted({"/".join(path) for path in named(parts.others)})
         if others:
             raise JaxflError(
-                f"{place(self.make)}: the module has variables ({', '.join(others)}) besides parameters (Param) "
-                "and statistics (BatchStat); make them one of these."
+                f"{place(self.make)}: the module has variables ({', '.join(others)}) besides parameters "
+                "(Param) and statistics (BatchStat); make them one of these."
             )
+        return self.given(module)
+
+    def given(self, module):
+        """Of a module."""
+        parts = parted(module)
         return Weights(named(parts.params), named(parts.stats))
 
     def run(self, weights, x, walk, *, train, key, mask):
@@ -126,7 +132,9 @@ class Nnx(Network):
 
         y, after = walk.through(through), parted(module)
         if key is None and any(map(operator.is_not, counts, jax.tree.leaves(after.draws))):
-            raise JaxflError(f"{place(self.kind)}: {self.kind.__name__} draws at random; pass a key to train it.")
+            raise JaxflError(
+                f"{place(self.kind)}: {self.kind.__name__} draws at random; pass a key to train it."
+            )
         return y, named(after.stats)
 
     @functools.cached_property
@@ -143,10 +151,9 @@ def _drawing(draws, key):
     """Streams of random numbers that begin with a key."""
     key = jax.random.key(0) if key is None else key
     found, structure = jax.tree.flatten(draws)
-    return jax.tree.unflatten(
-        structure,
-        [
-            jax.random.fold_in(key, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros_like(leaf)
-            for i, leaf in enumerate(found)
-        ],
-    )
+
+    def start(i, leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.fold_in(key, i) if is_key else jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.unflatten(structure, [start(i, leaf) for i, leaf in enumerate(found)])
