@@ -104,7 +104,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     path, _, attribute = name.rpartition(":")
     if path.endswith(".py"):
         found = load(Path(path), attribute)
-        if kind != "method" and not callable(found):
+        if not kind.startswith("method") and not callable(found):
             raise JaxflError(f"{name} is a {type(found).__name__}; name a function that makes a {kind}.")
         return found
     if name.endswith(".py"):

@@ -356,17 +356,22 @@ def chain(
                 "or make one module of all that belongs together."
             )
     starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})
-    ends = itertools.pairwise([None, *starts, None])
     sections = []
-    for start, stop in ends:
-        low, high = (-1 if start is None else start), (len(found) if stop is None else stop)
-        own = frozenset(path for path, of in users.items() if low <= of[0] < high)
-        if start is None:  # weights that nothing uses have no effect anywhere
-            own |= {path for part in leaves(network) for path in part if path not in users}
-        named = next((i for i in weighted if low <= i < high), None)
-        title = "input" if named is None else found[named].layer
-        sections.append(Block(title, Section(network, start, stop, own)))
+    for start, stop in itertools.pairwise([None, *starts, None]):
+        numbers = range(-1 if start is None else start, len(found) if stop is None else stop)
+        own = (path for part in leaves(network) for path in part if _place(path, users) in numbers)
+        title = next((found[i].layer for i in weighted if i in numbers), "input")
+        sections.append(Block(title, Section(network, start, stop, frozenset(own))))
     return Model(name, tuple(sections), tuple(network.shape), classes)
+
+
+def _place(path: Path, users: dict[Path, list[int]]) -> int:
+    """Where a leaf is used first; if nothing uses it, such as a counter, where those of its layer are."""
+    for length in range(len(path), 0, -1):
+        near = [of[0] for other, of in users.items() if other[:length] == path[:length]]
+        if near:
+            return near[0]
+    return -1
 
 
 def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:

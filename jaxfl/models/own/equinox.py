@@ -52,7 +52,7 @@ def from_equinox(
     require_call("make", make, "key")
     network = Equinox(make, tuple(shape))
     if not issubclass(network.kind, eqx.Module):
-        raise JaxflError(f"{place(make)}: it makes a {network.kind.__name__}; make an equinox.Module.")
+        raise JaxflError(f"{place(make)}: make returns no equinox.Module; let it return one.")
     require_modes(network.kind, **accepted(network.kind.__call__, {"state": ..., "key": ...}))
     return chain(name, network, classes, head=head, blocks=blocks)
 

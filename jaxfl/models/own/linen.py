@@ -44,10 +44,13 @@ def from_linen(
       JaxflError: naming file and line, if it cannot be called like this, a block cannot begin with such a
         layer, or it has variables besides parameters and statistics.
     """
-    where = place(type(module))
     if not isinstance(module, nn.Module):
         raise JaxflError(f"{name} is a {type(module).__name__}; give from_linen a flax.linen.Module.")
+    where = place(type(module))
     require_modes(type(module))
+    lists = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    lists = {field: tuple(value) for field, value in lists.items() if isinstance(value, list)}
+    module = module.clone(**lists)  # as those of nn.Sequential
     try:
         hash(module)
     except TypeError as error:

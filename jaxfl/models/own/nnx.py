@@ -49,7 +49,7 @@ def from_nnx(
     require_call("make", make, "rngs")
     network = Nnx(make, tuple(shape))
     if not issubclass(network.kind, nnx.Module):
-        raise JaxflError(f"{place(make)}: it makes a {network.kind.__name__}; make a flax.nnx.Module.")
+        raise JaxflError(f"{place(make)}: make returns no flax.nnx.Module; let it return one.")
     require_modes(network.kind)
     return chain(name, network, classes, head=head, blocks=blocks)
 
