@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, assert_same, cohort, long, federate, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, assert_same, cohort, federate, long, tiny_partition, tiny_source
 from flax import nnx
 
 import jaxfl
-
 from jaxfl.cli import main
 from jaxfl.core.engine import traced
 from jaxfl.errors import JaxflError
