@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -48,8 +49,8 @@ def from_linen(
         raise JaxflError(f"{name} is a {type(module).__name__}; give from_linen a flax.linen.Module.")
     where = place(type(module))
     require_modes(type(module))
-    lists = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
-    lists = {field: tuple(value) for field, value in lists.items() if isinstance(value, list)}
+    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    lists: Any = {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
     module = module.clone(**lists)  # as those of nn.Sequential
     try:
         hash(module)
