@@ -1,6 +1,7 @@
 """The command `jaxfl`: words in, tables out. What happens in between is in the package."""
 
 import contextlib
+import inspect
 import itertools
 import os
 import shlex
@@ -35,6 +36,7 @@ from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import helps, hints, own_first, text
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
+from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
@@ -44,7 +46,7 @@ from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.environment import versions
 from jaxfl.machine.processes import Processes, connect, explained_loss, is_first, leave
-from jaxfl.models.zoo import MODELS, described
+from jaxfl.models.zoo import GIVEN, MODELS, described
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
@@ -306,20 +308,18 @@ def _list(arguments: list[str]) -> None:
 
 def _options_of(name: str) -> RichTable:
     """The options of a method, model, partition or topology, with defaults, in words."""
-    if name in registry.METHODS:
-        config = registry.METHODS[name].config()
-        what, said = registry.METHODS[name].summary, helps(type(config))
+    table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES}
+    found = choices.lookup("method, model, partition or topology", table, name)
+    if isinstance(found, Method):
+        config = found.config()
+        what, said = found.summary, helps(type(config))
         options = [
             choices.Option(option, text(getattr(config, option)), said.get(option, ""))
             for option in own_first(type(config))
         ]
-    elif name in MODELS:
-        what, options = _first_line(MODELS[name]), described(MODELS[name])
-    elif function := (PARTITIONS | TOPOLOGIES).get(name):
-        what, options = _first_line(function), choices.described(function)
     else:
-        known = [*registry.METHODS, *MODELS, *PARTITIONS, *TOPOLOGIES]
-        raise JaxflError(f"There is no method, model, partition or topology {name!r}; {nearest(name, known)}")
+        builds = set(GIVEN) <= set(inspect.signature(found).parameters)  # a model
+        what, options = _first_line(found), (described if builds else choices.described)(found)
     table = RichTable("option", "default", "what", title=f"{name}: {what}", title_justify="left")
     for option in options:
         table.add_row(*option)
@@ -327,7 +327,7 @@ def _options_of(name: str) -> RichTable:
 
 
 def _first_line(function: Callable) -> str:
-    return (function.__doc__ or "").strip().splitlines()[0]
+    return (function.__doc__ or "").strip().partition("\n")[0]
 
 
 def _cite(arguments: list[str]) -> None:

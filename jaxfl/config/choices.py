@@ -34,15 +34,25 @@ def function(
 
 
 def keywords(function: Callable, given: Collection[str] = ()) -> dict[str, Any]:
-    """A function's options with their types: its keyword-only parameters but for some that are `given`."""
+    """A function's options with their types: its parameters but for some that are `given`.
+
+    One that may be passed by position is an option if it has a default, and a default tells the type where no
+    annotation does.
+    """
     try:
         types = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
         raise JaxflError(f"{place(function)}: an annotation cannot be read: {error}.") from None
     parameters = inspect.signature(function).parameters.values()
-    return {
-        p.name: types.get(p.name, str) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given
-    }
+
+    def is_option(p):
+        by_position = p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty
+        return p.name not in given and (p.kind is p.KEYWORD_ONLY or by_position)
+
+    def like_default(p):
+        return str if p.default in (p.empty, None) else type(p.default)
+
+    return {p.name: types.get(p.name, like_default(p)) for p in parameters if is_option(p)}
 
 
 class Option(NamedTuple):
@@ -104,7 +114,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     path, _, attribute = name.rpartition(":")
     if path.endswith(".py"):
         found = load(Path(path), attribute)
-        if kind != "method" and not callable(found):
+        if not kind.startswith("method") and not callable(found):
             raise JaxflError(f"{name} is a {type(found).__name__}; name a function that makes a {kind}.")
         return found
     if name.endswith(".py"):

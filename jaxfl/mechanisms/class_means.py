@@ -18,6 +18,7 @@ from jaxfl.core.examples import sweep
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
+from jaxfl.models.slices import shapes
 
 
 class ClassMeans(NamedTuple):
@@ -120,6 +121,17 @@ def over_clients(means: PerGroup, before: ClassMeans, uniform: bool = False) -> 
 def scalars(means: PerGroup, beside: int) -> PerGroup:
     """Per group (k_g,) int32: what clients send of their means (k_g, ...), d + `beside` scalars for each."""
     return per_group(lambda m: m.known.sum(1, dtype=jnp.int32) * (m.z.shape[-1] + beside), means)
+
+
+def linear(model: Model) -> bool:
+    """Whether a model's head is {"kernel": (d, C), "bias": (C,)}, as class means make one."""
+    (name,) = model.head.names
+    features, classes = model.head.shape[-1], model.classes
+    leaves = shapes(model).params[name]
+    return len(model.head.shape) == 1 and jax.tree.map(lambda leaf: leaf.shape, leaves) == {
+        "kernel": (features, classes),
+        "bias": (classes,),
+    }
 
 
 def prototype_head(means):

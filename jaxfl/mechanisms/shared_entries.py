@@ -65,7 +65,8 @@ def layers(model: Model) -> tuple[Layer, ...]:
     for block, module in model.blocks:
         leaves = jax.tree.leaves_with_path((weights.params[block], weights.stats[block]))
         if leaves:
-            kind = type(module).__name__, *((tree.names(path), leaf.shape) for path, leaf in leaves)
+            name = getattr(module, "kind", type(module).__name__)  # own blocks say what they are
+            kind = name, *((tree.names(path), leaf.shape) for path, leaf in leaves)
             found.append(Layer(block, kind))
     return tuple(found)
 

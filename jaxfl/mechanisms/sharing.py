@@ -226,9 +226,13 @@ def body(model: Model) -> Callable:
 
 
 def norms(model: Model) -> Callable:
-    """Keep the layers that normalise: scale, bias and running statistics (FedBN)."""
-    stats = jax.eval_shape(model.init, jax.random.key(0)).stats
-    layers = {tree.names(path)[:-1] for path, _ in jax.tree.leaves_with_path(stats)}
+    """Keep the layers that normalise: with statistics, or no parameters but vectors (LayerNorm)."""
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+    axes = {}  # of a layer's parameters
+    for path, leaf in jax.tree.leaves_with_path(weights.params):
+        axes.setdefault(tree.names(path)[:-1], set()).add(leaf.ndim)
+    layers = {tree.names(path)[:-1] for path, _ in jax.tree.leaves_with_path(weights.stats)}
+    layers |= {layer for layer, found in axes.items() if found == {1}}
     return lambda path: path[1:-1] in layers
 
 

@@ -9,8 +9,30 @@ import jax.numpy as jnp
 from jaxfl.config.own_code import in_a_line, place, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
+from jaxfl.models.own.functions import OwnBlock
 
 EXAMPLES = 3
+WRAPPERS = {  # by the package of a library's modules
+    "flax.linen": "from_linen(NAME, MODULE, shape, classes)",
+    "flax.nnx": "from_nnx(NAME, lambda rngs: MODULE, shape, classes)",
+    "equinox": "from_equinox(NAME, lambda key: MODULE, shape, classes)",
+}
+
+
+def refuse_module(name: str, thing: Any) -> None:
+    """Refuse a module of some library, or a class of these, where a model or its factory is wanted.
+
+    Raises:
+      JaxflError: saying how it becomes a model, with its file and line.
+    """
+    kind = thing if isinstance(thing, type) else type(thing)
+    for base in kind.__mro__:
+        for package, wrapper in WRAPPERS.items():
+            if base.__name__ == "Module" and f"{base.__module__}.".startswith(f"{package}."):
+                raise JaxflError(
+                    f"{place(kind)}: {name} is a module of {package}, {kind.__name__}; name a function "
+                    f"(shape, classes) that returns jaxfl.models.own.{wrapper}."
+                )
 
 
 def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
@@ -26,11 +48,17 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
       JaxflError: if it is no `Model`, a block is no Flax module or cannot be called as one is, it takes other
         images, two blocks have one name, or does not put out (B, classes).
     """
+    refuse_module(f"what {name} returns", model)
     if not isinstance(model, Model):
-        raise JaxflError(f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model.")
+        raise JaxflError(
+            f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model; jaxfl.models.own makes one "
+            "of a module of Flax or Equinox, or of plain functions."
+        )
     if len(set(model.names)) < len(model.names):
         raise JaxflError(f"{name} has two blocks of one name: {', '.join(model.names)}; rename one.")
     for block, module in model.blocks:
+        if isinstance(module, OwnBlock):
+            continue
         if not isinstance(module, nn.Module):
             raise JaxflError(
                 f"{name}: the block {block!r} is a {type(module).__name__}, not a flax.linen.Module."

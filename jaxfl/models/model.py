@@ -13,7 +13,6 @@ import itertools
 import zlib
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.errors import InvalidRngError
@@ -41,11 +40,12 @@ class Block(NamedTuple):
 
     Attributes:
         name: Unique within the model.
-        module: Called as `module(x, train=bool, mask=(B,) bool or None)`.
+        module: Of Flax Linen, called as `module(x, train=bool, mask=(B,) bool or None)`, or what has its
+            `lazy_init` and `apply` (see `jaxfl.models.own`).
     """
 
     name: str
-    module: nn.Module
+    module: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Model:
         """
         found = {CONVOLVED: [], DENSE: []}
         params, x = self._reduced((params, x))
-        for name, module in self.blocks:
+        for name, module in self.body.blocks:
             variables = {"params": params[name], "batch_stats": stats.get(name, {})}
             with self._convolving(x.shape[0]):
                 applied: Any = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])

@@ -3,7 +3,8 @@
 Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. What a layer puts out is numbered from 0 in both
 networks, and the narrower one has the first numbers. What a layer takes need not be numbered so: flattened
 maps have these numbers at every pixel, and behind a concatenation (a module with `extends = True`, see
-`jaxfl.models.repeated`) each part has its own first ones.
+`jaxfl.models.repeated`) each part has its own first ones. A module that says why it is `uncut` has no such
+numbers.
 """
 
 import functools
@@ -83,8 +84,8 @@ def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
         *pixels, channels = of_wide[i]
         if pixels != list(of_narrow[i][:-1]):
             _refuse(wide, narrow, f"its block {block!r} takes maps of another size")
-        if getattr(module, "interleaves", False) and wide != narrow:
-            _refuse(wide, narrow, f"{block!r} interleaves channels, which leaves no first ones")
+        if wide != narrow and (why := getattr(module, "uncut", "")):
+            _refuse(wide, narrow, f"its block {block!r} {why}")
         flat = channels * np.arange(math.prod(pixels))[:, None] + taken[None]
         found[block] = Numbers({(len(taken), channels): taken}, flat.ravel())
         handed_on = np.arange(of_narrow[i + 1][-1])

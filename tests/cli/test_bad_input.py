@@ -146,7 +146,12 @@ REFUSED = [
     ("run dfedavg @own.args --topology er,p=0", "er: p must lie in (0, 1], but is 0.0"),
     ("run dfedavg @own.args --topology er,p=0.001", "none of 1,000 graphs of", "is connected; raise p"),
     ("run dfedavg @own.args --topology nowhere.txt", "The edges of nowhere.txt cannot be read"),
-    ("run compfl-mm @own.args --rounds 1", "trains 2 architectures one after another", "raise --rounds"),
+    (
+        "run compfl-mm @own.args --rounds 1 --models mlp,hidden=3 mlp,hidden=4",
+        "trains 2 architectures one after another",
+        "raise --rounds",
+    ),
+    ("run compfl @own.args", "the last block of linear has other leaves; end it with a linear layer"),
     # data
     ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean 'digits'?"),
     ("run fedavg @own.args --dataset mnist --data-dir .", "mnist is not prepared", "[tfds-prepare]"),

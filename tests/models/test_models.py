@@ -512,6 +512,15 @@ def test_double_precision(factory):
         (zoo.cnn3, COLOUR, 10, {}, 2_510_178),
         (zoo.cnn4, COLOUR, 10, {}, 5_980_938),
         (zoo.resnet9, COLOUR, 10, {}, 6_573_130),
+        # 48 and 16 numbers a patch, 64 and 16 positions, encoders of four d x d and two d x 4d, norms, biases
+        (zoo.vit, COLOUR, 10, {}, 5_362_378),
+        (
+            zoo.vit,
+            (16, 16, 1),
+            3,
+            {"depth": 1},
+            16 * 192 + 192 + 16 * 192 + 12 * 192**2 + 13 * 192 + 384 + 579,
+        ),
         (zoo.resnet18, COLOUR, 10, {}, 11_173_962),
         # As public implementations count them for ImageNet's classes; ShuffleNet's first unit is narrower.
         (zoo.shufflenet, COLOUR, 1000, {}, 2_278_604 - 3_230),

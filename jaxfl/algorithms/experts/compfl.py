@@ -36,7 +36,7 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
-    check_validation,
+    check,
     divide,
     local_round,
     needs_validation,
@@ -110,7 +110,7 @@ def build(config: CompFL) -> Algorithm:
     """Build CompFL for the federation's architectures."""
 
     def init(key, federation, hyper):
-        check_validation(config, federation)
+        check(config, federation)
         models, groups = federation.models, federation.groups
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), models, weights)

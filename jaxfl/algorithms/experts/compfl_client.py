@@ -36,7 +36,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.mechanisms.class_means import class_means, features, outputs, prototype_head
+from jaxfl.mechanisms.class_means import class_means, features, linear, outputs, prototype_head
 from jaxfl.mechanisms.sharing import head, separate
 
 
@@ -101,8 +101,16 @@ def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
     return per_group(of_group, federation.groups, runnable(federation.models), each_client(heads, federation))
 
 
-def check_validation(config: Cooperation, federation: Federation) -> None:
-    """Refuse to weigh teachers on rows that nobody has."""
+def check(config: Cooperation, federation: Federation) -> None:
+    """Refuse to weigh teachers on rows that nobody has, and heads that class means cannot make."""
+    made = len(federation.models) > 1 or config.head_init.startswith("proto")
+    for model in federation.models:
+        if made and not linear(model):
+            raise JaxflError(
+                f"CompFL makes heads of class means, kernel (d, C) and bias (C,), and the last block of "
+                f"{model.name} has other leaves; end it with a linear layer (jaxfl.models.blocks.Linear, or "
+                "Flax's), or run it alone with --head-init keep+ft."
+            )
     if config.accuracy_on == "validation" and not federation.validates:
         raise JaxflError(
             "CompFL weighs teachers on validation rows, but clients have none; add "

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.experts.compfl import CompFL, distils
 from jaxfl.algorithms.experts.compfl_client import (
-    check_validation,
+    check,
     divide,
     local_round,
     needs_links,
@@ -119,7 +119,7 @@ def build(config: CompFLDD) -> Algorithm:
     """Build CompFL device by device for the federation's architectures."""
 
     def init(key, federation, hyper):
-        check_validation(config, federation)
+        check(config, federation)
         topology.require_links(federation)
         groups = federation.groups
         weights = initial_weights(key, federation)

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
-    check_validation,
+    check,
     divide,
     local_round,
     needs_links,
@@ -96,7 +96,7 @@ def build(config: CompFLMM) -> Algorithm:
     """Build CompFL model by model for the federation's architectures."""
 
     def init(key, federation, hyper):
-        check_validation(config, federation)
+        check(config, federation)
         topology.require_links(federation)
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import Model, Weights, tree
+from jaxfl.authoring import JaxflError, Model, Weights, tree
 
 Mask = Weights  # of bools
 FAINT = 1e-6  # the signal: far from where an activation would saturate
@@ -43,6 +43,12 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
     A depthwise convolution (three axes) has the channels of the layer before it, and none of its own.
     """
     named = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(weights.params)}
+    for path, leaf in named.items():
+        if granularity == "channel" and leaf.ndim in (2, 4) and path[-1] != "kernel":
+            raise JaxflError(
+                f"Hermes prunes channels, the last axis of a kernel, and {'/'.join(path)} of {model.name} is "
+                "none; take --granularity weight."
+            )
     return {
         "/".join(path): leaf
         for path, leaf in named.items()

@@ -39,6 +39,7 @@ from jaxfl.algorithms.shared_entries.static_norm import gathered, rows_of_all, u
 from jaxfl.authoring import (
     Algorithm,
     Info,
+    JaxflError,
     Method,
     Model,
     PerGroup,
@@ -100,6 +101,16 @@ def build(config: HeteroFL) -> Algorithm:
         return jax.tree.map(lambda leaf: None, kept) if config.static_bn else kept, shared
 
     def init(key, federation, hyper):
+        for model in federation.models:
+            (head,) = model.head.names
+            if any(
+                leaf.shape[-1:] != (model.classes,) for leaf in jax.tree.leaves(shapes(model).params[head])
+            ):
+                raise JaxflError(
+                    f"HeteroFL averages classifiers class by class, but in the last block {head!r} of "
+                    f"{model.name} the last axis of a leaf is not that of the classes; end it with a linear "
+                    "layer (jaxfl.models.blocks.Linear, or Flax's)."
+                )
         weights, places = initial_weights(key, federation), slices(federation.models)
         kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
         return State(hyper, shared_leaves(shared, places), each_client(kept, federation))

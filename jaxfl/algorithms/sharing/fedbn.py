@@ -7,8 +7,9 @@ all other weights:
     (w_i, b_i) <- LocalSGD(w, b_i)
     w          <- sum_i n_i w_i / sum_i n_i
 
-The paper's mean is uniform; here clients count by their rows, as in FedAvg. A network without BatchNorm keeps
-nothing: then FedBN is FedAvg.
+The paper's mean is uniform; here clients count by their rows, as in FedAvg. Where networks have LayerNorm
+instead (``vit``), b_i are its scales and biases. One that normalises nothing keeps nothing: then FedBN is
+FedAvg.
 """
 
 from jaxfl.authoring import Algorithm, Method, ServerSteps, norms, options, server_steps, sharing

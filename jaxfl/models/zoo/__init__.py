@@ -6,7 +6,7 @@ from typing import Any
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.models.build import with_features
-from jaxfl.models.check import check
+from jaxfl.models.check import check, refuse_module
 from jaxfl.models.model import Model
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
@@ -19,6 +19,7 @@ from jaxfl.models.zoo.mlp import mlp
 from jaxfl.models.zoo.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v3
 from jaxfl.models.zoo.resnet import resnet9, resnet18, resnet50, resnet101, resnet152
 from jaxfl.models.zoo.shufflenet import shufflenet
+from jaxfl.models.zoo.vit import vit
 
 __all__ = [
     "alexnet",
@@ -46,6 +47,7 @@ __all__ = [
     "resnet50",
     "resnet9",
     "shufflenet",
+    "vit",
 ]
 
 MODELS = {name: globals()[name] for name in __all__}
@@ -84,6 +86,7 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
     """
     name, texts = choices.split(choice)
     factory = choices.lookup("model", MODELS, name)
+    refuse_module(name, factory)
     options = choices.convert(name, options_of(factory), texts)
     adapts = "features" not in choices.keywords(factory, GIVEN)
     features = options.pop("features", None) if adapts else None

@@ -21,7 +21,7 @@ class ShuffleUnit(nn.Module):
     half: int
     stride: int = 1
     norm: bool = True
-    interleaves = True  # see `jaxfl.models.slices`
+    uncut = "interleaves channels, which leaves no first ones"  # see `jaxfl.models.slices`
 
     @nn.compact
     def __call__(self, x, *, train, mask):

@@ -1,0 +1,405 @@
+"""A network written as one module, divided into blocks where it is a chain.
+
+The module is watched while it calls its layers: the modules that are its own attributes. A block begins where
+one of them is called, and is all that happens from there to the beginning of the next block, with the
+activations, pooling and reshaping between two calls. To apply a block alone, the whole module is called: what
+layers before the block put out is zeros, at its first layer the block's own input takes the place of what
+came in, and at the first layer of the next block the call ends. None of the zeros has an effect on what comes
+out, so the compiler drops all that is computed with them.
+
+So a block can only begin where nothing but the input of that layer leads on: where no connection goes around
+it, and no weights are used on both sides. What the traced program uses says so.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from jaxfl.config.own_code import place
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.models.model import Block, Model, Weights
+from jaxfl.models.own.functions import OwnBlock
+
+Path = tuple[str, ...]  # of a leaf: layer, ..., name
+EXAMPLES = 13  # that a network is watched with: an axis of this length is the batch
+
+
+class Network:
+    """A module of some library; hashable. Its weights are flat here: {path: leaf}.
+
+    Attributes:
+      shape: (H, W, C) of an image.
+      batched: whether the module is called with a batch, not with one example.
+    """
+
+    shape: tuple[int, ...]
+    batched = True
+
+    @property
+    def kind(self) -> type:
+        """Of module, whose `__call__` it is."""
+        raise NotImplementedError
+
+    def draw(self, key: jax.Array) -> Weights:
+        """Initial weights."""
+        raise NotImplementedError
+
+    def given(self, *trained: Any) -> Weights:
+        """The flat weights of a network trained elsewhere, in the form that its library has for them."""
+        raise NotImplementedError
+
+    def inward(self, x: jax.Array) -> jax.Array:
+        """Maps (B, H, W, C), or any other array, as the module has them."""
+        return x
+
+    def outward(self, y: jax.Array) -> jax.Array:
+        """The inverse of `inward`."""
+        return y
+
+    def run(self, weights: Weights, x, walk: "Walk", *, train: bool, key, mask) -> tuple[jax.Array, dict]:
+        """Calls the module under `walk.through`: what comes out, and all statistics."""
+        raise NotImplementedError
+
+
+# ---- one call of a module
+
+
+class _End(Exception):
+    """A walk has come to its end, with what is handed on there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """One call of a module, from the input of one of its layers to that of another.
+
+    Attributes:
+      start: number of the call of a layer where it starts; None is the module's own input.
+      stop: number of the call where it ends; None is the module's own output.
+      z: what that layer is given at the start.
+      before: what the calls before put out.
+      told: is told ``(layer, module, input, output)`` of every call, if somebody wants to know.
+    """
+
+    start: int | None = None
+    stop: int | None = None
+    z: Any = None
+    before: Sequence[Any] = ()
+    told: Callable[[str, Any, Any, Any], None] | None = None
+
+    def through(self, forward: Callable[[Callable], Any]) -> Any:
+        """What a module puts out at the walk's end.
+
+        Args:
+          forward: calls the module; it is given what to do in place of every call of one of its layers,
+            ``called(layer, module, input, call)``.
+        """
+        number, inside, level = itertools.count(), False, _level()
+
+        def called(layer: str, module: Any, value: Any, call: Callable) -> Any:
+            nonlocal inside
+            if inside or _level() != level:  # within a layer, or a loop: nothing can begin there
+                return call(value)
+            i = next(number)
+            if i == self.stop:
+                raise _End(value)
+            if self.start is not None and i < self.start:
+                return self.before[i]
+            inside = True
+            y = call(self.z if i == self.start else value)
+            inside = False
+            if self.told:
+                self.told(layer, module, value, y)
+            return y
+
+        try:
+            return forward(called)
+        except _End as end:
+            return end.args[0]
+
+
+def _level():
+    """In which transformation a program is traced."""
+    return core.get_opaque_trace_state(convention="flax")
+
+
+class Call(NamedTuple):
+    """A call of a layer.
+
+    Attributes:
+      layer: its name.
+      kind: of module.
+      input: its shape and dtype; None where it is not one array.
+      output: shapes and dtypes.
+    """
+
+    layer: str
+    kind: str
+    input: Any
+    output: Any
+
+
+@functools.cache
+def calls(network: Network) -> tuple[Call, ...]:
+    """All calls of a module's layers, in order."""
+    found = []
+
+    def told(layer, module, value, y):
+        whole = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+        whole = whole and (not network.batched or value.shape[:1] == (EXAMPLES,))
+        y = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), y)
+        taken = jax.ShapeDtypeStruct(value.shape, value.dtype) if whole else None
+        found.append(Call(layer, type(module).__name__, taken, y))
+
+    walk = Walk(told=told)
+    jax.eval_shape(
+        lambda weights, x: network.run(weights, x, walk, train=False, key=None, mask=None),
+        leaves(network),
+        _images(network),
+    )
+    return tuple(found)
+
+
+@functools.cache
+def leaves(network: Network) -> Weights:
+    """Shapes and dtypes of a network's weights."""
+    return jax.eval_shape(network.draw, jax.random.key(0))
+
+
+def _batch(example: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((EXAMPLES, *example.shape), example.dtype)
+
+
+def _images(network: Network) -> jax.ShapeDtypeStruct:
+    images = _batch(jax.ShapeDtypeStruct(network.shape, jnp.result_type(float)))
+    return jax.eval_shape(network.inward, images)
+
+
+# ---- a block
+
+
+@dataclasses.dataclass(frozen=True)
+class Section(OwnBlock):
+    """A block of a network.
+
+    Attributes:
+      network: whose.
+      start: see `Walk`.
+      stop: see `Walk`.
+      paths: of its leaves.
+    """
+
+    network: Network
+    start: int | None
+    stop: int | None
+    paths: frozenset[Path]
+
+    @property
+    def kind(self):
+        """What modules its layers are."""
+        return "+".join(call.kind for call in calls(self.network)[self.start or 0 : self.stop])
+
+    def draw(self, key, x):
+        """Its part of what the whole network draws.
+
+        Raises:
+          JaxflError: if the network gives it inputs of another shape.
+        """
+        taken = _images(self.network) if self.start is None else calls(self.network)[self.start].input
+        taken = taken if self.network.batched or self.start is None else _batch(taken)
+        wanted = jax.eval_shape(self.network.outward, taken).shape[1:]
+        if x.shape[1:] != wanted:
+            raise JaxflError(
+                f"{place(self.network.kind)}: a block of {self.network.kind.__name__} ({self.kind}) takes "
+                f"examples of shape {wanted}, not {x.shape[1:]}; give the network itself an option for that."
+            )
+        return Weights(*(self._named(part) for part in self.network.draw(key)))
+
+    def run(self, weights, x, *, train, key, mask):
+        """The network from the block's first layer to the next one's."""
+        own = {path[self.prefix :]: path for path in self.paths}
+        everything = Weights(
+            *(
+                jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole)
+                | {own[path]: leaf for path, leaf in flatten_dict(part).items()}
+                for whole, part in zip(leaves(self.network), weights, strict=True)
+            )
+        )
+        x = self.network.inward(x)
+        image, walk = x, Walk(stop=self.stop)
+        if self.start is not None:
+            before = [_zeros(self.network, call.output, x) for call in calls(self.network)[: self.start]]
+            walk = Walk(self.start, self.stop, x, before)
+            image = _zeros(self.network, _images(self.network), x, batched=True)
+        y, stats = self.network.run(everything, image, walk, train=train, key=key, mask=mask)
+        return self.network.outward(y), self._named(stats)
+
+    @property
+    def prefix(self) -> int:
+        """How much all paths have in common: the name of the layer, where it is a single one."""
+        levels = zip(*(path[:-1] for path in self.paths), strict=False)
+        return len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
+
+    def _named(self, flat: dict[Path, Any]) -> dict:
+        return unflatten_dict({path[self.prefix :]: flat[path] for path in flat if path in self.paths})
+
+
+def _zeros(network: Network, shapes: Any, x: jax.Array, batched: bool | None = None) -> Any:
+    """Arrays of 0 with these shapes, for as many examples as x has, and of its precision."""
+    batched = network.batched if batched is None else batched
+
+    def of_leaf(leaf):
+        is_batch = batched and leaf.shape[:1] == (EXAMPLES,)
+        shape = (len(x), *leaf.shape[1:]) if is_batch else leaf.shape
+        return jnp.zeros(shape, x.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+
+    return jax.tree.map(of_leaf, shapes)
+
+
+# ---- where blocks can begin
+
+
+class Uses(NamedTuple):
+    """What the result of a part of a network depends on.
+
+    Attributes:
+      paths: leaves.
+      earlier: of the calls before the part, the numbers of those whose outputs it uses; -1 is the image.
+    """
+
+    paths: frozenset[Path]
+    earlier: frozenset[int]
+
+
+def uses(network: Network, start: int | None, stop: int | None) -> Uses:
+    """What a part of a network depends on beside its own input; `start` and `stop` as of a `Walk`."""
+    found, weights, x = calls(network), leaves(network), _images(network)
+    z = x if start is None else found[start].input
+    before = [call.output for call in found[: start or 0]]
+
+    def part(weights, x, z, before):
+        walk = Walk(start, stop, z, before)
+        return network.run(weights, x, walk, train=False, key=None, mask=None)[0]
+
+    if not network.batched and z is not x:
+        z = _batch(z)
+    arguments = weights, x, z, before
+    program = jax.make_jaxpr(part)(*arguments).jaxpr
+    used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
+    (params, stats), image, _, outputs = jax.tree.unflatten(jax.tree.structure(arguments), used)
+    earlier = {i for i, output in enumerate(outputs) if any(jax.tree.leaves(output))}
+    if image and start is not None:
+        earlier.add(-1)
+    return Uses(frozenset(path for path, is_used in (params | stats).items() if is_used), frozenset(earlier))
+
+
+def chain(
+    name: str, network: Network, classes: int, *, head: str | None = None, blocks: Sequence[str] | None = None
+) -> Model:
+    """A network as a model.
+
+    Args:
+      name: the architecture's.
+      network: the network.
+      classes: outputs.
+      head: layer with which the head begins; by default the last one with weights.
+      blocks: layers with which blocks begin; by default each with weights.
+
+    Raises:
+      JaxflError: if there is no such layer, or a block cannot begin there.
+    """
+    found, where = calls(network), place(network.kind)
+    first = {}  # the first call of each layer
+    for i, call in enumerate(found):
+        first.setdefault(call.layer, i)
+    places = [i for i, call in enumerate(found) if call.input is not None]
+    parts = {ends: uses(network, *ends) for ends in itertools.pairwise([None, *places, None])}
+    users = {}  # the parts that use a leaf
+    for (start, _), part in parts.items():
+        for path in part.paths:
+            users.setdefault(path, []).append(-1 if start is None else start)
+
+    def obstacle(i: int) -> str:
+        """Why no block can begin at a call, or nothing."""
+        if i not in parts_from:
+            return "it is not called with one batch of floats outside of every loop"
+        for start, part in parts_from.items():
+            if start >= i > min(part.earlier, default=start):
+                return "a connection leads around it"
+        shared = next((path for path, of in users.items() if min(of) < i <= max(of)), None)
+        return f"{'/'.join(shared)} is used before it and behind it" if shared else ""
+
+    parts_from = {start: part for (start, _), part in parts.items() if start is not None}
+    weighted = [i for i in places if parts_from[i].paths]
+    for layer in [*(blocks or ()), *([head] if head else ())]:
+        if layer not in first:
+            raise JaxflError(f"{where}: {name} calls no layer {layer!r}; {nearest(layer, first)}")
+    if not weighted:
+        raise JaxflError(
+            f"{where}: {name} calls no layer with weights that is an attribute of its own, outside of every "
+            "loop and transformation; build it of such layers, or use from_functions."
+        )
+    last = first[head] if head else weighted[-1]
+    wanted = [first[layer] for layer in blocks] if blocks else [i for i in weighted if not obstacle(i)]
+    for i in [last, *wanted]:
+        if (why := obstacle(i)) and i != weighted[0]:
+            raise JaxflError(
+                f"{where}: no block of {name} can begin with {found[i].layer!r}: {why}; name another layer, "
+                "or make one module of all that belongs together."
+            )
+    starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})
+    sections = []
+    for start, stop in itertools.pairwise([None, *starts, None]):
+        numbers = range(-1 if start is None else start, len(found) if stop is None else stop)
+        own = (path for part in leaves(network) for path in part if _place(path, users) in numbers)
+        title = next((found[i].layer for i in weighted if i in numbers), "input")
+        sections.append(Block(title, Section(network, start, stop, frozenset(own))))
+    return Model(name, tuple(sections), tuple(network.shape), classes)
+
+
+def _place(path: Path, users: dict[Path, list[int]]) -> int:
+    """Where a leaf is used first; if nothing uses it, such as a counter, where those of its layer are."""
+    for length in range(len(path), 0, -1):
+        near = [of[0] for other, of in users.items() if other[:length] == path[:length]]
+        if near:
+            return near[0]
+    return -1
+
+
+def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:
+    """The weights of a network that was trained elsewhere, by the names that `--init-from` reads.
+
+    ``np.savez("pretrained.npz", **named_arrays(model, variables))`` is a file for it.
+
+    Args:
+      model: the same network, from `from_linen`, `from_nnx` or `from_equinox`.
+      *trained: Linen's variables, {"params": ..., "batch_stats": ...}; the module of NNX; or that of Equinox
+        and its state, if it has one.
+
+    Raises:
+      JaxflError: if the network has leaves that are not there.
+    """
+    sections = {name: module for name, module in model.blocks if isinstance(module, Section)}
+    if not sections:
+        raise JaxflError(
+            f"{model.name} is of plain functions or of jaxfl's own blocks: name its arrays yourself."
+        )
+    found = {}
+    for kind, part in next(iter(sections.values())).network.given(*trained)._asdict().items():
+        for name, section in sections.items():
+            own = leaves(section.network)._asdict()[kind].keys() & section.paths
+            for path in sorted(own):
+                if path not in part:
+                    raise JaxflError(
+                        f"{model.name} has {'/'.join(path)} among its {kind}, which is not there."
+                    )
+                found["/".join((kind, name, *path[section.prefix :]))] = np.asarray(part[path])
+    return found

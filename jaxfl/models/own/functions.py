@@ -1,0 +1,126 @@
+"""A block made of two plain functions: one draws its weights, one applies them."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from jaxfl.config.own_code import place, require_call
+from jaxfl.errors import JaxflError
+from jaxfl.models.blocks import CONVOLVED, DENSE
+from jaxfl.models.model import Block, Model, Weights
+
+GIVEN = ("stats", "train", "key", "mask")  # beside parameters and inputs, to those functions that name them
+
+
+class OwnBlock:
+    """What stands where other blocks have a Linen module: `draw` and `run`, called as a module is.
+
+    Attributes:
+      kind: what tells blocks with leaves of the same names and shapes apart.
+      uncut: why a narrower network is no slice of it.
+    """
+
+    uncut = "is part of a network of your own, of which jaxfl does not know how channels are ordered"
+
+    @property
+    def kind(self) -> str:
+        """See the class."""
+        raise NotImplementedError
+
+    def draw(self, key: jax.Array, x: jax.Array) -> Weights:
+        """Initial weights for inputs like x (1, ...)."""
+        raise NotImplementedError
+
+    def run(self, weights: Weights, x: jax.Array, *, train: bool, key, mask) -> tuple[jax.Array, dict]:
+        """The block's output, and its statistics."""
+        raise NotImplementedError
+
+    def lazy_init(self, key, x, *, train, mask) -> dict:
+        """As Linen's."""
+        weights = self.draw(key, jnp.zeros(x.shape, x.dtype))
+        return {"params": weights.params, "batch_stats": weights.stats}
+
+    def apply(self, variables, x, *, train, mask, rngs=None, mutable=()) -> tuple[jax.Array, dict]:
+        """As Linen's. A block with a convolution leaves what it puts out, maps, as its tap."""
+        weights = Weights(variables["params"], variables.get("batch_stats", {}))
+        y, stats = self.run(weights, x, train=train, key=(rngs or {}).get("dropout"), mask=mask)
+        new: dict[str, Any] = {"batch_stats": stats}
+        axes = max((leaf.ndim for leaf in jax.tree.leaves(weights.params)), default=0)
+        if "intermediates" in mutable and axes == 4 and y.ndim == 4:
+            new["intermediates"] = {"taps": (y,), CONVOLVED: (y,)}
+        elif "intermediates" in mutable and axes and y.ndim == 2:
+            new["intermediates"] = {DENSE: (y,)}
+        return y, new
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions(OwnBlock):
+    """A block of two functions, see `from_functions`."""
+
+    init: Callable
+    function: Callable
+
+    @property
+    def kind(self) -> str:
+        """Where the function is defined."""
+        return place(self.function)
+
+    def draw(self, key, x):
+        """What `init` returns, as weights."""
+        found = self.init(key, x)
+        weights = found if isinstance(found, Weights) else Weights(found, {})
+        for tree in weights:
+            leaves = flatten_dict(tree).values() if isinstance(tree, dict) else [None]
+            if not all(jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating) for leaf in leaves):
+                raise JaxflError(
+                    f"{place(self.init)}: init returns {_form(tree)}; return a dict (of dicts) of float "
+                    "arrays by name, or Weights of two of them: parameters and statistics."
+                )
+        return weights
+
+    def run(self, weights, x, *, train, key, mask):
+        """What `function` returns; statistics stay as they are if it does not name them."""
+        given = accepted(self.function, dict(stats=weights.stats, train=train, key=key, mask=mask))
+        y = self.function(weights.params, x, **given)
+        return y if "stats" in given else (y, weights.stats)
+
+
+def from_functions(
+    name: str, blocks: Mapping[str, tuple[Callable, Callable]], shape: tuple[int, ...], classes: int
+) -> Model:
+    """A model of plain functions: a pair (init, apply) for each block, in order; the last is the head.
+
+    ``init(key, x) -> params`` draws a dict (of dicts) of arrays by name for inputs like x (1, ...), and
+    ``apply(params, x) -> y`` maps a batch of them. An apply that has a parameter ``train`` (bool), ``key``
+    (for dropout; None in evaluation) or ``mask`` ((B,) bool, the real rows of a padded batch; None: all) is
+    given it. One with a parameter ``stats`` has statistics that it returns as well, ``(y, stats)``; then init
+    returns ``jaxfl.models.Weights(params, stats)``.
+
+    Args:
+      name: the architecture's.
+      blocks: {name: (init, apply)}.
+      shape: (H, W, C) of an image.
+      classes: outputs of the last block.
+
+    Raises:
+      JaxflError: if a function cannot be called like this, naming its file and line.
+    """
+    for init, function in blocks.values():
+        require_call("init", init, "key", "x")
+        require_call("apply", function, "params", "x", **accepted(function, dict.fromkeys(GIVEN)))
+    found = tuple(Block(block, Functions(*pair)) for block, pair in blocks.items())
+    return Model(name, found, tuple(shape), classes)
+
+
+def accepted(function: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what is offered by name that which a function has parameters for."""
+    return {name: offered[name] for name in inspect.signature(function).parameters if name in offered}
+
+
+def _form(tree: Any) -> str:
+    return "arrays that are not all floats" if isinstance(tree, dict) else f"a {type(tree).__name__}"

@@ -1,0 +1,58 @@
+"""Calls of modules that are plain Python objects, watched: those of NNX and of Equinox."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+def layers(module: Any, kind: type) -> dict[str, Any]:
+    """The modules that are a module's own attributes, or in lists, tuples and dicts of these: by name."""
+    found = {}
+
+    def look(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                look(f"{name}_{key}", entry)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for i, entry in enumerate(value):
+                look(f"{name}_{i}", entry)
+        elif isinstance(value, kind):
+            found[name] = value
+
+    for name, value in vars(module).items():
+        look(name, value)
+    return found
+
+
+@contextlib.contextmanager
+def intercepted(modules: list[Any], intercept: Callable) -> Iterator[None]:
+    """Within, calls of some modules are ``intercept(module, call, inputs, options)``.
+
+    Their classes have another `__call__` for that long.
+    """
+    watched = {id(module) for module in modules}
+    with contextlib.ExitStack() as stack:
+        for kind in {type(module) for module in modules}:
+            stack.enter_context(_replaced(kind, watched, intercept))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(kind: type, watched: set[int], intercept: Callable) -> Iterator[None]:
+    inherited, call = "__call__" not in vars(kind), kind.__call__
+    own = vars(kind).get("__call__")
+
+    def replacement(self, *inputs, **options):
+        def plain(*inputs, **options):
+            return call(self, *inputs, **options)
+
+        return intercept(self, plain, inputs, options) if id(self) in watched else plain(*inputs, **options)
+
+    type.__setattr__(kind, "__call__", replacement)
+    try:
+        yield
+    finally:
+        if inherited:
+            type.__delattr__(kind, "__call__")
+        else:
+            type.__setattr__(kind, "__call__", own)

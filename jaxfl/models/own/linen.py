@@ -1,0 +1,124 @@
+"""Modules of Flax Linen as models."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxfl.config.own_code import in_a_line, place
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model, Weights
+from jaxfl.models.own.chain import Network, chain
+from jaxfl.models.own.modes import modes, require_modes
+
+COLLECTIONS = "params", "batch_stats"
+
+
+def from_linen(
+    name: str,
+    module: nn.Module,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    head: str | None = None,
+    blocks: Sequence[str] | None = None,
+) -> Model:
+    """A Flax Linen module as a model: ``module(x)`` maps images (B, H, W, C) to logits (B, classes).
+
+    Its `__call__` may have one more parameter, by which it is told whether it trains: ``train``, ``training``
+    or ``is_training``, or ``deterministic``, which is the opposite. BatchNorm leaves out the padding of a
+    batch. Dropout has a key.
+
+    Args:
+      name: the architecture's.
+      module: the network, not bound to weights.
+      shape: (H, W, C) of an image.
+      classes: outputs.
+      head: name of the layer with which the head begins; by default the last one with weights.
+      blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
+
+    Raises:
+      JaxflError: naming file and line, if it cannot be called like this, a block cannot begin with such a
+        layer, or it has variables besides parameters and statistics.
+    """
+    if not isinstance(module, nn.Module):
+        raise JaxflError(f"{name} is a {type(module).__name__}; give from_linen a flax.linen.Module.")
+    where = place(type(module))
+    require_modes(type(module))
+    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    lists: Any = {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
+    module = module.clone(**lists)  # as those of nn.Sequential
+    try:
+        hash(module)
+    except TypeError as error:
+        raise JaxflError(
+            f"{where}: {name} has a field that can change ({in_a_line(error)}); write tuples for lists."
+        ) from None
+    return chain(name, Linen(module, tuple(shape)), classes, head=head, blocks=blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linen(Network):
+    """See `Network`."""
+
+    module: nn.Module
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self):
+        """Of the module."""
+        return type(self.module)
+
+    def draw(self, key):
+        """What Linen's `init` draws."""
+        x = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
+        variables = nn.meta.unbox(self.module.lazy_init(key, x, **modes(self.module.__call__, False)))
+        others = [collection for collection in variables if collection not in COLLECTIONS]
+        if others:
+            raise JaxflError(
+                f"{place(self.kind)}: it has variables in {', '.join(others)}; a network has parameters "
+                "(params) and statistics (batch_stats)."
+            )
+        return self.given(variables)
+
+    def given(self, variables):
+        """Of what `init` or training returned."""
+        variables = nn.meta.unbox(variables)
+        return Weights(*(flatten_dict(dict(variables.get(collection, {}))) for collection in COLLECTIONS))
+
+    def run(self, weights, x, walk, *, train, key, mask):
+        """Watched by an interceptor."""
+
+        def forward(module, x):
+            def through(called):
+                def intercept(call, inputs, options, context):
+                    if context.method_name != "__call__":
+                        return call(*inputs, **options)
+                    if isinstance(context.module, nn.BatchNorm) and mask is not None:
+                        rows = mask.reshape(-1, *(1,) * (inputs[0].ndim - 1))
+                        options = {"mask": rows} | options
+                    if len(context.module.path) != 1 or not inputs:
+                        return call(*inputs, **options)
+                    value, *others = inputs
+                    return called(
+                        context.module.name,
+                        context.module,
+                        value,
+                        lambda value: call(value, *others, **options),
+                    )
+
+                with nn.intercept_methods(intercept):
+                    return module(x, **modes(module.__call__, train))
+
+            return walk.through(through)
+
+        variables = {
+            collection: unflatten_dict(part) for collection, part in zip(COLLECTIONS, weights, strict=True)
+        }
+        keys = None if key is None else {"dropout": key, "params": jax.random.fold_in(key, 0)}
+        y, new = self.module.apply(variables, x, rngs=keys, mutable=["batch_stats"], method=forward)
+        return y, flatten_dict(new.get("batch_stats", {}))

@@ -1,0 +1,159 @@
+"""Modules of Flax NNX as models."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxfl.config.own_code import place, require_call
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model, Weights
+from jaxfl.models.own.chain import Network, chain
+from jaxfl.models.own.intercept import intercepted, layers
+from jaxfl.models.own.modes import modes, require_modes
+
+
+def from_nnx(
+    name: str,
+    make: Callable[[nnx.Rngs], nnx.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    head: str | None = None,
+    blocks: Sequence[str] | None = None,
+) -> Model:
+    """A Flax NNX module as a model: ``make(rngs)(x)`` maps images (B, H, W, C) to logits (B, classes).
+
+    It trains after its method ``train()``, not after ``eval()``; a parameter of its `__call__` may tell it as
+    well, as of `from_linen`. BatchNorm leaves out the padding of a batch. What draws at random has a key of
+    its own.
+
+    Args:
+      name: the architecture's.
+      make: makes the module, ``lambda rngs: Net(rngs=rngs)``.
+      shape: (H, W, C) of an image.
+      classes: outputs.
+      head: name of the attribute, the layer, with which the head begins; by default the last one with
+        weights. An entry of a list is ``layers_0``.
+      blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
+
+    Raises:
+      JaxflError: if it cannot be made or called like this, a block cannot begin with such a layer, or it has
+        variables besides parameters (Param) and statistics (BatchStat), naming its file and line.
+    """
+    require_call("make", make, "rngs")
+    network = Nnx(make, tuple(shape))
+    if not issubclass(network.kind, nnx.Module):
+        raise JaxflError(f"{place(make)}: make returns no flax.nnx.Module; let it return one.")
+    require_modes(network.kind)
+    return chain(name, network, classes, head=head, blocks=blocks)
+
+
+class Parts(NamedTuple):
+    """What a module consists of: its form, and its variables by their kinds."""
+
+    graph: Any
+    params: Any
+    stats: Any
+    draws: Any
+    others: Any
+
+
+def parted(module: nnx.Module) -> Parts:
+    """A module, taken apart."""
+    return Parts(*nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...))
+
+
+def named(state) -> dict[tuple[str, ...], Any]:
+    """Variables by their paths."""
+    paths = [tuple(map(str, path)) for path, _ in nnx.to_flat_state(state)]
+    return dict(zip(paths, jax.tree.leaves(state), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Nnx(Network):
+    """See `Network`."""
+
+    make: Callable
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self):
+        """Of the module."""
+        return type(self._abstract)
+
+    def draw(self, key):
+        """What the module starts with."""
+        module = self.make(nnx.Rngs(key))
+        parts = parted(module)
+        others = sorted({"/".join(path) for path in named(parts.others)})
+        if others:
+            raise JaxflError(
+                f"{place(self.make)}: the module has variables ({', '.join(others)}) besides parameters "
+                "(Param) and statistics (BatchStat); make them one of these."
+            )
+        return self.given(module)
+
+    def given(self, module):
+        """Of a module."""
+        parts = parted(module)
+        return Weights(named(parts.params), named(parts.stats))
+
+    def run(self, weights, x, walk, *, train, key, mask):
+        """Watched by other calls of the layers' classes."""
+        parts = self._form
+        params, stats = (
+            jax.tree.unflatten(jax.tree.structure(form), [part[path] for path in named(form)])
+            for form, part in zip((parts.params, parts.stats), weights, strict=True)
+        )
+        draws = _drawing(parts.draws, key)
+        counts = jax.tree.leaves(draws)
+        module = nnx.merge(parts.graph, params, stats, draws)
+        module.train() if train else module.eval()
+        names = {id(layer): name for name, layer in layers(module, nnx.Module).items()}
+        norms = [norm for _, norm in nnx.iter_modules(module) if isinstance(norm, nnx.BatchNorm)]
+
+        def through(called):
+            def intercept(layer, call, inputs, options):
+                if isinstance(layer, nnx.BatchNorm) and mask is not None:
+                    options = {"mask": mask.reshape(-1, *(1,) * (inputs[0].ndim - 1))} | options
+                if id(layer) not in names or not inputs:
+                    return call(*inputs, **options)
+                value, *others = inputs
+                return called(names[id(layer)], layer, value, lambda value: call(value, *others, **options))
+
+            with intercepted([*layers(module, nnx.Module).values(), *norms], intercept):
+                return module(x, **modes(module.__call__, train))
+
+        y, after = walk.through(through), parted(module)
+        if key is None and any(map(operator.is_not, counts, jax.tree.leaves(after.draws))):
+            raise JaxflError(
+                f"{place(self.kind)}: {self.kind.__name__} draws at random; pass a key to train it."
+            )
+        return y, named(after.stats)
+
+    @functools.cached_property
+    def _form(self) -> Parts:
+        return parted(self._abstract)
+
+    @functools.cached_property
+    def _abstract(self) -> nnx.Module:
+        """The module with shapes for arrays."""
+        return nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
+
+
+def _drawing(draws, key):
+    """Streams of random numbers that begin with a key."""
+    key = jax.random.key(0) if key is None else key
+    found, structure = jax.tree.flatten(draws)
+
+    def start(i, leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.fold_in(key, i) if is_key else jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.unflatten(structure, [start(i, leaf) for i, leaf in enumerate(found)])

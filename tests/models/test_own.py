@@ -1,0 +1,318 @@
+"""Networks of the user's own: those that docs/networks.md shows, and what cannot be had of one."""
+
+import re
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES, SHAPE, assert_same, cohort, federate, long, tiny_partition, tiny_source
+from flax import nnx
+
+import jaxfl
+from jaxfl.cli import main
+from jaxfl.core.engine import traced
+from jaxfl.errors import JaxflError
+from jaxfl.models import Weights, zoo
+from jaxfl.models.blocks import ConvBlock, DenseBlock
+from jaxfl.models.build import plain_cnn
+from jaxfl.models.named import by_architecture, fit
+from jaxfl.models.own import from_equinox, from_functions, from_linen, from_nnx
+from jaxfl.registry import METHODS
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "networks.md"
+WIDTH = 2
+
+
+def shown():
+    """The code of the document by its first line."""
+    blocks = re.findall(r"```python\n# (.*?)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    return dict(blocks)
+
+
+def zoo_net(shape, classes, width):
+    return plain_cnn("zoo-net", [ConvBlock(width, 3, 1, 2)], [DenseBlock(16)], shape=shape, classes=classes)
+
+
+@pytest.fixture(scope="module")
+def networks():
+    """{kind: the same small network}."""
+    names = {}
+    for where, code in shown().items():
+        if where.startswith("my_net.py"):
+            exec(compile(code, where, "exec"), names)
+    made = {
+        kind: names[f"{kind}_net"](SHAPE, CLASSES, width=WIDTH)
+        for kind in ("linen", "nnx", "equinox", "plain")
+    }
+    return made | {"zoo": zoo_net(SHAPE, CLASSES, WIDTH)}
+
+
+def as_kind(kind, params):
+    """Parameters of the network in Linen as another kind has them."""
+    if kind == "zoo":
+        names = {"conv": ("conv1", "conv"), "dense": ("fc1", "linear")}
+        own = {block: {layer: params[name]} for name, (block, layer) in names.items()}
+        return own | {"classifier": params["head"]}
+    if kind != "equinox":
+        return params
+
+    def flat(kernel):  # pixels are counted channel by channel
+        return kernel.reshape(4, 4, WIDTH, -1).transpose(2, 0, 1, 3).reshape(kernel.shape).T
+
+    conv, dense, head = (params[name] for name in ("conv", "dense", "head"))
+    return {
+        "conv": {"weight": conv["kernel"].transpose(3, 2, 0, 1), "bias": conv["bias"].reshape(-1, 1, 1)},
+        "dense": {"weight": flat(dense["kernel"]), "bias": dense["bias"]},
+        "head": {"weight": head["kernel"].T, "bias": head["bias"]},
+    }
+
+
+@pytest.fixture(scope="module")
+def linen_weights(networks):
+    return jax.tree.map(lambda leaf: 2 * leaf, networks["linen"].init(jax.random.key(0)).params)
+
+
+def one_round(model, params):
+    """Features, logits, and what a round of FedAvg makes of weights; batches are padded."""
+    source = tiny_source()
+    federation = federate(source, tiny_partition(source), ((model, 5),))
+    config = METHODS["fedavg"].config(epochs=2, batch_size=4)
+    algorithm = METHODS["fedavg"].build(config)
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    stats = {name: {} for name in model.names}
+    (group,) = state.shared
+    assert jax.tree.map(jnp.shape, group.params) == jax.tree.map(jnp.shape, params)
+    state = state._replace(shared=(group._replace(params=params),))
+    x = jnp.asarray(source.images[:3], jnp.result_type(float))
+
+    @jax.jit
+    def everything(state, params):
+        z, _ = model.body.apply(params, stats, x, train=False)
+        logits, _ = model.head.apply(params, stats, z, train=False)
+        new, info = algorithm.step(jax.random.key(1), state, federation, cohort(federation, (0, 1, 3)))
+        return z, logits, new.shared[0].params, info.loss
+
+    return everything(state, params)
+
+
+@pytest.fixture(scope="module")
+def of_linen(networks, linen_weights):
+    return one_round(networks["linen"], linen_weights)
+
+
+@pytest.mark.parametrize("kind", ["nnx", "equinox", long("plain"), long("zoo")])
+def test_the_same_network_is_the_same_in_every_library(networks, linen_weights, of_linen, kind):
+    z, logits, after, loss = of_linen
+    own = one_round(networks[kind], as_kind(kind, linen_weights))
+    expected = z, logits, as_kind(kind, after), loss
+    assert jax.tree.structure(own) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    moved = jax.tree.map(lambda one, other: np.abs(one - other).max(), after, linen_weights)
+    assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+# ---- statistics, dropout, and what a layer is called with
+
+
+class Linen(nn.Module):
+    """With a leaf of its own."""
+
+    @nn.compact
+    def __call__(self, x, deterministic):
+        """(B, 3) -> (B, 2)."""
+        x = nn.relu(
+            nn.BatchNorm(use_running_average=deterministic, name="norm")(nn.Dense(4, name="first")(x))
+        )
+        offset = self.param("offset", nn.initializers.ones, (1, 4))
+        x = nn.Dropout(0.5, deterministic=deterministic)(x + offset)
+        return nn.Dense(2, name="head")(x)
+
+
+class Nnx(nnx.Module):
+    """With a list of layers."""
+
+    def __init__(self, rngs):
+        self.first, self.norm = nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
+        self.layers = nnx.List([nnx.Dropout(0.5, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)])
+
+    def __call__(self, x):
+        """(B, 3) -> (B, 2)."""
+        x = jax.nn.relu(self.norm(self.first(x)))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Equinox(eqx.Module):
+    """With a flag among its statistics."""
+
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    drop: eqx.nn.Dropout
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        one, other = jax.random.split(key)
+        self.first, self.head = eqx.nn.Linear(3, 4, key=one), eqx.nn.Linear(4, 2, key=other)
+        self.norm, self.drop = eqx.nn.BatchNorm(4, "batch", mode="ema"), eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, state, key):
+        """(3,) -> (2,)."""
+        x, state = self.norm(self.first(x), state)
+        return self.head(self.drop(jax.nn.relu(x), key=key)), state
+
+
+def functions():
+    def init(key, x):
+        return Weights({"scale": jnp.ones((1, 3))}, {"mean": jnp.zeros((1, 3))})
+
+    def norm(params, x, stats, train, mask, key):
+        if train:
+            real = jnp.ones(len(x)) if mask is None else mask.astype(float)
+            mean = (x * real[:, None]).sum(0, keepdims=True) / real.sum()
+            stats = {"mean": 0.9 * stats["mean"] + 0.1 * mean}
+            x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0)
+        return (x - stats["mean"]) * params["scale"], stats
+
+    head = lambda key, x: {"kernel": jax.random.normal(key, (3, 2))}, lambda params, x: x @ params["kernel"]  # noqa: E731
+    return {"norm": (init, norm), "head": head}
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: from_linen("own", Linen(), (3,), 2), ("first", "norm", "head")),
+        (lambda: from_nnx("own", Nnx, (3,), 2), ("first", "norm", "layers_1")),
+        (lambda: from_equinox("own", Equinox, (3,), 2), ("first", "norm", "head")),
+        (lambda: from_functions("own", functions(), (3,), 2), ("norm", "head")),
+    ],
+    ids=["linen", "nnx", "equinox", "functions"],
+)
+def test_statistics_and_dropout(make, names):
+    """Padding has no part in statistics; dropout is off without training and differs by key."""
+    model = make()
+    assert model.names == names
+    weights, mask = model.init(jax.random.key(0)), jnp.arange(4) < 2
+    x = jax.random.normal(jax.random.key(1), (4, 3))
+    assert [name for name in names if weights.stats[name]] == ["norm"]
+
+    @jax.jit
+    @jax.vmap
+    def train(key, x):
+        return model.apply(*weights, x, train=True, key=key, mask=mask)
+
+    keys = jax.random.split(jax.random.key(2), 2)
+    padded = jnp.stack([x, jnp.where(mask[:, None], x, 9.0)])
+    (logits, others), stats = train(keys[jnp.array([0, 0])], padded)
+    np.testing.assert_allclose(logits[:2], others[:2], rtol=1e-6)
+    for before, leaf in zip(jax.tree.leaves(weights.stats), jax.tree.leaves(stats), strict=True):
+        np.testing.assert_allclose(leaf[0], leaf[1], rtol=1e-6)
+        assert np.abs(leaf[0] - before).max() > 1e-4
+    (logits, others), _ = train(keys, jnp.stack([x, x]))
+    assert np.abs(logits[:2] - others[:2]).max() > 1e-3
+    z, _ = model.body.apply(*weights, x, train=False)
+    whole, stats = model.apply(*weights, x, train=False)
+    np.testing.assert_array_equal(model.head.apply(*weights, z, train=False)[0], whole)
+    assert jax.tree.all(jax.tree.map(np.array_equal, stats, weights.stats))
+    if model.names[0] == "first":
+        with pytest.raises(JaxflError, match="key"):
+            model.apply(*weights, x, train=True)
+
+
+# ---- where blocks begin
+
+
+class Residual(nn.Module):
+    """With a connection around a layer, and one that is called twice."""
+
+    @nn.compact
+    def __call__(self, x):
+        """(B, 3) -> (B, 2)."""
+        x = nn.Dense(3, name="first")(x)
+        y = nn.Dense(3, name="around")(nn.relu(x))
+        shared = nn.Dense(3, name="twice")
+        return nn.Dense(2, name="head")(shared(shared(x + y)))
+
+
+def test_a_block_begins_where_the_network_is_a_chain():
+    model = from_linen("own", Residual(), (3,), 2)
+    assert model.names == ("first", "twice", "head")
+    assert set(model.init(jax.random.key(0)).params["first"]) == {"first", "around"}
+    assert from_linen("own", Residual(), (3,), 2, blocks=("head",)).names == ("first", "head")
+    assert from_linen("own", Residual(), (3,), 2, head="twice").names == ("first", "twice")
+    assert from_linen("own", nn.Sequential([nn.Dense(2)]), (3,), 2).names == ("input", "layers_0")
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: from_linen("own", Residual(), (3,), 2, head="around"),
+            "no block of own can begin with 'around': a connection leads around it",
+        ),
+        (
+            lambda: from_linen("own", Residual(), (3,), 2, head="haed"),
+            "calls no layer 'haed'; did you mean 'head'",
+        ),
+        (
+            lambda: from_linen("own", zoo.mlp, (3,), 2),
+            "own is a function; give from_linen a flax.linen.Module",
+        ),
+        (lambda: from_nnx("own", lambda rngs: 3, (3,), 2), "make returns no flax.nnx.Module"),
+        (lambda: from_equinox("own", lambda: 3, (3,), 2), "has the parameters (), but is called with (key)"),
+        (
+            lambda: from_functions("own", {"head": (lambda key, x: [x], lambda params, x: x)}, (3,), 2).size,
+            "init returns a list; return a dict",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(make, sentence):
+    with pytest.raises(JaxflError) as caught:
+        make()
+    assert sentence in str(caught.value)
+
+
+# ---- in a run
+
+
+def test_a_module_where_a_function_is_wanted(tmp_path, capsys):
+    (tmp_path / "my.py").write_text(
+        "import flax.linen as nn\n\n\nclass Net(nn.Module):\n    pass\n\n\n"
+        "def returns(shape, classes):\n    return Net()\n"
+    )
+    for name in ("Net", "returns"):
+        with pytest.raises(SystemExit):
+            main(f"run fedavg --dataset digits --models {tmp_path}/my.py:{name}".split())
+        said = capsys.readouterr().err
+        assert "my.py, line 4: " in said and "from_linen(NAME, MODULE, shape, classes)" in said
+
+
+@pytest.mark.parametrize("runs", [False, long(True)])
+def test_pretrained_weights_of_the_document(tmp_path, monkeypatch, capsys, runs):
+    """They are named as the model's own leaves are; and the options are shown."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_net", raising=False)
+    if not runs:
+        monkeypatch.setattr(jaxfl, "run", lambda *arguments, **options: None)
+    code = shown()
+    (tmp_path / "my_net.py").write_text(code["my_net.py, Flax Linen"])
+    names = {}
+    short = code["pretrain.py"].replace("rounds=2", "rounds=1, clients=2, epochs=1")
+    exec(compile(short, "pretrain.py", "exec"), names)
+    if runs:
+        assert "linen-net starts from pretrained.npz" in capsys.readouterr().out
+    model = names["linen_net"](names["shape"], names["classes"])
+    arrays = by_architecture(dict(np.load("pretrained.npz")))[""]
+    weights, misfits = fit(arrays, model, [0])
+    assert not misfits
+    assert_same(weights.shared.params, jax.device_get(names["variables"]["params"]))
+    main(["list", "my_net.py:linen_net"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "width │ 8 │ Channels of the convolution." in said
