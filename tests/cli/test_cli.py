@@ -145,6 +145,12 @@ def test_partition_is_drawn_and_used_again(folder):
 # --- code of one's own, and the same from Python
 
 
+def test_every_method_can_be_named():
+    """No option of its own has the name of one that all runs have."""
+    for name, method in registry.METHODS.items():
+        assert registry.method(name) == (method, {})
+
+
 @pytest.mark.parametrize(
     ("annotation", "text", "value"),
     [

@@ -27,7 +27,7 @@ channels leave behind their biases, norms and next layers' inputs, which enter t
 changes them.
 
 DraftFed (doi:10.1109/TMC.2023.3283557) compares itself with `granularity=weight,rewind=true`, p = 0.2 and
-targets from 0.8 to 0.1. It stops once a ratio is not above its target, and may then be far below it. Here the
+targets (`target_ratio`) from 0.8 to 0.1. It stops once a ratio is not above its target, and may then be far below it. Here the
 last shares are only as large as is missing: of weights (kept - target) / (kept in layers that can be pruned),
 of channels, which have inputs and outputs to lose, 1 - sqrt(1 - that). A target below what is never pruned
 (of weights the classifier, biases and norms) has clients prune until they miss the threshold.
@@ -82,7 +82,7 @@ class Hermes(Training):
     """What is pruned: channels of convolutions and units of dense layers, or single weights."""
     prune: float = within("[0, 1)", 0.2)
     """p, the share of what is left of each layer that a client prunes in a round."""
-    target: float = within("(0, 1]", 0.5)
+    target_ratio: float = within("(0, 1]", 0.5)
     """Kept ratio of the parameters down to which a client prunes; 1 prunes nothing."""
     threshold: float = within("[0, 1]", 0.5)
     """Accuracy on a client's validation rows, of what it received, from which it prunes."""
@@ -198,7 +198,7 @@ def build(config: Hermes) -> Algorithm:
         """How much of each layer a client prunes, ()."""
         layers = pruning.kernels(client.model, held, config.granularity)
         of_layers = pruning.scalars(layers).astype(float) / tree.scalars(held.params)
-        missing = jnp.clip((kept_ratio(held) - hyper.target) / of_layers, 0, 1)
+        missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)
         if config.granularity == "channel":  # which have inputs and outputs to lose
             missing = 1 - jnp.sqrt(1 - missing)
         good = accuracy(client, w, federation) >= hyper.threshold

@@ -99,7 +99,7 @@ def pruned(client, held, w, options):
     layers = [f"{name}/kernel" for name in ("conv1/conv", "fc1/linear") if f"{name}/kernel" in w]
     good = nets.logits(client.net, w, client.x_validation).argmax(1) == client.y_validation
     size = sum(mask.size for name, mask in held.items() if not nets.is_statistic(name))
-    missing = count(held) - options.target * size
+    missing = count(held) - options.target_ratio * size
     if good.mean() < options.threshold or missing <= 0:
         return held
     missing = min(missing / sum(held[layer].sum() for layer in layers), 1)
@@ -169,7 +169,7 @@ def view(state, federation, t):
     }
 
 
-SHORT = {"threshold": 0.0, "prune": 0.4, "target": 0.05}
+SHORT = {"threshold": 0.0, "prune": 0.4, "target_ratio": 0.05}
 
 
 def traffic(model, models, t):
@@ -198,7 +198,7 @@ EQUAL = (max(SIZES),) * len(SIZES)
 
 
 def without_pruning_it_is_fedavg_of_equal_clients():
-    hermes = run("hermes", with_norms(EQUAL), target=1.0, **TRAINING)
+    hermes = run("hermes", with_norms(EQUAL), target_ratio=1.0, **TRAINING)
     fedavg = run("fedavg", with_norms(EQUAL), **TRAINING)
     for (state, info), (expected, report) in zip(hermes, fedavg, strict=True):
         assert_same(state.server[0].mean, expected.shared[0], tolerance=1e-5)
@@ -207,7 +207,7 @@ def without_pruning_it_is_fedavg_of_equal_clients():
 
 
 def masks_only_shrink_and_what_is_pruned_is_0():
-    rounds = run("hermes", with_norms(EQUAL), COHORTS * 3, target=0.1, threshold=0.2, **TRAINING)
+    rounds = run("hermes", with_norms(EQUAL), COHORTS * 3, target_ratio=0.1, threshold=0.2, **TRAINING)
     states = [jax.device_get(state.own[0]) for state, _ in rounds]
     for own in states:
         for held, w in zip(jax.tree.leaves(own.held), jax.tree.leaves(own.weights), strict=True):
@@ -262,8 +262,8 @@ hermes = Case(
     short=SHORT,
     comparisons={
         "": Comparison(
-            {"prune": 0.3, "target": 0.4, "threshold": 0.3},
-            [("prune", 0.5), ("target", 0.6), ("threshold", 0.7), ("granularity", "weight")],
+            {"prune": 0.3, "target_ratio": 0.4, "threshold": 0.3},
+            [("prune", 0.5), ("target_ratio", 0.6), ("threshold", 0.7), ("granularity", "weight")],
             ((CONVOLVING, 3), (SMALL, 2)),
         ),
         "weights, rewound, local statistics": local_statistics(
@@ -272,7 +272,7 @@ hermes = Case(
             granularity="weight",
             rewind=True,
             prune=0.3,
-            target=0.3,
+            target_ratio=0.3,
             threshold=0.3,
         ),
     },
