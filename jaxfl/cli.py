@@ -295,7 +295,8 @@ def _list(arguments: list[str]) -> None:
     ):
         drawn = RichTable(kind, "what", "options", title=title, title_justify="left")
         for name, function in table.items():
-            drawn.add_row(name, _first_line(function), ", ".join(option.name for option in options(function)))
+            own = ", ".join(f"{option.name}={option.default}" for option in options(function))
+            drawn.add_row(name, _first_line(function), own)
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():

@@ -12,8 +12,10 @@ class DataOptions:
     """The images."""
 
     dataset: str = "digits"
-    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), an .npz
-    file, a folder with one sub-folder of images per class, or my.py:source."""
+    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), hf: with a
+    name or a folder of a Hugging Face data set (hf:uoft-cs/cifar100,label=fine_label; further options image
+    and config), an .npz file of images or features, a folder with one sub-folder of images per class, or
+    my.py:source. docs/data.md"""
     public: str = "auto"
     """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
     another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:
@@ -25,11 +27,14 @@ class PartitionOptions:
     """How they are divided among clients."""
 
     partition: str = "classes"
-    """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
-    dirichlet,alpha=0.5; `jaxfl list dirichlet` shows them. A saved partition (.npz); or my.py:partitioner.
-    classes gives as much as there is, on digits 20 rows."""
+    """Who gets what, with options and their defaults: iid;
+    classes,classes_per_client=5,samples_per_client=none (as many as there are, on digits 20);
+    shards,shards_per_client=2; dirichlet,alpha=0.1,min_samples=10; dirichlet-flbench,alpha=0.1,min_samples=10;
+    quantity,sigma=1.0,min_samples=10; power-law,classes_per_client=2,base=10,least=300,most=600,sigma=2.0;
+    natural,column=client,min_samples=10 (every value of a column of the data is a client). `jaxfl list
+    dirichlet` says what they mean. Or a saved partition (.npz); or my.py:partitioner."""
     clients: int | None = within("[1, inf)", None)
-    """Number of clients; by default 20, or those of a saved partition."""
+    """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
     partition_seed: int = within("[0, inf)", 0)
     """Draws the partition. It is the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent"] = "unified"

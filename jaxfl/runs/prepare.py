@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +19,13 @@ from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup
 from jaxfl.core import memory
+from jaxfl.data import hf, topology
 from jaxfl.data import partition as partitions
-from jaxfl.data import topology
 from jaxfl.data.federation import Federation, federate, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
-from jaxfl.data.sources import Source, from_arrays, load
+from jaxfl.data.sources import Source, column, from_arrays, load, of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device, profile
 from jaxfl.machine.processes import on_first_process
@@ -142,8 +143,9 @@ def other_images(setup: Setup, source: Source) -> Public | None:
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
+    of_source = {key: options.pop(key) for key in hf.OPTIONS if name.startswith(hf.PREFIX) and key in options}
     options = choices.convert(name, {"size": int, "labels": bool}, options)
-    other = load_source(setup.replace(dataset=name))
+    other = load_source(setup.replace(dataset=choices.join(name, of_source)))
     return adapt(other, source, seed=setup.partition.partition_seed, **options)
 
 
@@ -238,11 +240,13 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     other = setup.partition.disjoint_from
     without = on_first_process(partitions.load)(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
+    by = _column(source, partitioner, options)
     return partitions.divide(
         source,
         own_code()(functools.partial(partitioner, **options)),
-        setup.partition.clients or CLIENTS,
+        setup.partition.clients or (CLIENTS if by is None else None),
         setup.partition.partition_seed,
+        by=by,
         test=test,
         labels=setup.partition.labels,
         test_fraction=setup.partition.test_fraction,
@@ -251,6 +255,12 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         public=held_out(setup),
         without=np.asarray(without, int),
     )
+
+
+def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:
+    """The column of the data by which a partitioner divides, (N,); None where it goes by labels."""
+    defaults = {option.name: option.default for option in choices.described(partitioner)}
+    return column(source, options.get("column", defaults["column"])) if "column" in defaults else None
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
@@ -279,7 +289,7 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
 
 def build_models(setup: Setup, shape: tuple[int, int, int], partition: Partition):
     """Pairs (model, number of clients) for images (H, W, C), in the order of client ids."""
-    named, counts = architectures(setup, shape)
+    named, counts = architectures(setup, shape, len(partition.train))
     built = []
     for choice in named:
         name, texts = choices.split(choice)
@@ -293,10 +303,15 @@ def build_models(setup: Setup, shape: tuple[int, int, int], partition: Partition
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
 
 
-def architectures(setup: Setup, shape: tuple[int, int, int]) -> tuple[list[str], list[str | None]]:
-    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said."""
+def architectures(
+    setup: Setup, shape: tuple[int, int, int], clients: int
+) -> tuple[list[str], list[str | None]]:
+    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said.
+
+    Of those by default there are no more than clients.
+    """
     named, counts = [], []
-    for choice in setup.run.models or default_models(shape):
+    for choice in setup.run.models or default_models(shape)[:clients]:
         name, texts = choices.split(choice)
         counts.append(texts.pop("clients", None))
         named.append(choices.join(name, texts))
@@ -305,6 +320,8 @@ def architectures(setup: Setup, shape: tuple[int, int, int]) -> tuple[list[str],
 
 def default_models(shape: tuple[int, int, int]) -> tuple[str, ...]:
     """Two architectures that suit images (H, W, C)."""
+    if of_vectors(shape):
+        return "mlp", "mlp,hidden=50"
     return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")
 
 

@@ -9,6 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from jaxfl.config.choices import described
+from jaxfl.config.options import helps
+from jaxfl.config.setup import PartitionOptions
 from jaxfl.data import partition
 from jaxfl.data.draw import draw
 from jaxfl.data.partition import divide
@@ -19,6 +22,7 @@ from jaxfl.data.partitioners import (
     dirichlet,
     dirichlet_flbench,
     iid,
+    natural,
     power_law,
     quantity,
     shards,
@@ -196,6 +200,25 @@ def test_power_law_leaves_the_base_to_whom_a_class_does_not_suffice():
     assert sizes(parts).tolist() == [80, 2, 2, 2]
 
 
+@pytest.mark.parametrize(("clients", "wanted"), [(None, "abd"), (3, "abd"), (2, None)])
+def test_natural_clients_are_the_values_of_a_column(clients, wanted):
+    whose = np.random.default_rng(0).permutation(np.repeat(list("dcba"), [6, 2, 9, 5]))
+    for seed in range(4):
+        parts = natural(whose, clients, np.random.default_rng(seed), column="whose", min_samples=3)
+        names = ["".join(np.unique(whose[part])) for part in parts]
+        assert names == sorted(names) and len(names) == (clients or 3)  # c has too few rows
+        assert wanted in (None, "".join(names))
+        for part, name in zip(parts, names, strict=True):
+            assert (np.sort(part) == np.flatnonzero(whose == name)).all()
+
+
+def test_help_names_all_options_of_partitions_and_their_defaults():
+    said = helps(PartitionOptions)["partition"]
+    for name, function in PARTITIONS.items():
+        own = (f",{option.name}={option.default}" for option in described(function))
+        assert name + "".join(own) in said
+
+
 # --- divide
 
 
@@ -279,6 +302,11 @@ def test_independent_labels_number_the_classes_of_each_client():
 
 
 REFUSALS = {
+    "too few natural clients": (
+        partial(natural, column="user", min_samples=81),
+        {},
+        "0 of 6 values of the column user have 81 rows or more, too few for 6 clients",
+    ),
     "more clients than rows": (iid, {"clients": 481}, "need 481 rows, but there are 480"),
     "more clients than rows to share": (
         partial(classes, samples_per_client=20),
