@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxfl.config.setup import Setup
+from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
@@ -31,6 +32,8 @@ def announce(setup: Setup, data: Data) -> None:
         f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
         f"{setup.partition.partition}: {describe(data.partition, data.source)}"
     )
+    if data.drawn:
+        OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
         OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
     for model, count in data.models:

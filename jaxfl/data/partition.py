@@ -98,7 +98,7 @@ def divide(
     by = source.labels if by is None else by
     held = _positions(partitioner(by[pool], clients, row_rng), clients, len(pool))
     clients = len(held)
-    _require_everyone("training", held, "use fewer clients or more data")
+    require_everyone("training", held, "use fewer clients or more data")
     held = [pool[part] for part in held]
     if test == "source":
         known = [np.unique(source.labels[rows]) for rows in held]
@@ -110,7 +110,7 @@ def divide(
         train, tested = _cut(held, test_fraction, test_rng)
         tested = [rows[:max_test] for rows in tested]
         advice = "raise test_fraction, or give every client more rows"
-    _require_everyone("test", tested, advice)
+    require_everyone("test", tested, advice)
     train, validation = _cut(train, validation_fraction, validation_rng)
     if labels == "independent":
         relabel = _renumber(known, source.classes, label_rng)
@@ -192,7 +192,8 @@ def _int32(parts) -> tuple[np.ndarray, ...]:
     return tuple(rows.astype(np.int32) for rows in parts)
 
 
-def _require_everyone(kind: str, parts, advice: str) -> None:
+def require_everyone(kind: str, parts, advice: str) -> None:
+    """Refuse parts of clients of which one is empty."""
     for client, rows in enumerate(parts):
         if len(rows) == 0:
             raise JaxflError(f"Client {client} is left without {kind} rows; {advice}.")
@@ -242,7 +243,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
     arrays: dict[str, Any] = {
         "relabel": partition.relabel,
         "outputs": np.array(partition.outputs),
-        "checksum": np.array(_checksum(source)),
+        "checksum": np.array(checksum(source)),
         "public": partition.public,
     }
     for part in PARTS:
@@ -263,10 +264,10 @@ def load(path: str | Path, source: Source) -> Partition:
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.
     """
-    partition, checksum = _read(path)
+    partition, own = _read(path)
     classes = partition.relabel.shape[1]
     same_classes = classes == source.classes
-    if not same_classes or checksum != _checksum(source):
+    if not same_classes or own != checksum(source):
         other = "other labels" if same_classes else f"{classes} classes, not {source.classes}"
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
@@ -330,5 +331,6 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
     return True
 
 
-def _checksum(source: Source) -> int:
+def checksum(source: Source) -> int:
+    """Of its labels: tells data apart."""
     return zlib.crc32(source.labels.astype(np.int32).tobytes())

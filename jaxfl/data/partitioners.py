@@ -11,10 +11,12 @@ the number of clients where the user does not say it.
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.errors import JaxflError
 
 MAX_DRAWS = 1000  # of a random partition in which some client has too few rows
@@ -322,6 +324,38 @@ def natural(
     return [by_owner[owner] for owner in chosen]
 
 
+def listed(
+    values: np.ndarray,
+    clients: int | None,
+    rng: np.random.Generator,
+    *,
+    file: Path | None = None,
+    column: str = "row",
+) -> list[np.ndarray]:
+    """Give every client the rows that a file lists for it, such as those of a partitioner of flwr-datasets.
+
+    The file is JSON, ``[[rows], ...]`` or ``{"0": [rows], ...}``. Rows that are held out for everybody are
+    left out, and so are test rows under --test source.
+
+    Args:
+      values: (n,), of the column.
+      clients: number of clients, as many as the file has; by default these.
+      rng: source of randomness.
+      file: with the lists.
+      column: which of the data numbers the rows; by default they are numbered from 0, training rows first.
+    """
+    if file is None:
+        raise JaxflError("--partition listed needs the lists: listed,file=rows.json.")
+    lists = parsed(file)
+    if isinstance(lists, dict) and all(key.isdecimal() for key in lists):
+        lists = [lists[key] for key in sorted(lists, key=int)]
+    if not isinstance(lists, list) or not lists:
+        raise JaxflError(f"{file} has no list of rows per client; write [[rows], ...].")
+    if clients not in (None, len(lists)):
+        raise JaxflError(f"{file} lists the rows of {len(lists)} clients; add --clients {len(lists)}.")
+    return [np.flatnonzero(np.isin(values, whole_numbers(file, rows))) for rows in lists]
+
+
 def _require_sigma(sigma: float) -> None:
     if not 0 <= sigma < np.inf:
         raise JaxflError(f"sigma is {sigma}; it has to be a number from 0 up.")
@@ -354,6 +388,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "quantity": quantity,
     "power-law": power_law,
     "natural": natural,
+    "listed": listed,
 }
 
 # Where test rows come from (see `jaxfl.data.partition.divide`), as the papers have it.

@@ -105,11 +105,13 @@ def of_vectors(shape: Sequence[int]) -> bool:
 
 
 def column(source: Source, name: str) -> np.ndarray:
-    """What a column says of every row, (N,).
+    """What a column says of every row, (N,); "row", where the data have none, is its number.
 
     Raises:
       JaxflError: if there is no such column.
     """
+    if name == "row" and name not in source.columns:
+        return np.arange(len(source.labels))
     if name not in source.columns:
         raise JaxflError(f"{source.name} has no column {name!r}; {nearest(name, source.columns)}")
     return source.columns[name]

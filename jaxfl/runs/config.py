@@ -6,7 +6,7 @@ from typing import Any
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import alternatives, hints
-from jaxfl.config.setup import MachineOptions, Setup
+from jaxfl.config.setup import MachineOptions, Setup, is_saved
 from jaxfl.core.training import Training
 from jaxfl.data import sources
 from jaxfl.errors import JaxflError
@@ -27,8 +27,12 @@ def absolute(setup: Setup) -> Setup:
     """The same options with absolute paths: from every directory they name the same files."""
     dataset = sources.absolute(choices.absolute(setup.data.dataset))
     partition = choices.absolute(setup.partition.partition)
-    if partition.endswith(".npz"):
+    if is_saved(partition):
         partition = str(Path(partition).resolve())
+    elif partition.startswith("listed,"):
+        name, options = choices.split(partition)
+        files = {"file": str(Path(options["file"]).resolve())} if "file" in options else {}
+        partition = choices.join(name, options | files)
     public, options = choices.split(choices.absolute(setup.data.public))
     if public not in ("auto", "none", "held-out"):
         public = sources.absolute(public)

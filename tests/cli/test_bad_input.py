@@ -118,7 +118,7 @@ REFUSED = [
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
     ("run fedavg --from runs/fedavg-own", "jaxfl run fedavg has no option --from"),
-    ("list everything", "no method, model, partition or topology 'everything'"),
+    ("list everything", "no method, model, partition, topology or shift 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers out of their range
     ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
