@@ -22,6 +22,7 @@ from jaxfl.config import choices
 from jaxfl.config.commands import (
     Columns,
     Exported,
+    Forms,
     Insist,
     Length,
     Limit,
@@ -38,9 +39,9 @@ from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
-from jaxfl.data import partition as partitions
-from jaxfl.data.draw import draw
+from jaxfl.data import peers
 from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.data.shift import SHIFTS
 from jaxfl.data.sources import DATASETS
 from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.errors import JaxflError, nearest
@@ -51,9 +52,11 @@ from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
+from jaxfl.runs.config import restore_setup
+from jaxfl.runs.divided import save_partition
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
 from jaxfl.runs.load import load
-from jaxfl.runs.prepare import cache_folder, check_setup, divide, load_source
+from jaxfl.runs.prepare import cache_folder, check_setup, divide, draw_shift, load_source
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_exported, print_result, print_table
@@ -249,22 +252,25 @@ def _report(arguments: list[str]) -> None:
 
 
 def _partition(arguments: list[str]) -> None:
-    setup, where = _parse("partition", arguments, federation=Setup(), output=RunFolder())
+    others = {"output": RunFolder(), "forms": Forms()}
+    if arguments[:1] == ["--from"]:
+        name, arguments = _positional(arguments[1:], "partition", "RUN")
+        where, forms = _parse("partition --from RUN", arguments, **others)
+        saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
+    else:
+        setup, where, forms = _parse("partition", arguments, federation=Setup(), **others)
+        saved = None
     check_setup(setup)
     folder = where.run_dir or store.free_folder("partition", setup.data.dataset)
     store.check_free(folder)
     source = load_source(setup)
-    partition = divide(setup, source)
+    partition = divide(setup, source, saved)
+    drawn = draw_shift(setup, source, len(partition.train))
+    peers.require(forms.format, partition)
     store.create(folder)
-    partitions.save(partition, source, folder / store.PARTITION)
-    draw(
-        partition,
-        source.labels,
-        folder / "partition.png",
-        f"{setup.data.dataset}, {setup.partition.partition}",
-    )
+    written = save_partition(folder, setup, source, partition, drawn, forms.format)
     OUT.print(describe(partition, source))
-    OUT.print(f"{folder}: partition.npz, partition.png")
+    OUT.print(f"{folder}: {', '.join(written)}")
 
 
 def _bench(arguments: list[str]) -> None:
@@ -294,22 +300,24 @@ def _list(arguments: list[str]) -> None:
         ("Models", "model", MODELS, described),
         ("Partitions", "partition", PARTITIONS, choices.described),
         ("Topologies", "topology", TOPOLOGIES, choices.described),
+        ("Shifts of clients' images", "shift", SHIFTS, choices.described),
     ):
         drawn = RichTable(kind, "what", "options", title=title, title_justify="left")
         for name, function in table.items():
-            drawn.add_row(name, _first_line(function), ", ".join(option.name for option in options(function)))
+            own = ", ".join(f"{option.name}={option.default}" for option in options(function))
+            drawn.add_row(name, _first_line(function), own)
         OUT.print(drawn)
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
     for name, what in DATASETS.items():
         sources.add_row(name, what)
     OUT.print(sources)
-    OUT.print("jaxfl list NAME shows the options of a method, model, partition or topology.")
+    OUT.print("jaxfl list NAME shows the options of a method, model, partition, topology or shift.")
 
 
 def _options_of(name: str) -> RichTable:
-    """The options of a method, model, partition or topology, with defaults, in words."""
-    table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES}
-    found = choices.lookup("method, model, partition or topology", table, name)
+    """The options of a method, model, partition, topology or shift, with defaults, in words."""
+    table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS}
+    found = choices.lookup("method, model, partition, topology or shift", table, name)
     if isinstance(found, Method):
         config = found.config()
         what, said = found.summary, helps(type(config))
@@ -358,7 +366,12 @@ COMMANDS = {
         "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True
     ),
     "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
-    "partition": Command("partition", "draw and save a partition; options: --help", _partition, True),
+    "partition": Command(
+        "partition [--from RUN]",
+        "draw and save a partition, or that of a run, also for other programs; options: --help",
+        _partition,
+        True,
+    ),
     "bench": Command(
         "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench, True
     ),

@@ -70,10 +70,12 @@ def optional(package: str, extra: str, what: str) -> ModuleType:
 @contextlib.contextmanager
 def quiet():
     """Silence what libraries log about a problem that our message says in one sentence."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("absl", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxfl.config.setup import Setup
+from jaxfl.data import shift
 from jaxfl.data.partition import Partition
-from jaxfl.data.sources import Source
+from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data
@@ -25,13 +26,16 @@ OUT = Console(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() el
 
 def announce(setup: Setup, data: Data) -> None:
     """Say in a few lines what the federation is."""
-    images = data.source.images
+    count, *shape = data.source.images.shape
+    form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
     OUT.print(
-        f"{setup.data.dataset}: {len(images)} images of {'x'.join(map(str, images.shape[1:]))}; "
+        f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
         f"{setup.partition.partition}: {describe(data.partition, data.source)}"
     )
+    if data.drawn:
+        OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
-        OUT.print(f"{len(data.federation.public)} public images ({setup.data.public})")
+        OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
     for model, count in data.models:
         OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
     names = [model.name for model, _ in data.models]
@@ -47,6 +51,11 @@ def announce(setup: Setup, data: Data) -> None:
     )
 
 
+def examples(source: Source) -> str:
+    """What a source holds, in a word."""
+    return "vectors" if of_vectors(source.images.shape[1:]) else "images"
+
+
 def describe(partition: Partition, source: Source) -> str:
     """A partition in a sentence: its clients, and how much of the data they train on."""
     train, test = (sorted(map(len, part)) for part in (partition.train, partition.test))
@@ -58,7 +67,7 @@ def describe(partition: Partition, source: Source) -> str:
     return (
         f"{len(train):,} clients with {train[0]:,} to {train[-1]:,} training and {test[0]:,} to {test[-1]:,} "
         f"test rows, {partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
-        f"{there:,} images{shared}"
+        f"{there:,} {examples(source)}{shared}"
     )
 
 

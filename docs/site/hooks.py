@@ -20,6 +20,7 @@ from jaxfl.config.setup import DataOptions, MachineOptions, PartitionOptions, Ru
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.data.shift import SHIFTS
 from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.models.zoo import MODELS, described
 
@@ -85,9 +86,9 @@ def pages() -> dict[str, str]:
         "Networks of the zoo", "`--models NAME,option=value`", MODELS, described
     )
     made["partitions-and-graphs.md"] = _catalogue(
-        "Partitions and graphs",
-        "`--partition NAME,option=value` and `--topology NAME,option=value`",
-        {**PARTITIONS, **TOPOLOGIES},
+        "Partitions, shifts and graphs",
+        "`--partition NAME,option=value`, `--shift` and `--topology` alike",
+        {**PARTITIONS, **SHIFTS, **TOPOLOGIES},
         choices.described,
     )
     return made

@@ -96,6 +96,15 @@ class Exported:
 
 
 @dataclasses.dataclass(frozen=True)
+class Forms:
+    """For whom else."""
+
+    format: tuple[Literal["json", "fl-bench", "pfllib"], ...] = ()
+    """Write partition.json as well, or FL-bench's partition.pkl, or a folder pfllib/ with the data of every
+    client in the form of PFLlib."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Output:
     """Where the table goes."""
 

@@ -12,12 +12,18 @@ class DataOptions:
     """The images."""
 
     dataset: str = "digits"
-    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), an .npz
-    file, a folder with one sub-folder of images per class, or my.py:source."""
+    """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), hf: with a
+    name or a folder of a Hugging Face data set (hf:uoft-cs/cifar100,label=fine_label; further options image
+    and config), an .npz file of images or features, a folder with one sub-folder of images per class, or
+    my.py:source. docs/data.md"""
     public: str = "auto"
     """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
     another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:
     held-out where a method needs some, or what a saved partition holds."""
+    shift: tuple[str, ...] = ()
+    """How the images of clients differ, drawn for each by partition_seed and then fixed:
+    rotate,degrees=45.0,angles=none; colour,hue=0.5; noise,std=0.5; or several of them. `jaxfl list
+    rotate` says what options mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +31,17 @@ class PartitionOptions:
     """How they are divided among clients."""
 
     partition: str = "classes"
-    """classes, iid, shards, dirichlet, dirichlet-flbench, quantity or power-law, with options:
-    dirichlet,alpha=0.5; `jaxfl list dirichlet` shows them. A saved partition (.npz); or my.py:partitioner.
-    classes gives as much as there is, on digits 20 rows."""
+    """Who gets what, with options and their defaults: iid;
+    classes,classes_per_client=5,samples_per_client=none (as many as there are, on digits 20);
+    shards,shards_per_client=2; dirichlet,alpha=0.1,min_samples=10;
+    dirichlet-flbench,alpha=0.1,min_samples=10; quantity,sigma=1.0,min_samples=10;
+    power-law,classes_per_client=2,base=10,least=300,most=600,sigma=2.0;
+    natural,column=client,min_samples=10 (every value of a column of the data is a client);
+    listed,file=none,column=row (a list of rows per client, in JSON). `jaxfl list
+    dirichlet` says what they mean. Or a saved partition (.npz, or .json of the form in docs/data.md);
+    or my.py:partitioner."""
     clients: int | None = within("[1, inf)", None)
-    """Number of clients; by default 20, or those of a saved partition."""
+    """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
     partition_seed: int = within("[0, inf)", 0)
     """Draws the partition. It is the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent"] = "unified"
@@ -47,6 +59,11 @@ class PartitionOptions:
     disjoint_from: Path | None = None
     """A saved partition (.npz) of the same data: nobody trains on any row of it, nor has one held out. For
     experts that are trained on what the clients of another run do not have."""
+
+
+def is_saved(partition: str) -> bool:
+    """Whether a choice of a partition names one in a file."""
+    return partition.endswith((".npz", ".json")) and not partition.startswith("listed,")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A partition as a picture: which client trains on how much of which class."""
+"""A partition as a picture: which client trains on how much of which class; and a shift: what clients see."""
 
 from pathlib import Path
 
@@ -32,5 +32,30 @@ def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(field, label="training rows")
+    with writing(path):
+        figure.savefig(path, format="png")
+
+
+def draw_seen(images: np.ndarray, path: str | Path, title: str = "") -> None:
+    """Write a PNG of a few images as each of a few clients sees them, a line for every client.
+
+    Args:
+      images: (clients, k, H, W, C) floats; of three channels in colour, of others the first.
+      path: of the PNG.
+      title: printed above.
+
+    Raises:
+      JaxflError: if it cannot be written.
+    """
+    clients, k = images.shape[:2]
+    low, high = images.min(), images.max()
+    images = (images - low) / (high - low or 1)
+    figure = Figure((k + 1, clients + 1), layout="constrained", dpi=100)
+    figure.suptitle(title)
+    fields = figure.subplots(clients, k, squeeze=False)
+    for (client, place), axes in np.ndenumerate(fields):
+        image = images[client, place]
+        axes.imshow(image if image.shape[-1] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[], ylabel=f"client {client}" if place == 0 else "")
     with writing(path):
         figure.savefig(path, format="png")

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxfl.config.options import static
 from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
+from jaxfl.data.shift import Drawn, Shift, shifted
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import agree
@@ -70,7 +71,7 @@ class Federation:
     """All clients and their data.
 
     Attributes:
-      images: (N, H, W, C), uint8 or float, shared by all clients.
+      images: (N, H, W, C), uint8 or float, stored once for all clients.
       labels: (N,) int32.
       mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
@@ -80,6 +81,8 @@ class Federation:
       mesh: the devices that share the clients of a round, along one axis; None for a single device.
       unified: whether an output means the same on all clients.
       labelled: whether the labels of public images mean what the clients' do.
+      shift: how clients see images, where they see them differently; then rows are those of `Shift`, and
+        labels are (V,).
       initial: per architecture `ClientWeights` of some of its blocks, from which they start; the others start
         fresh. None where all do. A leaf that clients have of their own stands in both parts, once as mean.
     """
@@ -95,6 +98,7 @@ class Federation:
     mesh: Mesh | None = static(default=None)
     unified: bool = static(default=True)
     labelled: bool = static(default=True)
+    shift: Shift | None = None
     initial: PerGroup | None = None
 
     @property
@@ -142,7 +146,10 @@ class Federation:
 
     def inputs(self, rows, transform: Callable = lambda images: images):
         """Normalised images of some rows (B,) -> (B, H, W, C); `transform` changes them before."""
-        return normalised(transform(self.images[rows]), self.mean, self.std)
+        if self.shift is None:
+            return normalised(transform(self.images[rows]), self.mean, self.std)
+        seen = self.shift.look(self.images, rows, self.std)
+        return normalised(transform(seen), self.mean, self.std)
 
     def batch(self, client: Client, position, mask, transform: Callable = lambda images: images) -> Batch:
         """The training rows at some positions (B,) of a client's list, of which `mask` (B,) are real."""
@@ -163,6 +170,7 @@ def federate(
     devices: int = 1,
     public: Public | None = None,
     links: np.ndarray | None = None,
+    drawn: Drawn | None = None,
 ) -> Federation:
     """Put a data set on the device and give every client an architecture.
 
@@ -174,13 +182,14 @@ def federate(
       devices: how many of JAX's devices share the clients of a round.
       public: public images of another set; by default the partition's public rows are the public ones.
       links: who is linked with whom, (N, N) bool; nobody by default.
+      drawn: what is done to the images of each client, if anything.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree, there are fewer devices, or they are not
         equally many of each process.
     """
     _check(partition, models)
-    mean, std = _moments(source.images[source.train])
+    mean, std = moments(source.images[source.train])
     dtype = jnp.result_type(float)
     images, labels, rows = source.images, source.labels, partition.public
     unified = labelled = _unified(partition)
@@ -188,18 +197,23 @@ def federate(
         rows = len(labels) + np.arange(len(public.labels))
         images, labels = np.concatenate([images, public.images]), np.concatenate([labels, public.labels])
         labelled = unified and public.labelled
+    class_counts, shift = _class_counts(source, partition), None
+    if drawn is not None:
+        partition, shift = shifted(partition, rows, drawn)
+        labels, rows = labels[np.asarray(shift.image)], partition.public
     federation = Federation(
         images=jnp.asarray(images),
         labels=jnp.asarray(labels, jnp.int32),
         mean=jnp.asarray(mean, dtype),
         std=jnp.asarray(np.where(std > 0, std, 1), dtype),
-        groups=_groups(partition, models, _class_counts(source, partition)),
+        groups=_groups(partition, models, class_counts),
         public=jnp.asarray(rows, jnp.int32),
         links=_matrix(links),
         clients_at_once=clients_at_once,
         mesh=_mesh(devices),
         unified=unified,
         labelled=labelled,
+        shift=shift,
     )
     return federation.replicate(federation)
 
@@ -301,7 +315,7 @@ def _mesh(devices: int) -> Mesh | None:
     return jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,), devices=chosen)
 
 
-def _moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each channel, (1, 1, 1, C) float64."""
     parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
     count = images.size // images.shape[-1]

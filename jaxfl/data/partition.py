@@ -43,8 +43,8 @@ class Partition(NamedTuple):
 
 def divide(
     source: Source,
-    partitioner: Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]],
-    clients: int,
+    partitioner: Callable[[np.ndarray, Any, np.random.Generator], list[np.ndarray]],
+    clients: int | None,
     seed: int,
     *,
     test: Literal["own", "source"],
@@ -54,6 +54,7 @@ def divide(
     max_test: int | None = None,
     public: float = 0.0,
     without: np.ndarray = np.empty(0, np.int32),  # noqa: B008
+    by: np.ndarray | None = None,
 ) -> Partition:
     """Divide a source among clients.
 
@@ -63,7 +64,7 @@ def divide(
     Args:
       source: the data.
       partitioner: one of `jaxfl.data.partitioners`, its options bound with `functools.partial`.
-      clients: number of clients.
+      clients: number of clients; None leaves it to the partitioner.
       seed: not negative; the same seed gives the same partition.
       test: "own" shares out all rows of the source, then takes test rows from each client's share.
         "source" shares out the source's training rows; a client is tested on the source's test rows
@@ -76,6 +77,7 @@ def divide(
       max_test: most test rows of a client; all by default.
       public: share of every class, of the rows to share out, that is held out for everybody to see.
       without: rows that are not shared out.
+      by: what the partitioner is given of every row of the source, (N,); its label by default.
 
     Raises:
       JaxflError: if an argument is out of range, or a client is left without training or test rows.
@@ -88,13 +90,15 @@ def divide(
     pool = np.setdiff1d(pool, without)
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
-    if clients > len(pool):
+    if clients is not None and clients > len(pool):
         raise JaxflError(
             f"{clients:,} clients need {clients} rows, but there are {len(pool)}; use fewer clients "
             "or more data."
         )
-    held = _positions(partitioner(source.labels[pool], clients, row_rng), clients, len(pool))
-    _require_everyone("training", held, "use fewer clients or more data")
+    by = source.labels if by is None else by
+    held = _positions(partitioner(by[pool], clients, row_rng), clients, len(pool))
+    clients = len(held)
+    require_everyone("training", held, "use fewer clients or more data")
     held = [pool[part] for part in held]
     if test == "source":
         known = [np.unique(source.labels[rows]) for rows in held]
@@ -106,7 +110,7 @@ def divide(
         train, tested = _cut(held, test_fraction, test_rng)
         tested = [rows[:max_test] for rows in tested]
         advice = "raise test_fraction, or give every client more rows"
-    _require_everyone("test", tested, advice)
+    require_everyone("test", tested, advice)
     train, validation = _cut(train, validation_fraction, validation_rng)
     if labels == "independent":
         relabel = _renumber(known, source.classes, label_rng)
@@ -138,7 +142,7 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
         raise JaxflError(f'test is {test!r}; it has to be "own" or "source".')
     if labels not in ("unified", "independent"):
         raise JaxflError(f'labels is {labels!r}; it has to be "unified" or "independent".')
-    if clients < 1:
+    if clients is not None and clients < 1:
         raise JaxflError(f"A federation of {clients} clients is empty; it needs at least 1.")
     if seed < 0:
         raise JaxflError(f"The seed is {seed}; it has to be 0 or more.")
@@ -188,13 +192,14 @@ def _int32(parts) -> tuple[np.ndarray, ...]:
     return tuple(rows.astype(np.int32) for rows in parts)
 
 
-def _require_everyone(kind: str, parts, advice: str) -> None:
+def require_everyone(kind: str, parts, advice: str) -> None:
+    """Refuse parts of clients of which one is empty."""
     for client, rows in enumerate(parts):
         if len(rows) == 0:
             raise JaxflError(f"Client {client} is left without {kind} rows; {advice}.")
 
 
-def _positions(parts: Any, clients: int, rows: int) -> list[np.ndarray]:
+def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
     """What a partitioner has returned, as arrays; it may be the user's own."""
 
     def fits(part):
@@ -204,11 +209,11 @@ def _positions(parts: Any, clients: int, rows: int) -> list[np.ndarray]:
 
     with contextlib.suppress(TypeError, ValueError):  # of what is no sequence of arrays
         held = [np.asarray(part) for part in parts]
-        if len(held) == clients and all(map(fits, held)):
+        if held and len(held) == (clients or len(held)) and all(map(fits, held)):
             return held
+    whom = "client" if clients is None else f"of {clients} clients"
     raise JaxflError(
-        f"The partitioner has to return, for each of {clients} clients, an array of positions "
-        f"from 0 to {rows - 1}."
+        f"The partitioner has to return, for each {whom}, an array of positions from 0 to {rows - 1}."
     )
 
 
@@ -238,7 +243,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
     arrays: dict[str, Any] = {
         "relabel": partition.relabel,
         "outputs": np.array(partition.outputs),
-        "checksum": np.array(_checksum(source)),
+        "checksum": np.array(checksum(source)),
         "public": partition.public,
     }
     for part in PARTS:
@@ -259,10 +264,10 @@ def load(path: str | Path, source: Source) -> Partition:
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.
     """
-    partition, checksum = _read(path)
+    partition, own = _read(path)
     classes = partition.relabel.shape[1]
     same_classes = classes == source.classes
-    if not same_classes or checksum != _checksum(source):
+    if not same_classes or own != checksum(source):
         other = "other labels" if same_classes else f"{classes} classes, not {source.classes}"
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
@@ -326,5 +331,6 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
     return True
 
 
-def _checksum(source: Source) -> int:
+def checksum(source: Source) -> int:
+    """Of its labels: tells data apart."""
     return zlib.crc32(source.labels.astype(np.int32).tobytes())

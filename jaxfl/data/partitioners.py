@@ -3,15 +3,20 @@
 A partitioner is a function ``(labels, clients, rng, *, options) -> parts``: from the labels (n,) of
 the rows to share out, it draws for every client the positions (n_i,) in `labels` that it gets. All
 raise `JaxflError` where the data cannot be shared out as asked.
+
+One with an option `column` is given the values of that column of the data in place of labels, and None for
+the number of clients where the user does not say it.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.errors import JaxflError
 
 MAX_DRAWS = 1000  # of a random partition in which some client has too few rows
@@ -46,7 +51,7 @@ def classes(
         as many as there are for everybody without sharing a row.
     """
     queues = {c: rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)}
-    _require_classes("classes_per_client", classes_per_client, len(queues))
+    _require_classes("classes", "classes_per_client", classes_per_client, len(queues))
     own = [rng.choice(list(queues), classes_per_client, replace=False) for _ in range(clients)]
     if samples_per_client is None:
         owners = Counter(itertools.chain.from_iterable(own))
@@ -95,7 +100,7 @@ def shards(
       shards_per_client: shards, hence classes, on a client.
     """
     present = np.unique(labels)
-    _require_classes("shards_per_client", shards_per_client, len(present))
+    _require_classes("shards", "shards_per_client", shards_per_client, len(present))
     demand = np.zeros(len(present), int)
     chosen = []
     for _ in range(clients):
@@ -250,7 +255,7 @@ def power_law(
       sigma: of the normal distribution under the log-normal one; 0 gives equal weights.
     """
     queues = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
-    _require_classes("classes_per_client", classes_per_client, len(queues))
+    _require_classes("power-law", "classes_per_client", classes_per_client, len(queues))
     if not 0 <= least <= most:
         raise JaxflError(
             f"least is {least} and most {most}; both are numbers of rows, least the smaller one."
@@ -287,6 +292,70 @@ def power_law(
     return [np.concatenate(part) for part in parts]
 
 
+def natural(
+    values: np.ndarray,
+    clients: int | None,
+    rng: np.random.Generator,
+    *,
+    column: str = "client",
+    min_samples: int = 10,
+) -> list[np.ndarray]:
+    """Make every value of a column of the data a client: each writer, user or device has its own rows.
+
+    Clients are numbered in the order of their values.
+
+    Args:
+      values: (n,), of the column.
+      clients: number of clients: so many values with enough rows are drawn at random; all of them if None.
+      rng: source of randomness.
+      column: which of the data says whose a row is.
+      min_samples: rows of a client at least; values with fewer are left out.
+    """
+    names, owners, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    chosen = np.flatnonzero(sizes >= max(1, min_samples))
+    if len(chosen) < (clients or 1):
+        raise JaxflError(
+            f"{len(chosen)} of {len(names)} values of the column {column} have {min_samples} rows or more, "
+            f"too few for {clients or 1} clients; lower min_samples or the number of clients."
+        )
+    if clients is not None:
+        chosen = np.sort(rng.choice(chosen, clients, replace=False))
+    by_owner = np.split(np.argsort(owners, kind="stable"), np.cumsum(sizes)[:-1])
+    return [by_owner[owner] for owner in chosen]
+
+
+def listed(
+    values: np.ndarray,
+    clients: int | None,
+    rng: np.random.Generator,
+    *,
+    file: Path | None = None,
+    column: str = "row",
+) -> list[np.ndarray]:
+    """Give every client the rows that a file lists for it, such as those of a partitioner of flwr-datasets.
+
+    The file is JSON, ``[[rows], ...]`` or ``{"0": [rows], ...}``. Rows that are held out for everybody are
+    left out, and so are test rows under --test source.
+
+    Args:
+      values: (n,), of the column.
+      clients: number of clients, as many as the file has; by default these.
+      rng: source of randomness.
+      file: with the lists.
+      column: which of the data numbers the rows; by default they are numbered from 0, training rows first.
+    """
+    if file is None:
+        raise JaxflError("--partition listed needs the lists: listed,file=rows.json.")
+    lists = parsed(file)
+    if isinstance(lists, dict) and all(key.isdecimal() for key in lists):
+        lists = [lists[key] for key in sorted(lists, key=int)]
+    if not isinstance(lists, list) or not lists:
+        raise JaxflError(f"{file} has no list of rows per client; write [[rows], ...].")
+    if clients not in (None, len(lists)):
+        raise JaxflError(f"{file} lists the rows of {len(lists)} clients; add --clients {len(lists)}.")
+    return [np.flatnonzero(np.isin(values, whole_numbers(file, rows))) for rows in lists]
+
+
 def _require_sigma(sigma: float) -> None:
     if not 0 <= sigma < np.inf:
         raise JaxflError(f"sigma is {sigma}; it has to be a number from 0 up.")
@@ -302,10 +371,11 @@ def _require_rows(rows: int, clients: int, min_samples: int) -> None:
         )
 
 
-def _require_classes(option: str, wanted: int, existing: int) -> None:
+def _require_classes(partition: str, option: str, wanted: int, existing: int) -> None:
     if not 1 <= wanted <= existing:
         raise JaxflError(
-            f"{option} is {wanted}, but the data have {existing} classes; choose 1 to {existing}."
+            f"{option} is {wanted}, but the data have {existing} classes; give 1 to {existing}, as in "
+            f"--partition {partition},{option}={existing}."
         )
 
 
@@ -317,6 +387,8 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "dirichlet-flbench": dirichlet_flbench,
     "quantity": quantity,
     "power-law": power_law,
+    "natural": natural,
+    "listed": listed,
 }
 
 # Where test rows come from (see `jaxfl.data.partition.divide`), as the papers have it.

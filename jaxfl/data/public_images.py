@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxfl.data.colour import grey
-from jaxfl.data.sources import Source
+from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError
 
 
@@ -53,6 +53,12 @@ def adapt(
         raise JaxflError(
             f"The public images of {other.name} have {other.classes} classes and the clients' "
             f"{source.classes}, so their labels do not mean the same; leave out labels=true."
+        )
+    shapes = other.images.shape[1:], source.images.shape[1:]
+    if any(map(of_vectors, shapes)) and shapes[0] != shapes[1]:
+        raise JaxflError(
+            f"The public examples of {other.name} have shape {shapes[0]} and the clients' {shapes[1]}; take "
+            "vectors of the same features."
         )
     tops = other.images.max(), source.images.max()
     if not 0.5 <= tops[0] / tops[1] <= 2:

@@ -1,15 +1,17 @@
-"""Where images come from: an embedded set, tensorflow-datasets, an ``.npz`` file, a folder."""
+"""Where data come from: an embedded set, tensorflow-datasets, Hugging Face, an ``.npz`` file, a folder."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from jaxfl.data import npz, tfds
-from jaxfl.errors import JaxflError
+from jaxfl.data import hf, npz, tfds
+from jaxfl.errors import JaxflError, nearest
 
 DATASETS = {
     "digits": "1,797 handwritten digits, 8x8, ten classes; comes with scikit-learn",
@@ -17,7 +19,9 @@ DATASETS = {
     "tensorflow-datasets, by its name",
     "emnist/byclass": "a configuration of a set",
     "cifar100:coarse_label": "another label of a set",
-    "path/to/file.npz": "arrays images (N, H, W[, C]), labels (N,), and perhaps split",
+    "hf:uoft-cs/cifar10": "a data set of the Hugging Face hub, with options: config, image, label",
+    "hf:path/to/folder": "one in a folder: of save_to_disk, of parquet files, ...",
+    "path/to/file.npz": "arrays images (N, H, W[, C]) or features (N, d), labels (N,), and perhaps split",
     "path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/",
     "path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source",
 }
@@ -26,12 +30,16 @@ DATASETS = {
 class Source(NamedTuple):
     """Labelled images in memory, the training images first, then the test images.
 
+    Vectors are images of a single pixel, whose channels are the features: (N, 1, 1, d).
+
     Attributes:
       name: what it was loaded as.
       images: (N, H, W, C), uint8, or float32 where an ``.npz`` gives floats.
       labels: (N,) int32 in 0..classes-1.
       train: (N,) bool, True where the source calls the row a training row.
       classes: how many classes there are; one may be without rows.
+      columns: what else is known of every row, (N,) integers or words by name: whose it is, with what it was
+        made.
     """
 
     name: str
@@ -39,6 +47,7 @@ class Source(NamedTuple):
     labels: np.ndarray
     train: np.ndarray
     classes: int
+    columns: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Source:
@@ -49,8 +58,10 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
 
         - ``digits``: the 1,797 real 8x8 handwritten digits (values 0..16) that scikit-learn embeds;
         - a path ending in ``.npz``: arrays ``images`` (N, H, W) or (N, H, W, C), uint8 or float,
-          ``labels`` (N,) that number the classes 0, 1, 2, ... without a gap, and optionally
-          ``split`` (N,), either the words "train" and "test" or True for a training row;
+          or ``features`` (N, d) in place of them; ``labels`` (N,) that number the classes 0, 1, 2, ...
+          without a gap, and optionally ``split`` (N,), either the words "train" and "test" or True for a
+          training row; every further array (N,) of integers or words is a column;
+        - ``hf:`` and the name or the folder of a data set of Hugging Face, see `jaxfl.data.hf.read`;
         - an existing folder: one sub-folder of images per class, in alphabetical order, or
           ``train`` and ``test`` above these;
         - else an image-classification set of tensorflow-datasets: ``cifar10``, ``emnist/byclass``
@@ -64,14 +75,16 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
     """
     path = Path(name).expanduser()
     if name == "digits":
-        images, labels, train, classes = _digits()
+        read: Any = _digits()
+    elif name.startswith(hf.PREFIX):
+        read = hf.read(name)
     elif path.suffix == ".npz":
-        images, labels, train, classes = _npz(path)
+        read = _npz(path)
     elif is_folder(name):
-        images, labels, train, classes = _folder(path)
+        read = _folder(path)
     else:
-        images, labels, train, classes = tfds.read(name, data_dir)
-    return from_arrays(name, images, labels, train, classes)
+        read = tfds.read(name, data_dir)
+    return from_arrays(name, *read)
 
 
 def is_folder(name: str) -> bool:
@@ -79,17 +92,48 @@ def is_folder(name: str) -> bool:
     return name != "digits" and Path(name).expanduser().is_dir()
 
 
+def absolute(name: str) -> str:
+    """The same data set by a name that means it from every directory."""
+    if name.startswith(hf.PREFIX):
+        return hf.absolute(name)
+    return str(Path(name).expanduser().resolve()) if name.endswith(".npz") or is_folder(name) else name
+
+
+def of_vectors(shape: Sequence[int]) -> bool:
+    """Whether images of a shape (H, W, C) are vectors: a single pixel, whose channels are the features."""
+    return tuple(shape[:2]) == (1, 1)
+
+
+def column(source: Source, name: str) -> np.ndarray:
+    """What a column says of every row, (N,); "row", where the data have none, is its number.
+
+    Raises:
+      JaxflError: if there is no such column.
+    """
+    if name == "row" and name not in source.columns:
+        return np.arange(len(source.labels))
+    if name not in source.columns:
+        raise JaxflError(f"{source.name} has no column {name!r}; {nearest(name, source.columns)}")
+    return source.columns[name]
+
+
 def from_arrays(
-    name: str, images: np.ndarray, labels: np.ndarray, train: np.ndarray | None, classes: int
+    name: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    train: np.ndarray | None,
+    classes: int,
+    columns: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Source:
     """Check arrays and bring them into the types and order of a source; for data of any origin.
 
     Args:
       name: for messages.
-      images: (N, H, W) or (N, H, W, C), uint8 or float.
+      images: (N, H, W) or (N, H, W, C), or vectors (N, d); uint8 or float.
       labels: (N,) integers in 0..classes-1.
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing.
       classes: how many there are.
+      columns: what else is known of every row, (N,) integers or words by name.
 
     Raises:
       JaxflError: if types, shapes or values are not like that.
@@ -104,7 +148,8 @@ def from_arrays(
     elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(f'{name}: split has to say "train" or "test", or True for training, once per label.')
     order = np.argsort(~train, kind="stable")
-    return Source(name, images[order], labels[order], train[order], classes)
+    columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
+    return Source(name, images[order], labels[order], train[order], classes, columns)
 
 
 def _digits():
@@ -113,11 +158,18 @@ def _digits():
 
 
 def _npz(path: Path):
-    arrays = npz.read(path, required=("images", "labels"))
-    labels, split = arrays["labels"], arrays.get("split")
+    arrays = npz.read(path, required=("labels",))
+    name = "features" if "features" in arrays and "images" not in arrays else "images"
+    if name not in arrays:
+        raise JaxflError(f"{path} lacks images or features; it holds {', '.join(arrays)}.")
+    examples, labels, split = arrays.pop(name), arrays.pop("labels"), arrays.pop("split", None)
+    if (examples.ndim == 2) != (name == "features"):
+        wanted = "(N, d)" if name == "features" else "(N, H, W) or (N, H, W, C); name vectors (N, d) features"
+        raise JaxflError(f"{path}: {name} have shape {examples.shape}, not {wanted}.")
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
-    return arrays["images"], labels, split, len(np.unique(labels))
+    columns = {name: values for name, values in arrays.items() if _is_column(values, len(examples))}
+    return examples, labels, split, len(np.unique(labels)), columns
 
 
 def _folder(path: Path):
@@ -160,12 +212,14 @@ def _image(file: Path) -> np.ndarray:
 
 
 def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
+    if images.ndim == 2:
+        images = images[:, None, None]
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.size == 0:
         raise JaxflError(
-            f"{name}: images have shape {images.shape}, not (N, H, W) or (N, H, W, C) with at "
-            "least one of each."
+            f"{name}: images have shape {images.shape}, not (N, H, W) or (N, H, W, C), or as vectors (N, d), "
+            "with at least one of each."
         )
     channels, sides = images.shape[1], images.shape[2:]
     if channels in (1, 3, 4) and min(sides) >= max(5, 2 * channels) and max(sides) <= 2 * min(sides):
@@ -195,6 +249,19 @@ def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> n
             f"to be numbered from 0 to {classes - 1}."
         )
     return labels.astype(np.int32)
+
+
+def _is_column(values: np.ndarray, rows: int) -> bool:
+    return values.shape == (rows,) and values.dtype.kind in "biuSU"
+
+
+def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.ndarray:
+    if not _is_column(values := np.asarray(values), rows):
+        raise JaxflError(
+            f"{name}: the column {key} is {values.dtype} of shape {values.shape}; give each of {rows} rows "
+            "an integer or a word."
+        )
+    return values
 
 
 def _stratified_fifth(name: str, labels: np.ndarray) -> np.ndarray:

@@ -17,7 +17,8 @@ def read(name: str, data_dir: str | Path | None = None):
 
     Returns:
       Images (N, H, W, C) and labels (N,) of the splits ``train`` and ``test``, a bool mask (N,) of
-      the training rows (None for a set without ``test``), and the number of classes.
+      the training rows (None for a set without ``test``), the number of classes, and its further features of
+      one integer or word per row, (N,) each, by name.
 
     Raises:
       JaxflError: if the set or label is unknown, not prepared, not readable or not about images.
@@ -41,7 +42,8 @@ def read(name: str, data_dir: str | Path | None = None):
     train = np.arange(len(rows)) < len(examples[0]) if "test" in splits else None
     images = np.stack([row[image] for row in rows])
     labels = np.array([row[label] for row in rows])
-    return images, labels, train, builder.info.features[label].num_classes
+    columns = {name: np.array([row[name] for row in rows]) for name in _columns(builder.info, (image, label))}
+    return images, labels, train, builder.info.features[label].num_classes, columns
 
 
 def _builder(tfds, name: str, data_dir) -> Any:
@@ -96,6 +98,16 @@ def _keys(tfds, info, name: str, label: str) -> tuple[str, str]:
             f"{name} has no class label {label or usual!r}; it has {', '.join(labels) or 'none'}."
         )
     return image, label or usual
+
+
+def _columns(info, used: tuple[str, ...]) -> list[str]:
+    """The features that are one integer or word per row."""
+    kinds = {name: kind for name, kind in info.features.items() if name not in used}
+    return [
+        name
+        for name, kind in kinds.items()
+        if kind.shape == () and (kind.np_dtype is object or np.dtype(kind.np_dtype).kind in "biuSU")
+    ]
 
 
 def _examples(builder, split: str) -> list[dict]:

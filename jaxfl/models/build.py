@@ -71,7 +71,8 @@ def network(
         minimum: Smallest height and width, in pixels, that the body can take.
 
     Raises:
-        JaxflError: If `shape` is not three positive numbers or `classes` is not positive.
+        JaxflError: If `shape` is not three positive numbers, `classes` is not positive, or the body convolves
+            images of one pixel, which are vectors.
     """
     if len(shape) != 3 or min(shape) < 1:
         raise JaxflError(f"{name} takes images of shape (height, width, channels), not {tuple(shape)}.")
@@ -85,7 +86,13 @@ def network(
             f"{name} takes images of at least {minimum}x{minimum}; "
             f"{shape[0]}x{shape[1]} images are resized to {height}x{width}."
         )
-    return Model(name, tuple(blocks), tuple(shape), classes, note)
+    model = Model(name, tuple(blocks), tuple(shape), classes, note)
+    if tuple(shape[:2]) == (1, 1) and model.convolutions:
+        raise JaxflError(
+            f"{name} convolves images, but the data are vectors of {shape[2]} features; take networks "
+            "without convolutions: --models mlp."
+        )
+    return model
 
 
 def with_features(model: Model, features: int) -> Model:

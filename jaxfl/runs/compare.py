@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxfl.config.setup import Setup
+from jaxfl.config.setup import Setup, is_saved
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
@@ -77,7 +77,7 @@ def compare(
     for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
         if number < 1:
             raise JaxflError(f"--{name} must be at least 1, not {number}.")
-    if partition_seeds > 1 and setup.partition.partition.endswith(".npz"):
+    if partition_seeds > 1 and is_saved(setup.partition.partition):
         raise JaxflError(
             f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
         )

@@ -6,9 +6,9 @@ from typing import Any
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import alternatives, hints
-from jaxfl.config.setup import MachineOptions, Setup
+from jaxfl.config.setup import MachineOptions, Setup, is_saved
 from jaxfl.core.training import Training
-from jaxfl.data.sources import is_folder
+from jaxfl.data import sources
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.variant import Variant, variant_of
@@ -25,14 +25,17 @@ def described(variant: Variant, setup: Setup) -> dict:
 
 def absolute(setup: Setup) -> Setup:
     """The same options with absolute paths: from every directory they name the same files."""
-    dataset, partition = choices.absolute(setup.data.dataset), choices.absolute(setup.partition.partition)
-    if dataset.endswith(".npz") or is_folder(dataset):
-        dataset = str(Path(dataset).expanduser().resolve())
-    if partition.endswith(".npz"):
+    dataset = sources.absolute(choices.absolute(setup.data.dataset))
+    partition = choices.absolute(setup.partition.partition)
+    if is_saved(partition):
         partition = str(Path(partition).resolve())
+    elif partition.startswith("listed,"):
+        name, options = choices.split(partition)
+        files = {"file": str(Path(options["file"]).resolve())} if "file" in options else {}
+        partition = choices.join(name, options | files)
     public, options = choices.split(choices.absolute(setup.data.public))
-    if public.endswith(".npz") or (public not in ("auto", "none", "held-out") and is_folder(public)):
-        public = str(Path(public).expanduser().resolve())
+    if public not in ("auto", "none", "held-out"):
+        public = sources.absolute(public)
     edges = choices.absolute(setup.run.topology)
     if edges.endswith(".txt"):
         edges = str(Path(edges).expanduser().resolve())

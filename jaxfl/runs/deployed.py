@@ -17,6 +17,7 @@ from jaxfl.core.deploy import alone, deployed
 from jaxfl.core.protocol import Predictor
 from jaxfl.data.federation import Federation, NotAtHand, normalised
 from jaxfl.data.partition import Partition
+from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
@@ -89,7 +90,7 @@ class Deployed:
 
         Args:
           images: (B, H, W, C) as the data set has them: uint8, or floats where these are the data set's. They
-            are normalised here. Of grey images (B, H, W) will do.
+            are normalised here. Of grey images (B, H, W) will do, and of vectors (B, d).
 
         Returns:
           (B,) int, labels of the data set, whatever number the client gives them. A class that the client
@@ -151,6 +152,8 @@ class Deployed:
 
     def _checked(self, images: Any) -> np.ndarray:
         images, shape, dtype = np.asarray(images), self.images.shape, self.images.dtype
+        if images.ndim == 2 and of_vectors(shape):
+            images = images[:, None, None]
         if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
             images = images[..., None]
         if images.ndim != 4 or images.shape[1:] != shape:

@@ -56,7 +56,7 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
 
 def _about(its: Opened, model: Deployed) -> dict[str, str]:
     """What a file says of itself: values of JSON by name."""
-    choices, _ = architectures(its.setup, model.images.shape)
+    choices, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
     about = {
         "method": its.variant.label,
         "architecture": choices[its.federation.models.index(model.model)],

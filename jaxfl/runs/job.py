@@ -13,6 +13,7 @@ from jaxfl.core.check import check
 from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_newcomers
 from jaxfl.core.engine import Job, compiled, traced
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.prepare import Data
@@ -76,9 +77,15 @@ def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
     Where the device's memory asks for it, fewer clients train side by side.
 
     Raises:
-      JaxflError: if the method is the user's own and does not keep the protocol, see `jaxfl.core.check`.
+      JaxflError: if the method is the user's own and does not keep the protocol, see `jaxfl.core.check`, or
+        vectors are to be augmented as images are.
     """
     federation = data.federation
+    if variant.config.augment and of_vectors(data.source.images.shape[1:]):
+        raise JaxflError(
+            f"{variant.label}: --augment {' '.join(variant.config.augment)} changes images, but "
+            f"{data.source.name} holds vectors; leave it out."
+        )
     if setup.run.topology == "none":  # where other methods of a comparison have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
     if not variant.built_in:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,16 +17,17 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
-from jaxfl.config.setup import PartitionOptions, Setup
+from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core import memory
+from jaxfl.data import hf, peers, shift, topology
 from jaxfl.data import partition as partitions
-from jaxfl.data import topology
 from jaxfl.data.federation import Federation, federate, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
-from jaxfl.data.sources import Source, from_arrays, load
-from jaxfl.errors import JaxflError
+from jaxfl.data.shift import Drawn
+from jaxfl.data.sources import Source, column, from_arrays, load, of_vectors
+from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.clock import Device, profile
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models import zoo
@@ -43,7 +45,8 @@ USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 class Data(NamedTuple):
     """A prepared federation and what it was made of.
 
-    `devices` are the clients', where they are given; `starts` says what architectures start from, if given.
+    `devices` are the clients', where they are given; `starts` says what architectures start from, if given;
+    `drawn` what is done to the clients' images, if anything.
     """
 
     source: Source
@@ -52,6 +55,7 @@ class Data(NamedTuple):
     federation: Federation
     devices: dict[str, Device] | None
     starts: tuple[str, ...] = ()
+    drawn: Drawn | None = None
 
 
 @memory.explained()
@@ -75,9 +79,10 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     public = other_images(setup, source)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
     assert at_once and devices  # chosen by now
-    federation = federate(source, partition, models, at_once, devices, public, links)
+    drawn = draw_shift(setup, source, len(partition.train))
+    federation = federate(source, partition, models, at_once, devices, public, links, drawn)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
-    return Data(source, partition, models, federation, clients_devices)
+    return Data(source, partition, models, federation, clients_devices, drawn=drawn)
 
 
 def images_of(data: Data) -> dict:
@@ -142,8 +147,9 @@ def other_images(setup: Setup, source: Source) -> Public | None:
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
+    of_source = {key: options.pop(key) for key in hf.OPTIONS if name.startswith(hf.PREFIX) and key in options}
     options = choices.convert(name, {"size": int, "labels": bool}, options)
-    other = load_source(setup.replace(dataset=name))
+    other = load_source(setup.replace(dataset=choices.join(name, of_source)))
     return adapt(other, source, seed=setup.partition.partition_seed, **options)
 
 
@@ -181,15 +187,21 @@ def check_setup(setup: Setup) -> None:
             f"--checkpoint-every {every} is not a multiple of --eval-every {setup.run.eval_every}; "
             "checkpoints are written at evaluations."
         )
+    if is_saved(setup.partition.partition):
+        _check_saved(setup)
+
+
+def _check_saved(setup: Setup) -> None:
+    """Refuse options that would change a partition, where it is a saved one."""
     given = setup.partition
-    if not given.partition.endswith(".npz"):
-        return
     if setup.data.public.startswith("held-out,"):
         raise JaxflError(
             f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
             "holds out its own images; write --public held-out."
         )
-    saved = PartitionOptions(given.partition, given.clients)
+    # A shift is drawn by it beside a saved partition.
+    seed = given.partition_seed if setup.data.shift else PartitionOptions().partition_seed
+    saved = PartitionOptions(given.partition, given.clients, seed)
     for name, value in vars(saved).items():
         if getattr(given, name) != value:
             flag = name.replace("_", "-")
@@ -217,10 +229,12 @@ def load_source(setup: Setup) -> Source:
 
 def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition:
     """The partition: drawn by `partition_seed`, or read from a file."""
-    if saved is None and setup.partition.partition.endswith(".npz"):
-        saved = Path(setup.partition.partition)
+    choice = setup.partition.partition
+    if saved is None and is_saved(choice):
+        saved = Path(choice)
     if saved is not None:
-        partition = on_first_process(partitions.load)(saved, source)
+        read = peers.read if saved.suffix == ".json" else partitions.load
+        partition = on_first_process(read)(saved, source)
         if setup.partition.clients not in (None, len(partition.train)):
             raise JaxflError(
                 f"The partition {saved} has {len(partition.train)} clients, not {setup.partition.clients}; "
@@ -232,17 +246,19 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 "--public held-out."
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
-    name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
+    name, partitioner, options = choices.function("partition", PARTITIONS, choice)
     options = USUAL.get((setup.data.dataset, name), {}) | options
     require_call(name, partitioner, "labels", "clients", "rng", **options)
+    by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
     without = on_first_process(partitions.load)(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
         own_code()(functools.partial(partitioner, **options)),
-        setup.partition.clients or CLIENTS,
+        setup.partition.clients or (CLIENTS if by is None else None),
         setup.partition.partition_seed,
+        by=by,
         test=test,
         labels=setup.partition.labels,
         test_fraction=setup.partition.test_fraction,
@@ -251,6 +267,26 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         public=held_out(setup),
         without=np.asarray(without, int),
     )
+
+
+def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:
+    """The column of the data by which a partitioner divides, (N,); None where it goes by labels."""
+    defaults = {option.name: option.default for option in choices.described(partitioner)}
+    return column(source, options.get("column", defaults["column"])) if "column" in defaults else None
+
+
+def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
+    """What is done to the images of each client, drawn by `partition_seed`; None where nothing is."""
+    kinds, amounts, seed = [], [], setup.partition.partition_seed
+    for choice in setup.data.shift:
+        name, _ = choices.split(choice)
+        if name not in shift.SHIFTS:
+            raise JaxflError(f"There is no shift {name!r}; {nearest(name, shift.SHIFTS)}")
+        _, draw, options = choices.function("shift", shift.SHIFTS, choice)
+        amounts.append(draw(clients, np.random.default_rng([seed, shift.STREAM, len(kinds)]), **options))
+        kinds.append(name)
+    shift.require(source.name, kinds, source.images.shape[1:])
+    return Drawn(tuple(kinds), tuple(amounts), seed) if kinds else None
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
@@ -279,7 +315,7 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
 
 def build_models(setup: Setup, shape: tuple[int, int, int], partition: Partition):
     """Pairs (model, number of clients) for images (H, W, C), in the order of client ids."""
-    named, counts = architectures(setup, shape)
+    named, counts = architectures(setup, shape, len(partition.train))
     built = []
     for choice in named:
         name, texts = choices.split(choice)
@@ -293,10 +329,15 @@ def build_models(setup: Setup, shape: tuple[int, int, int], partition: Partition
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
 
 
-def architectures(setup: Setup, shape: tuple[int, int, int]) -> tuple[list[str], list[str | None]]:
-    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said."""
+def architectures(
+    setup: Setup, shape: tuple[int, int, int], clients: int
+) -> tuple[list[str], list[str | None]]:
+    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said.
+
+    Of those by default there are no more than clients.
+    """
     named, counts = [], []
-    for choice in setup.run.models or default_models(shape):
+    for choice in setup.run.models or default_models(shape)[:clients]:
         name, texts = choices.split(choice)
         counts.append(texts.pop("clients", None))
         named.append(choices.join(name, texts))
@@ -305,6 +346,8 @@ def architectures(setup: Setup, shape: tuple[int, int, int]) -> tuple[list[str],
 
 def default_models(shape: tuple[int, int, int]) -> tuple[str, ...]:
     """Two architectures that suit images (H, W, C)."""
+    if of_vectors(shape):
+        return "mlp", "mlp,hidden=50"
     return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")
 
 

@@ -171,6 +171,7 @@ def discard(folder: Path) -> None:
 @on_first_process
 def free_folder(name: str, dataset: str = "") -> Path:
     """The first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
+    dataset = dataset.partition(",")[0]
     if "." in dataset:  # a file: its folder and its ending do not matter
         dataset = Path(dataset).stem
     stem = "-".join(filter(None, [name, *re.split("[/:]", dataset)]))

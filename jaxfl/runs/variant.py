@@ -11,7 +11,7 @@ from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import Unread, check, hints, text
 from jaxfl.config.own_code import own_code
-from jaxfl.config.setup import Setup
+from jaxfl.config.setup import Setup, is_saved
 from jaxfl.core.check import checked
 from jaxfl.core.engine import Programs, programs
 from jaxfl.core.protocol import Algorithm, Method
@@ -103,7 +103,7 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
         labels = " and ".join(variant.label for variant in variants)
         raise JaxflError(f"--topology {setup.run.topology} is of no use to {labels}, without links.")
     public, validation = setup.data.public, setup.partition.validation_fraction
-    if setup.partition.partition.endswith(".npz"):  # it holds what it holds
+    if is_saved(setup.partition.partition):  # it holds what it holds
         return setup
     return setup.replace(
         public=("held-out" if "public" in needed else "none") if public == "auto" else public,

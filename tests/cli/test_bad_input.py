@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     np.savez(folder / "flat.npz", images=source.images[0, 0], labels=source.labels)
     np.savez(folder / "nan.npz", images=np.full(source.images.shape, np.nan), labels=source.labels)
     np.savez(folder / "unlabelled.npz", images=source.images)
+    np.savez(folder / "vectors.npz", features=source.images[:, 0, :, 0], labels=source.labels)
     np.savez(folder / "pickled.npz", images=np.array([Trap()]), labels=np.array([Trap()]))
     np.savez(folder / "escaping.npz", **{"../images": source.images, "../labels": source.labels})
     np.savez(folder / "encrypted.npz", images=source.images, labels=source.labels)
@@ -117,7 +118,7 @@ REFUSED = [
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
     ("run fedavg --from runs/fedavg-own", "jaxfl run fedavg has no option --from"),
-    ("list everything", "no method, model, partition or topology 'everything'"),
+    ("list everything", "no method, model, partition, topology or shift 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers out of their range
     ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
@@ -160,7 +161,7 @@ REFUSED = [
     ("run fedavg @own.args --dataset nan.npz", "nan.npz: images hold NaN"),
     ("run fedavg @own.args --dataset unlabelled.npz", "unlabelled.npz lacks labels; it holds images"),
     ("run fedavg @own.args --dataset pickled.npz", "pickled.npz is damaged or not an .npz file of plain arr"),
-    ("run fedavg @own.args --dataset escaping.npz", "lacks images, labels; it holds ../images, ../labels"),
+    ("run fedavg @own.args --dataset escaping.npz", "lacks labels; it holds ../images, ../labels"),
     ("run fedavg @own.args --dataset encrypted.npz", "encrypted.npz is damaged or not an .npz file"),
     ("run fedavg @own.args --dataset endless.npz", "endless.npz holds more than fits in memory"),
     ("run fedavg @own.args --dataset photos", "photos/cat/0.png cannot be read as an image"),
@@ -173,6 +174,23 @@ REFUSED = [
     (
         "run mnfl @own.args --public held-out --partition divided/partition.npz",
         "divided/partition.npz holds out no public images",
+    ),
+    (
+        "run fedavg @own.args --dataset vectors.npz --models lenet5",
+        "lenet5 convolves images, but the data are",
+    ),
+    (
+        "run fedavg @own.args --dataset vectors.npz --models mlp --augment flip",
+        "vectors.npz holds vectors; leav",
+    ),
+    (
+        "run mnfl @own.args --public vectors.npz",
+        "(1, 1, 8) and the clients' (",
+        "vectors of the same features",
+    ),
+    (
+        "run fedavg @own.args --dataset hf:vectors,colour=x",
+        "hf:vectors has no option 'colour'; known are conf",
     ),
     # what models start from
     (
@@ -207,6 +225,8 @@ REFUSED = [
     # partitions
     ("run fedavg @own.args --disjoint-from nan.npz", "nan.npz lacks train"),
     ("run fedavg @own.args --partition clases", "no partition 'clases'; did you mean 'classes'?"),
+    ("run fedavg @own.args --partition natural,column=user", "no column 'user'; there are none"),
+    ("run fedavg --dataset vectors.npz", "5, but the data have 3 classes", "classes,classes_per_client=3"),
     ("run fedavg @own.args --partition iid,alpha=1", "iid has no option 'alpha'; there are none"),
     ("run fedavg @own.args --partition classes,classes_per_client=3", "3, but the data have 2 classes"),
     ("run fedavg @own.args --partition dirichlet,min_samples=13", "need 52 rows, but there are 48"),

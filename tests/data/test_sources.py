@@ -60,6 +60,18 @@ def test_npz_of_floats_without_a_split(tmp_path):
     assert np.bincount(source.labels[~source.train]).tolist() == [2, 2]
 
 
+def test_npz_of_vectors_and_what_else_is_known_of_their_rows(tmp_path):
+    features, labels = np.random.default_rng(0).normal(size=(20, 7)), np.arange(20) % 2
+    whose, split = np.array(["ann", "bob"])[np.arange(20) // 10], np.arange(20) % 4 > 0
+    arrays = {"features": features, "labels": labels, "split": split, "user": whose, "weight": features[:, 0]}
+    source = load(write(tmp_path / "mine.npz", **arrays))
+    check(source, 15, 5, (1, 1, 7), 2)
+    order = np.append(np.flatnonzero(split), np.flatnonzero(~split))
+    assert (source.images[:, 0, 0] == features[order].astype(np.float32)).all()
+    assert source.columns.keys() == {"user"}  # a weight is not whose a row is
+    assert (source.columns["user"] == whose[order]).all()
+
+
 IMAGES = random_images(10, 2, 2)
 LABELS = np.arange(10) % 2
 
@@ -68,7 +80,9 @@ LABELS = np.arange(10) % 2
     ("arrays", "sentence"),
     [
         ({"images": IMAGES}, "lacks labels; it holds images"),
-        ({"images": IMAGES[0], "labels": LABELS}, r"images have shape \(2, 2\)"),
+        ({"images": IMAGES[0], "labels": LABELS}, r"shape \(2, 2\), .* name vectors \(N, d\) features"),
+        ({"features": IMAGES, "labels": LABELS}, r"features have shape \(10, 2, 2\), not \(N, d\)"),
+        ({"labels": LABELS}, "lacks images or features; it holds labels"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "at least one of each"),
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "NaN or infinite"),

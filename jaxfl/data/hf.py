@@ -1,0 +1,154 @@
+"""Data sets of Hugging Face, from the hub or from a folder, by the package `datasets`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.config import choices
+from jaxfl.errors import JaxflError, nearest, optional, quiet
+
+PREFIX = "hf:"
+OPTIONS = {"config": str, "image": str, "label": str}
+WORDS = ("int", "uint", "bool", "string", "large_string")  # columns beside images and labels
+SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves in a folder
+
+
+def read(choice: str):
+    """Read the splits ``train`` and ``test`` of a data set.
+
+    Args:
+      choice: ``hf:NAME`` of the hub or ``hf:FOLDER``, with options: ``config``, the configuration of the
+        set; ``image`` and ``label``, the columns. By default these are found by their types: the only column
+        of images, else of vectors or arrays of equal size; and the only one of class labels, else the one
+        that is called label or labels. Labels that are no numbers of classes are numbered in their order.
+
+    Returns:
+      Images (N, H, W[, C]) or vectors (N, d); labels (N,); a bool mask (N,) of the training rows (None for a
+      set without ``test``); the number of classes; and all further columns of integers or words by name.
+
+    Raises:
+      JaxflError: if the package is missing, the set cannot be had, lacks a column, or its images do not fit.
+    """
+    name, texts = choices.split(choice.removeprefix(PREFIX))
+    options = choices.convert(PREFIX + name, OPTIONS, texts)
+    datasets: Any = optional("datasets", "hf", f"{PREFIX}{name}")
+    splits = _splits(datasets, name, options.get("config"))
+    parts = [splits[split] for split in ("train", "test") if split in splits]
+    if "train" not in splits:
+        raise JaxflError(f"{PREFIX}{name} has no split train; it has {', '.join(splits) or 'none'}.")
+    kinds = parts[0].features
+    if len(parts) > 1 and set(kinds) - set(parts[1].features):
+        raise JaxflError(f"{PREFIX}{name} has other columns in test than in train; save both alike.")
+    image = _image_column(datasets, name, kinds, options.get("image"))
+    label = _label_column(datasets, name, kinds, options.get("label"))
+    train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
+    columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
+    if label not in columns:
+        raise JaxflError(
+            f"{PREFIX}{name}: some rows have no {label}; leave these out, or choose label=COLUMN."
+        )
+    labels, classes = columns.pop(label), getattr(kinds[label], "num_classes", None)
+    if classes is None:
+        known, labels = np.unique(labels, return_inverse=True)
+        classes = len(known)
+    return _images(name, parts, image), labels, train, classes, columns
+
+
+def absolute(choice: str) -> str:
+    """The same choice with an absolute path where it names a folder."""
+    name, options = choices.split(choice.removeprefix(PREFIX))
+    folder = Path(name).expanduser()
+    return PREFIX + choices.join(str(folder.resolve()) if folder.is_dir() else name, options)
+
+
+def _splits(datasets, name: str, config: str | None) -> dict:
+    """The splits of a set by name."""
+    folder = Path(name).expanduser()
+    try:
+        with quiet():
+            if any((folder / file).is_file() for file in SAVED):
+                found = datasets.load_from_disk(str(folder))
+            else:
+                found = datasets.load_dataset(str(folder) if folder.is_dir() else name, config)
+    except Exception as error:  # of the network, the hub, readers of files: there is no common type
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        mend = (
+            "look at its files"
+            if folder.is_dir()
+            else "check the name and the network, or name a folder of its files"
+        )
+        raise JaxflError(
+            f"{PREFIX}{name} cannot be loaded ({type(error).__name__}: {reason}); {mend}."
+        ) from error
+    return dict(found) if isinstance(found, dict) else {"train": found}
+
+
+def _image_column(datasets, name: str, kinds, given: str | None) -> str:
+    images = [key for key, kind in kinds.items() if isinstance(kind, datasets.Image)]
+    arrays = [key for key, kind in kinds.items() if _is_array(datasets, kind)]
+    if given is not None:
+        if given not in images + arrays:
+            known = ", ".join(images + arrays) or "none"
+            raise JaxflError(f"{PREFIX}{name} has no column {given!r} of images or vectors; it has {known}.")
+        return given
+    found = images or arrays
+    if len(found) != 1:
+        raise JaxflError(
+            f"{PREFIX}{name} has {len(found)} columns of images or vectors among {', '.join(kinds)}; "
+            "choose one by image=COLUMN."
+        )
+    return found[0]
+
+
+def _label_column(datasets, name: str, kinds, given: str | None) -> str:
+    usable = [key for key, kind in kinds.items() if _is_column(datasets, kind)]
+    if given is not None:
+        if given not in usable:
+            raise JaxflError(f"{PREFIX}{name} has no column {given!r} of labels; {nearest(given, usable)}")
+        return given
+    classes = [key for key, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
+    called = [key for key in usable if key in ("label", "labels")]
+    for found in (classes, called):
+        if len(found) == 1:
+            return found[0]
+    raise JaxflError(
+        f"{PREFIX}{name} does not say which column is the label: {', '.join(classes or usable) or 'none'}; "
+        "choose one by label=COLUMN."
+    )
+
+
+def _is_array(datasets, kind) -> bool:
+    """Whether a column holds vectors, or arrays of a fixed size."""
+    if isinstance(kind, datasets.Array2D | datasets.Array3D):
+        return True
+    return isinstance(kind, datasets.List) and _is_number(datasets, kind.feature)
+
+
+def _is_number(datasets, kind) -> bool:
+    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("uint8", "float"))
+
+
+def _is_column(datasets, kind) -> bool:
+    """Whether a column holds an integer or a word per row."""
+    if isinstance(kind, datasets.ClassLabel):
+        return True
+    return isinstance(kind, datasets.Value) and kind.dtype.startswith(WORDS)
+
+
+def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
+    """Of all parts, (N,) by name, those in which every row has a value."""
+    found = {name: np.concatenate([np.asarray(part[name][:]) for part in parts]) for name in names}
+    return {name: values for name, values in found.items() if values.dtype.kind in "biuSU"}
+
+
+def _images(name: str, parts, key: str) -> np.ndarray:
+    """Images or vectors of all parts, of one shape and type."""
+    found = [np.asarray(image) for part in parts for image in part[key]]
+    shapes = sorted({image.shape for image in found})
+    if len(shapes) != 1:
+        raise JaxflError(
+            f"{PREFIX}{name}: {key} has {len(shapes)} sizes, as {shapes[0]} and {shapes[-1]}; bring all to "
+            "one size and mode."
+        )
+    return np.stack(found)

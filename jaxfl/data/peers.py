@@ -1,0 +1,177 @@
+"""Partitions in the forms of other programs, so that a comparison with them uses the same rows.
+
+Rows are numbered as a `Source` has them, the training rows first: FL-bench does so too, and the partitioners
+of flwr-datasets number the rows of one split. What another program has pickled is not read: whoever unpickles
+a file executes what its author wrote. docs/data.md says how to make JSON of it where it was written.
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from pickle import dumps  # and nothing that reads
+from typing import Any
+
+import numpy as np
+
+from jaxfl.data.federation import moments
+from jaxfl.data.partition import PARTS, Partition, checksum, require_everyone
+from jaxfl.data.row_lists import parsed, whole_numbers
+from jaxfl.data.shift import Drawn, seen
+from jaxfl.data.sources import Source, of_vectors
+from jaxfl.errors import JaxflError, writing
+
+KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
+
+
+def read(path: Path, source: Source) -> Partition:
+    """Read a partition from JSON.
+
+    Args:
+      path: of a file that `write_json` wrote, or of FL-bench's form: an object for each client,
+        ``[{"train": [rows], "val": [rows], "test": [rows]}, ...]``, perhaps below ``data_indices``.
+      source: whose rows they are.
+
+    Raises:
+      JaxflError: if the file is missing or of another form, or names rows that are not there.
+    """
+    found = parsed(path)
+    about = found if isinstance(found, dict) else {}
+    if about.get("checksum", checksum(source)) != checksum(source):
+        raise JaxflError(
+            f"{path} does not fit {source.name}: it is for other labels; load the data that it was made for."
+        )
+    clients = about.get("data_indices", found)
+    if not isinstance(clients, list) or not clients or not all(isinstance(one, dict) for one in clients):
+        raise JaxflError(
+            f"{path} lists no client's train, val and test; lists of all rows of a client are divided by "
+            f"--partition listed,file={path}."
+        )
+    parts = {
+        part: tuple(_rows(path, client.get(key, []), source) for client in clients)
+        for part, key in KEYS.items()
+    }
+    for part in ("train", "test"):
+        require_everyone(KEYS[part], parts[part], f"mend {path}")
+    for client, (own, tested) in enumerate(zip(parts["train"], parts["test"], strict=True)):
+        if np.isin(own, tested).any():
+            raise JaxflError(f"{path}: client {client} is tested on rows that it trains on; list each once.")
+    relabel = np.tile(np.arange(source.classes, dtype=np.int32), (len(clients), 1))
+    if "relabel" in about:
+        relabel = _numbered(path, about["relabel"], relabel.shape)
+    public = _rows(path, about.get("public", []), source)
+    return Partition(**parts, relabel=relabel, outputs=int(relabel.max()) + 1, public=public)
+
+
+def write_json(path: Path, partition: Partition, source: Source) -> None:
+    """Write a partition as JSON that `read` reads.
+
+    Raises:
+      JaxflError: if it cannot be written.
+    """
+    content = {
+        "dataset": source.name,
+        "checksum": checksum(source),
+        "relabel": partition.relabel.tolist(),
+        "public": partition.public.tolist(),
+        "data_indices": _per_client(partition),
+    }
+    with writing(path):
+        path.write_text(json.dumps(content) + "\n")
+
+
+def write_fl_bench(path: Path, partition: Partition) -> None:
+    """Write a partition as FL-bench's ``partition.pkl``: plain lists, all clients train.
+
+    Raises:
+      JaxflError: if it cannot be written.
+    """
+    clients = list(range(len(partition.train)))
+    separation = {"train": clients, "val": clients, "test": clients, "total": len(clients)}
+    with writing(path):
+        path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition)}))
+
+
+def require(forms: Sequence[str], partition: Partition) -> None:
+    """Refuse a partition that a program cannot have.
+
+    Raises:
+      JaxflError: if there are validation rows, which PFLlib does not have.
+    """
+    if "pfllib" in forms and any(map(len, partition.validation)):
+        raise JaxflError(
+            "PFLlib has no validation rows, but the partition has; give --validation-fraction 0."
+        )
+
+
+def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None) -> None:
+    """Write what clients have as PFLlib's folder of a data set: config.json, train/0.npz, test/0.npz, ...
+
+    Images are (n, C, H, W), as clients see them and normalised as jaxfl does; vectors are (n, d). Labels are
+    the client's own.
+
+    Args:
+      folder: that is made.
+      partition: whose rows are whose.
+      source: of the data.
+      name: of the partition.
+      drawn: what is done to the images of each client.
+
+    Raises:
+      JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
+    """
+    if any(map(len, partition.validation)):
+        raise JaxflError(
+            "PFLlib has no validation rows, but the partition has; give --validation-fraction 0."
+        )
+    mean, std = moments(source.images[source.train])
+    std = np.where(std > 0, std, 1)
+    sizes = []
+    with writing(folder):
+        for client, relabel in enumerate(partition.relabel):
+            counts = np.zeros(partition.outputs, int)
+            for part in ("train", "test"):
+                rows = getattr(partition, part)[client]
+                x = (seen(drawn, source.images, std, client, rows) - mean.astype(np.float32)) / std
+                x = x[:, 0, 0] if of_vectors(x.shape[1:]) else x.transpose(0, 3, 1, 2)
+                y = relabel[source.labels[rows]].astype(np.int64)
+                counts += np.bincount(y, minlength=partition.outputs)
+                path = folder / part / f"{client}.npz"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content: Any = {"x": np.ascontiguousarray(x, np.float32), "y": y}
+                np.savez_compressed(path, data=content)
+            sizes.append([[int(y), int(counts[y])] for y in np.flatnonzero(counts)])
+        config = {
+            "num_clients": len(partition.train),
+            "num_classes": partition.outputs,
+            "non_iid": True,
+            "balance": False,
+            "partition": name,
+            "Size of samples for labels in clients": sizes,
+            "alpha": None,
+            "batch_size": 10,
+        }
+        (folder / "config.json").write_text(json.dumps(config) + "\n")
+
+
+def _per_client(partition: Partition) -> list[dict[str, list[int]]]:
+    parts = zip(*(getattr(partition, part) for part in KEYS), strict=True)
+    return [dict(zip(KEYS.values(), map(np.ndarray.tolist, rows), strict=True)) for rows in parts]
+
+
+def _rows(path: Path, value: Any, source: Source) -> np.ndarray:
+    """(n,) int32, rows of a source, each once."""
+    rows, last = whole_numbers(path, value), len(source.labels) - 1
+    if rows.max(initial=0) > last:
+        raise JaxflError(f"{path} names row {rows.max()}, but {source.name} has the rows 0 to {last}.")
+    return rows.astype(np.int32)
+
+
+def _numbered(path: Path, relabel: Any, shape: Sequence[int]) -> np.ndarray:
+    """(clients, classes) int32 of a file."""
+    with contextlib.suppress(ValueError):  # of lists of unequal length
+        found = np.array(relabel)
+        fits = found.shape == tuple(shape) and found.dtype.kind == "i"
+        if fits and found.min() >= -1 and 0 <= found.max() < shape[1]:
+            return found.astype(np.int32)
+    raise JaxflError(f"{path}: relabel does not number {shape[1]} classes for each of {shape[0]} clients.")

@@ -1,0 +1,69 @@
+"""A partition alone as files: for runs to come, to look at, and for other programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxfl.config.setup import Setup
+from jaxfl.data import partition as partitions
+from jaxfl.data import peers
+from jaxfl.data.draw import draw, draw_seen
+from jaxfl.data.federation import moments
+from jaxfl.data.partition import Partition
+from jaxfl.data.shift import Drawn, seen
+from jaxfl.data.sources import Source, of_vectors
+from jaxfl.runs import store
+
+DRAWN = 8, 6  # so many clients, and images of each
+
+
+def save_partition(
+    folder: Path,
+    setup: Setup,
+    source: Source,
+    partition: Partition,
+    drawn: Drawn | None = None,
+    forms: Sequence[str] = (),
+) -> list[str]:
+    """Write a partition into a folder that is there.
+
+    Args:
+      folder: for the files.
+      setup: by which the data were divided.
+      source: the data.
+      partition: of them.
+      drawn: what is done to the images of each client.
+      forms: of other programs: json, fl-bench, pfllib.
+
+    Returns:
+      What was written, by name.
+
+    Raises:
+      JaxflError: if something cannot be written, or another program has no such partitions.
+    """
+    title = f"{setup.data.dataset}, {setup.partition.partition}"
+    partitions.save(partition, source, folder / store.PARTITION)
+    draw(partition, source.labels, folder / "partition.png", title)
+    written = [store.PARTITION, "partition.png"]
+    if drawn and not of_vectors(source.images.shape[1:]):
+        draw_seen(_seen(source, partition, drawn), folder / "shift.png", " ".join(setup.data.shift))
+        written.append("shift.png")
+    if "json" in forms:
+        peers.write_json(folder / "partition.json", partition, source)
+        written.append("partition.json")
+    if "fl-bench" in forms:
+        peers.write_fl_bench(folder / "partition.pkl", partition)
+        written.append("partition.pkl")
+    if "pfllib" in forms:
+        peers.write_pfllib(folder / "pfllib", partition, source, setup.partition.partition, drawn)
+        written.append("pfllib/")
+    return written
+
+
+def _seen(source: Source, partition: Partition, drawn: Drawn) -> np.ndarray:
+    """The first images of the data as a few clients see them, (clients, k, H, W, C)."""
+    clients, k = min(DRAWN[0], len(partition.train)), min(DRAWN[1], len(source.labels))
+    _, std = moments(source.images[source.train])
+    rows = np.arange(k, dtype=np.int32)
+    return np.stack([seen(drawn, source.images, std, client, rows) for client in range(clients)])

@@ -1,0 +1,104 @@
+"""Data sets of Hugging Face: small ones made here and read from folders; nothing is downloaded."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxfl.data.sources import absolute, load
+from jaxfl.errors import JaxflError
+
+datasets = pytest.importorskip("datasets")
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 4, 5), dtype=np.uint8)
+LABELS = np.arange(12) % 3
+WRITERS = [f"writer-{i // 4}" for i in range(12)]
+
+
+def images(**others):
+    """Twelve pictures with two class labels, and whose they are; `others` replace columns."""
+    columns = {
+        "picture": [Image.fromarray(pixels) for pixels in PIXELS],
+        "fine": LABELS.tolist(),
+        "coarse": (LABELS // 2).tolist(),
+        "writer": WRITERS,
+        "note": [None, *WRITERS[1:]],
+    } | others
+    kinds = {
+        "picture": datasets.Image(),
+        "fine": datasets.ClassLabel(num_classes=4),
+        "coarse": datasets.ClassLabel(num_classes=2),
+        "writer": datasets.Value("string"),
+        "note": datasets.Value("string"),
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+
+
+def test_a_saved_set_with_train_and_test(tmp_path):
+    whole = images()
+    split = {"test": whole.select([1, 5]), "train": whole.select([11, 0, 2, 3])}
+    datasets.DatasetDict(split).save_to_disk(str(tmp_path / "set"))
+    source = load(f"hf:{tmp_path}/set,label=fine")
+    rows = [11, 0, 2, 3, 1, 5]
+    assert (source.images[..., 0] == PIXELS[rows]).all() and source.images.dtype == np.uint8
+    assert source.labels.tolist() == LABELS[rows].tolist() and source.classes == 4
+    assert source.train.tolist() == [True] * 4 + [False] * 2
+    assert source.columns.keys() == {"coarse", "writer"}  # of a note nobody knows whose it is
+    assert source.columns["writer"].tolist() == [WRITERS[row] for row in rows]
+
+
+def test_vectors_in_parquet_with_labels_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    words = np.array(["sit", "walk"])[np.arange(10) % 2]
+    x = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+    made = datasets.Dataset.from_dict({"x": x.tolist(), "label": words.tolist()})
+    (tmp_path / "set").mkdir()
+    made.to_parquet(tmp_path / "set" / "train.parquet")
+    source = load(f"hf:{tmp_path}/set")
+    assert source.images.shape == (10, 1, 1, 3) and source.classes == 2
+    order = np.argsort(x[:, 0]), np.argsort(source.images[:, 0, 0, 0])
+    assert (source.labels[order[1]] == (words == "walk")[order[0]]).all()
+    assert np.count_nonzero(~source.train) == 2  # a fifth
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("", "does not say which column is the label: fine, coarse; choose one by label=COLUMN"),
+        (",label=fin", "has no column 'fin' of labels; did you mean 'fine'"),
+        (",label=note", "some rows have no note"),
+        (",image=writer", "has no column 'writer' of images or vectors; it has picture"),
+        (",label=fine", r"picture has 2 sizes, as \(3, 3\) and \(4, 5\)"),
+    ],
+)
+def test_refusals(tmp_path, options, sentence):
+    odd = Image.fromarray(PIXELS[0, :3, :3])
+    images(picture=[odd, *(Image.fromarray(pixels) for pixels in PIXELS[1:])]).save_to_disk(str(tmp_path))
+    with pytest.raises(JaxflError, match=sentence):
+        load(f"hf:{tmp_path}{options}")
+
+
+def test_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JaxflError, match=r"empty cannot be loaded \(.*\); look at its files"):
+        load(f"hf:{tmp_path}/empty")
+
+    def offline(*_):
+        raise ConnectionError("Couldn't reach the hub.\nat all")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(
+        JaxflError, match=r"\(ConnectionError: Couldn't reach the hub\); check the name and the n"
+    ):
+        load("hf:nobody/nothing")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(JaxflError, match=r"needs the package datasets.*pip install 'jaxfl\[hf\]'"):
+        load("hf:nobody/nothing")
+
+
+def test_a_folder_is_found_from_everywhere(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert absolute("hf:set,label=fine") == f"hf:{tmp_path.resolve()}/set,label=fine"
+    assert absolute("hf:nobody/set") == "hf:nobody/set"

@@ -1,0 +1,83 @@
+"""Partitions for other programs: what they would read is what we meant, and JSON comes back as it was."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from conftest import assert_same, tiny_partition, tiny_source, validating
+
+from jaxfl.data import peers
+from jaxfl.data.shift import Drawn
+from jaxfl.errors import JaxflError
+
+SOURCE = tiny_source()
+PARTITION = tiny_partition(SOURCE)
+
+
+def test_json_comes_back_as_it_was(tmp_path):
+    relabel = PARTITION.relabel[:, [2, 0, 1]]
+    partition = validating(PARTITION)._replace(relabel=relabel)
+    path = tmp_path / "rows.json"
+    peers.write_json(path, partition, SOURCE)
+    assert_same(peers.read(path, SOURCE), partition)
+    # And a peer's own file, which knows neither relabelling nor public rows.
+    content = json.loads(path.read_text())["data_indices"]
+    path.write_text(json.dumps(content))
+    plain = partition._replace(relabel=PARTITION.relabel, public=partition.public[:0])
+    assert_same(peers.read(path, SOURCE), plain)
+    with pytest.raises(JaxflError, match="does not fit tiny: it is for other labels"):
+        path.write_text(json.dumps({"checksum": 7, "data_indices": content}))
+        peers.read(path, SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[", "is not JSON"),
+        ("3", "lists no client's train, val and test"),
+        ("[[1, 2]]", "divided by --partition listed,file="),
+        ('[{"train": [0], "test": [60]}]', "names row 60, but tiny has the rows 0 to 59"),
+        ('[{"train": [0], "test": ["x"]}]', "something else than lists of rows"),
+        ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
+        ('[{"train": [0]}]', "Client 0 is left without test rows"),
+        ('[{"train": [0, 1], "test": [1]}]', "client 0 is tested on rows that it trains on"),
+        (
+            '{"data_indices": [{"train": [0], "test": [1]}], "relabel": [[0, 1, 3]]}',
+            "does not number 3 classes",
+        ),
+        ('{"data_indices": [{"train": [0], "test": [1]}], "relabel": [[0], 1]}', "does not number 3 classes"),
+    ],
+)
+def test_other_json_is_refused(tmp_path, content, sentence):
+    (tmp_path / "rows.json").write_text(content)
+    with pytest.raises(JaxflError, match=sentence):
+        peers.read(tmp_path / "rows.json", SOURCE)
+
+
+def test_fl_bench_reads_its_own_form(tmp_path):
+    peers.write_fl_bench(tmp_path / "partition.pkl", PARTITION)
+    with (tmp_path / "partition.pkl").open("rb") as file:
+        found = pickle.load(file)
+    assert found["separation"] == dict.fromkeys(("train", "val", "test"), [0, 1, 2, 3, 4]) | {"total": 5}
+    for rows, train, test in zip(found["data_indices"], PARTITION.train, PARTITION.test, strict=True):
+        assert rows == {"train": train.tolist(), "val": [], "test": test.tolist()}
+
+
+def test_pfllib_reads_what_clients_see(tmp_path):
+    drawn = Drawn(("rotate",), (np.array([0.0, 180.0, 0.0, 0.0, 0.0]),), 0)
+    peers.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["num_clients"], config["num_classes"], config["partition"]) == (5, 3, "mine")
+    training = SOURCE.images[SOURCE.train].astype(float)
+    for client, flip in ((0, slice(None)), (1, slice(None, None, -1))):
+        for part in ("train", "test"):
+            rows = getattr(PARTITION, part)[client]
+            found = np.load(tmp_path / part / f"{client}.npz", allow_pickle=True)["data"].tolist()
+            images = (SOURCE.images[rows][:, flip, flip] - training.mean()) / training.std()
+            np.testing.assert_allclose(found["x"], images.transpose(0, 3, 1, 2), atol=1e-4)
+            assert (found["y"] == SOURCE.labels[rows]).all()
+    counted = [sum(n for _, n in client) for client in config["Size of samples for labels in clients"]]
+    assert counted == [len(a) + len(b) for a, b in zip(PARTITION.train, PARTITION.test, strict=True)]
+    with pytest.raises(JaxflError, match="PFLlib has no validation rows"):
+        peers.require(["pfllib"], validating(PARTITION))

@@ -1,0 +1,111 @@
+"""Feature shift: what clients see, against NumPy; the same whenever they see it; without one, nothing."""
+
+import colorsys
+
+import jax
+import numpy as np
+import pytest
+from conftest import SIZES, tiny_models, tiny_partition, tiny_source
+
+from jaxfl.data.federation import federate
+from jaxfl.data.shift import SHIFTS, Drawn, require, seen
+from jaxfl.errors import JaxflError
+
+SOURCE = tiny_source()
+PARTITION = tiny_partition(SOURCE)
+
+
+def drawn(**amounts):
+    return Drawn(tuple(amounts), tuple(np.asarray(of_clients, float) for of_clients in amounts.values()), 3)
+
+
+def views(federation):
+    """All rows as their clients see them, before images are normalised: (V, H, W, C)."""
+    inputs = jax.jit(lambda rows: federation.inputs(rows))(np.arange(len(federation.labels)))
+    return np.asarray(inputs) * np.asarray(federation.std) + np.asarray(federation.mean)
+
+
+def clients(federation):
+    """Of each client in the order of ids its training and test rows, without padding."""
+    for group in jax.device_get(federation.groups):
+        for i in range(len(group.id)):
+            yield group.rows[i, : group.size[i]], group.test_rows[i, : group.test_size[i]]
+
+
+def test_every_client_sees_its_rows_its_own_way_and_the_public_as_it_is():
+    quarters = [0, 1, 2, 3, 0]
+    federation = federate(SOURCE, PARTITION, tiny_models(), drawn=drawn(rotate=np.multiply(90, quarters)))
+    found, labels = views(federation), np.asarray(federation.labels)
+    of_clients = zip(clients(federation), PARTITION.train, PARTITION.test, quarters, strict=True)
+    for numbers, train, test, turns in of_clients:
+        for number, own in zip(numbers, (train, test), strict=True):
+            expected = np.rot90(SOURCE.images[own], turns, (1, 2))
+            np.testing.assert_allclose(found[number], expected, atol=0.01)
+            assert (labels[number] == SOURCE.labels[own]).all()
+    assert len(list(clients(federation))) == len(SIZES)
+    np.testing.assert_allclose(
+        found[np.asarray(federation.public)], SOURCE.images[PARTITION.public], atol=1e-3
+    )
+    assert federation.images.shape == SOURCE.images.shape  # stored once
+    plain = federate(SOURCE, PARTITION, tiny_models())
+    assert plain.shift is None
+    assert (federation.groups[0].class_counts == plain.groups[0].class_counts).all()
+
+
+def test_noise_is_of_a_client_and_a_row_and_stays():
+    amounts = drawn(noise=[0, 2, 2, 0, 0])
+    federation = federate(SOURCE, PARTITION, tiny_models(), drawn=amounts)
+    std, found = np.asarray(federation.std), views(federation)
+    (_, first), (_, second), (_, third), *_ = clients(federation)
+    rows = PARTITION.test[2]  # the first two clients are tested on these as well
+    noise = [(found[number[-len(rows) :]] - SOURCE.images[rows]) / std for number in (first, second, third)]
+    assert abs(noise[0]).max() < 1e-3
+    assert abs(noise[1].std() - 2) < 0.1 and abs(noise[2].std() - 2) < 0.1
+    assert abs(np.corrcoef(noise[1].ravel(), noise[2].ravel())[0, 1]) < 0.1
+    # And alone, as files for other programs have it.
+    alone = seen(amounts, SOURCE.images, std, 2, rows[3:])
+    np.testing.assert_allclose(alone, found[third[3:]], atol=1e-2)
+
+
+def test_colour_moves_the_hue():
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 3, 3), dtype=np.uint8)
+    found = seen(drawn(colour=[0.2, 0.0]), images, np.ones((1, 1, 1, 3)), 0, np.arange(2))
+    for place in np.ndindex(2, 3, 3):
+        hue, saturation, value = colorsys.rgb_to_hsv(*images[place] / 255)
+        expected = 255 * np.array(colorsys.hsv_to_rgb((hue + 0.2) % 1, saturation, value))
+        np.testing.assert_allclose(found[place], expected, atol=0.01)
+
+
+def test_amounts_are_drawn_within_their_ranges():
+    rng = np.random.default_rng(0)
+    assert abs(SHIFTS["rotate"](1000, rng, degrees=30.0)).max() == pytest.approx(30, rel=0.01)
+    assert np.unique(SHIFTS["rotate"](8, rng, angles=4), return_counts=True)[1].tolist() == [2] * 4
+    assert sorted(SHIFTS["noise"](4, rng, std=1.0)) == [0.25, 0.5, 0.75, 1.0]
+    assert abs(SHIFTS["colour"](1000, rng, hue=0.1)).max() == pytest.approx(0.1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("rotate", {"degrees": 200.0}, "degrees is 200.0; it has to be from 0 to 180"),
+        ("rotate", {"angles": 0}, "angles is 0"),
+        ("colour", {"hue": 0.6}, "hue is 0.6"),
+        ("noise", {"std": -1.0}, "std is -1.0"),
+    ],
+)
+def test_amounts_out_of_range_are_refused(name, options, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        SHIFTS[name](3, np.random.default_rng(0), **options)
+
+
+def test_shifts_that_do_not_fit_the_data_are_refused():
+    with pytest.raises(JaxflError, match="grey has 1 channels; take rotate or noise"):
+        require("grey", ["colour"], (8, 8, 1))
+    with pytest.raises(JaxflError, match="sensors holds vectors; take noise"):
+        require("sensors", ["rotate"], (1, 1, 9))
+
+
+def test_who_has_no_shift_has_the_program_of_before():
+    federation = federate(SOURCE, PARTITION, tiny_models())
+    program = str(jax.make_jaxpr(federation.inputs)(np.arange(4)))
+    assert "random" not in program and program.count("gather") == 1
