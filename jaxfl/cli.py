@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from jaxfl import registry
-from jaxfl.bench import report as speed
-from jaxfl.bench.bench import Bench, bench
 from jaxfl.config import choices
 from jaxfl.config.commands import (
     Columns,
@@ -274,6 +272,9 @@ def _partition(arguments: list[str]) -> None:
 
 
 def _bench(arguments: list[str]) -> None:
+    from jaxfl.bench import report as speed  # here: no other command waits for what it needs
+    from jaxfl.bench.bench import Bench, bench
+
     named, flags = _words_and_flags(arguments)
     (options,) = _parse("bench [WORKLOAD ...]", flags, measuring=Bench())
     command = shlex.join(["jaxfl", "bench", *arguments])

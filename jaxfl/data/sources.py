@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from jaxfl.data import hf, npz, tfds
 from jaxfl.errors import JaxflError, nearest
@@ -153,6 +151,8 @@ def from_arrays(
 
 
 def _digits():
+    from sklearn.datasets import load_digits  # here: it takes a second to load
+
     pixels, labels = map(np.asarray, load_digits(return_X_y=True))
     return pixels.reshape(-1, 8, 8).astype(np.uint8), labels, None, 10
 
@@ -266,6 +266,8 @@ def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.nd
 
 def _stratified_fifth(name: str, labels: np.ndarray) -> np.ndarray:
     try:
+        from sklearn.model_selection import train_test_split
+
         _, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
     except ValueError as error:
         raise JaxflError(

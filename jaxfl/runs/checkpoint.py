@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from jaxfl.errors import JaxflError, quiet, unwritable
 from jaxfl.machine.processes import ends_all
@@ -37,6 +36,8 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
     Raises:
       JaxflError: if it cannot be written. Of several processes one that cannot do so ends all.
     """
+    from orbax.checkpoint import v1 as ocp  # here: whoever saves nothing does not wait for it
+
     path = folder / CHECKPOINTS / str(rounds)
     where: Any = path.absolute()  # Orbax names a type of its own for paths
     try:
@@ -110,6 +111,8 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
       Damaged: if it cannot be read.
       JaxflError: if it belongs to another configuration.
     """
+    from orbax.checkpoint import v1 as ocp
+
     path: Any = (folder / CHECKPOINTS / str(rounds)).absolute()
     wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _named(like).items()}
     try:

@@ -8,7 +8,6 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.data import partition as partitions
 from jaxfl.data import peers
-from jaxfl.data.draw import draw, draw_seen
 from jaxfl.data.federation import moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
@@ -42,6 +41,8 @@ def save_partition(
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.
     """
+    from jaxfl.data.draw import draw, draw_seen  # here: whoever draws nothing does not wait for it
+
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
     draw(partition, source.labels, folder / "partition.png", title)

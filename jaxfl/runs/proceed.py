@@ -16,14 +16,6 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Device
 from jaxfl.runs import checkpoint, clients, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
-from jaxfl.runs.plot import (
-    draw_architectures,
-    draw_curves,
-    draw_embeddings,
-    draw_findings,
-    draw_matrices,
-    draw_topology,
-)
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import joined, records, result
 from jaxfl.runs.target import stops
@@ -211,24 +203,26 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
 
 def _conclude(job: Job, run: Run, compilations: int) -> dict:
     """The result of a run whose rounds are done, and its pictures."""
+    from jaxfl.runs import plot  # here: whoever draws nothing does not wait for it
+
     folder, metrics, method = run.folder, run.metrics, run.variant.method
     summary = result(run.config, metrics, compilations)
     pictures = {
-        "curves.png": partial(draw_curves, {run.variant.label: [metrics]}),
-        "architectures.png": partial(draw_architectures, {run.variant.label: [metrics]}),
-        "findings.png": partial(draw_findings, metrics),
+        "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
+        "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
+        "findings.png": partial(plot.draw_findings, metrics),
     }
     pictures |= {name: partial(draw, summary["findings"] or {}) for name, draw in method.pictures.items()}
     counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
     if job.programs.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)
-        pictures["matrices.png"] = partial(draw_matrices, matrices, np.concatenate([*counts.values()]))
+        pictures["matrices.png"] = partial(plot.draw_matrices, matrices, np.concatenate([*counts.values()]))
     if job.programs.embeddings:
         embeddings = store.read_about_clients(folder, "embeddings", run.done)
-        pictures["embeddings.png"] = partial(draw_embeddings, embeddings, counts)
+        pictures["embeddings.png"] = partial(plot.draw_embeddings, embeddings, counts)
     if job.federation.links.size:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
-        pictures["topology.png"] = partial(draw_topology, np.asarray(job.federation.links), named)
+        pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)
     store.write_pictures(folder, pictures)
     store.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation)})
     store.write_json(folder / store.RESULT, summary)

@@ -15,7 +15,6 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.plot import draw_architectures, draw_curves, draw_metrics
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
 from jaxfl.runs.target import by_target, check_targets
 
@@ -36,12 +35,14 @@ def report(
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two are the
         same but for their folders, or the table cannot be written.
     """
+    from jaxfl.runs import plot  # here: whoever draws nothing does not wait for it
+
     check_targets(target)
     table, metrics = _tabulated(folders, show, target)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
-    pictures = {"curves.png": draw_curves, "architectures.png": draw_architectures}
-    pictures |= {"metrics.png": partial(draw_metrics, shown=show)}
+    pictures = {"curves.png": plot.draw_curves, "architectures.png": plot.draw_architectures}
+    pictures |= {"metrics.png": partial(plot.draw_metrics, shown=show)}
     store.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
     return table
 

@@ -32,10 +32,9 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from jaxfl.data import npz, topology
 from jaxfl.data import partition as partitions
@@ -44,6 +43,9 @@ from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, unreadable, unwritable
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 TOPOLOGY = "topology.txt"
@@ -286,7 +288,7 @@ def check_empty(folder: Path) -> None:
 
 
 @writes
-def write_pictures(folder: Path, pictures: dict[str, Callable[[], Figure | None]]) -> None:
+def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
     """Write PNGs by their names; one of which there is nothing to draw is left out."""
     for name, draw in pictures.items():
         figure = draw()

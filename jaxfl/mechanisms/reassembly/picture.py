@@ -1,12 +1,14 @@
 """A picture of what the server has assembled."""
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_DRAWN = 40  # clients for whose networks a picture has room
 
 
-def draw_assembled(findings: dict) -> Figure:
+def draw_assembled(findings: dict) -> "Figure":
     """For each of up to 40 clients its own network as a row of blocks, and above it its teacher.
 
     Args:
@@ -14,6 +16,9 @@ def draw_assembled(findings: dict) -> Figure:
         blocks}, of a block its client, index, group and kind. Colours are groups, a frame is a block of
         another client.
     """
+    from matplotlib.figure import Figure  # here: who lists or cites methods draws nothing
+    from matplotlib.ticker import MaxNLocator
+
     assembled = findings["assembled"][:MOST_DRAWN]
     longest = max(len(of_client[row]) for of_client in assembled for row in ("own", "blocks"))
     size = (1.5 + 0.75 * longest, 0.6 + 0.95 * len(assembled))
