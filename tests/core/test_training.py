@@ -6,9 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from jaxfl.core import flops
 from jaxfl.core.augment import augmentation, crop, flip
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows
-from jaxfl.core.training import Training, batch_order, cross_entropy, descend, fit
+from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit
 from jaxfl.data.federation import Batch
 
 KEY = jax.random.key(0)
@@ -45,6 +46,28 @@ def test_an_epoch_takes_every_real_row_once():
     assert seen.shape == (8, 1, 2)
     for epoch in np.split(seen, 2):
         assert sorted(epoch[epoch >= 0].tolist()) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batches"),  # of 4 in an epoch of 7 rows
+    [(0.1, 1), (0.6, 3), (2 / 3, 3), (1.0, 4), (1.5, 6), (Steps(3), 3), (Steps(9), 9)],
+)
+def test_epochs_may_be_shares_and_steps(epochs, batches):
+    """The first batches of as many whole epochs as that takes, and what they compute counts."""
+    np.testing.assert_array_equal(positions(seven(), epochs), positions(seven(), 3)[:batches])
+
+    def update(carry, batch, key):
+        return carry, (batch.x @ jnp.ones(1)).sum()
+
+    with flops.collect() as amounts:
+        fit(update, (), KEY, seven(), epochs=epochs, batch_size=2)
+    assert [float(amount) for _, amount in amounts] == [2 * (7 * (batches // 4) + 2 * (batches % 4))]
+
+
+@pytest.mark.parametrize("epochs", [0.5, Steps(3)])
+def test_who_has_no_rows_takes_no_steps(epochs):
+    nobody = arrays(jnp.ones((3, 1)), jnp.zeros(3, jnp.int32), jnp.int32(0))
+    assert len(positions(nobody, epochs)) == 0
 
 
 def test_batches_of_several_sources_are_independent_and_show_as_many_rows():

@@ -122,7 +122,7 @@ def remembering(model: Model, memories: tuple[Weights, ...], weight):
 
 def build(config: FCCL) -> Algorithm:
     """Learn alone, then correlate."""
-    epochs = config.epochs if config.pretraining_epochs is None else config.pretraining_epochs
+    epochs = config.length if config.pretraining_epochs is None else config.pretraining_epochs
 
     def init(key, federation, hyper):
         public_images.require(federation)

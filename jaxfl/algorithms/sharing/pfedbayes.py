@@ -39,6 +39,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     batches,
+    batches_in,
     cross_entropy,
     each_client,
     fit,
@@ -175,7 +176,7 @@ def build(config: PFedBayes) -> Algorithm:
         def client(key, client, received, own):
             optimizer = local_optimizer(hyper)
             pairs = normalises(own, client.model.names, config.batch_size)
-            E_n = config.epochs * batches(client.size, config.batch_size, pairs)
+            E_n = batches_in(config.length, batches(client.size, config.batch_size, pairs))
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):
@@ -196,7 +197,7 @@ def build(config: PFedBayes) -> Algorithm:
                 (q_i, q, optimizer.init(q_i.params), optimizer.init(q)),
                 key,
                 own_rows(client, federation, hyper),
-                epochs=config.epochs,
+                epochs=config.length,
                 batch_size=config.batch_size,
                 pairs=pairs,
             )

@@ -118,7 +118,7 @@ def build(config: PFedMe) -> Algorithm:
                 (theta, w.params, optimizer.init(theta.params)),
                 key,
                 own_rows(client, federation, hyper),
-                epochs=config.epochs,
+                epochs=config.length,
                 batch_size=config.batch_size,
                 pairs=normalises(theta, client.model.names, config.batch_size),
             )
