@@ -56,9 +56,11 @@ class Training:
     """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it. By default any."""
     bn_stats: Literal["aggregate", "local"] = "aggregate"
     """BatchNorm's running statistics: averaged with their layer, or never sent."""
-    augment: tuple[Literal["crop", "flip"], ...] = ()
-    """Random changes of a client's own training images: crop (moved by up to an eighth, zeros moving in) and
-    flip (mirrored every other time)."""
+    augment: tuple[Literal["crop", "flip", "rotate", "cutout", "colour"], ...] = ()
+    """Random changes of a client's own training images, one after another: crop (moved by up to an eighth,
+    zeros moving in), flip (mirrored every other time), rotate (by up to 15 degrees, zeros moving in), cutout
+    (zeros in a square of half the height), colour (brightness, contrast and saturation by up to 40 %, hue by
+    up to 36 degrees)."""
 
     def __post_init__(self):
         """Refuse a number of epochs beside one of steps."""
