@@ -84,7 +84,7 @@ def compare(
       seeds: how often everything is repeated, with seed, seed + 1, ...
       partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
-      show: further columns of the table: ``"std"``, ``"worst-tenth"`` or both in a list.
+      show: further columns of the table: ``"std"``, ``"worst-tenth"``, ``"lost"`` or several in a list.
       log: where else metrics go.
       changed_code: whether runs go on, and finished ones are kept, where your own files have changed since.
       max_seconds: as for `run`.
@@ -170,7 +170,7 @@ def report(
 
     Args:
       *run_dirs: folders of runs, or folders that contain some.
-      show: further columns: ``"std"``, ``"worst-tenth"`` or both in a list.
+      show: further columns: ``"std"``, ``"worst-tenth"``, ``"lost"`` or several in a list.
       target: accuracies: further columns say what runs have spent until they reached them.
       out: where the table and the curves are written; by default the folder if it is one, else runs/report.
 

@@ -3,7 +3,7 @@
 from jaxfl.authoring import Method, Training, cross_entropy, options, sharing, within
 """
 
-from jaxfl.config.options import options, within
+from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import tree
 from jaxfl.core.client_map import (
     everyone,
@@ -88,6 +88,7 @@ __all__ = [
     "batches",
     "batches_in",
     "body",
+    "client_rate",
     "cond",
     "count_correct",
     "cross_entropy",

@@ -35,6 +35,7 @@ from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import helps, hints, own_first, text
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
+from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
 from jaxfl.data import partition as partitions
 from jaxfl.data.draw import draw
@@ -292,6 +293,7 @@ def _list(arguments: list[str]) -> None:
         ("Models", "model", MODELS, described),
         ("Partitions", "partition", PARTITIONS, choices.described),
         ("Topologies", "topology", TOPOLOGIES, choices.described),
+        ("Schedules", "schedule", SCHEDULES, choices.described),
     ):
         drawn = RichTable(kind, "what", "options", title=title, title_justify="left")
         for name, function in table.items():
@@ -301,11 +303,11 @@ def _list(arguments: list[str]) -> None:
     for name, what in DATASETS.items():
         sources.add_row(name, what)
     OUT.print(sources)
-    OUT.print("jaxfl list NAME shows the options of a method, model, partition or topology.")
+    OUT.print("jaxfl list NAME shows the options of a method, model, partition, topology or schedule.")
 
 
 def _options_of(name: str) -> RichTable:
-    """The options of a method, model, partition or topology, with defaults, in words."""
+    """The options of a method, model, partition, topology or schedule, with defaults, in words."""
     if name in registry.METHODS:
         config = registry.METHODS[name].config()
         what, said = registry.METHODS[name].summary, helps(type(config))
@@ -315,11 +317,13 @@ def _options_of(name: str) -> RichTable:
         ]
     elif name in MODELS:
         what, options = _first_line(MODELS[name]), described(MODELS[name])
-    elif function := (PARTITIONS | TOPOLOGIES).get(name):
+    elif function := (PARTITIONS | TOPOLOGIES | SCHEDULES).get(name):
         what, options = _first_line(function), choices.described(function)
     else:
-        known = [*registry.METHODS, *MODELS, *PARTITIONS, *TOPOLOGIES]
-        raise JaxflError(f"There is no method, model, partition or topology {name!r}; {nearest(name, known)}")
+        known = [*registry.METHODS, *MODELS, *PARTITIONS, *TOPOLOGIES, *SCHEDULES]
+        raise JaxflError(
+            f"There is no method, model, partition, topology or schedule {name!r}; {nearest(name, known)}"
+        )
     table = RichTable("option", "default", "what", title=f"{name}: {what}", title_justify="left")
     for option in options:
         table.add_row(*option)

@@ -62,8 +62,9 @@ class Seeds:
 class Columns:
     """What the table shows."""
 
-    show: tuple[Literal["std", "worst-tenth"], ...] = ()
-    """Further columns: the accuracy's standard deviation over clients, and the mean of the worst tenth."""
+    show: tuple[Literal["std", "worst-tenth", "lost"], ...] = ()
+    """Further columns: the accuracy's standard deviation over clients, the mean of the worst tenth, and how
+    many answers were lost."""
 
 
 @dataclasses.dataclass(frozen=True)

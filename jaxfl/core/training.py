@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.config.options import options, within
+from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import flops, tree
 from jaxfl.core.examples import Examples
 from jaxfl.data.federation import Batch, Federation, PerGroup
@@ -46,8 +46,8 @@ class Training:
     """B, rows of a mini-batch; the last one of an epoch holds the remainder."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Made afresh for each client in each round."""
-    lr: float = within("(0, inf)", 0.05)
-    """Learning rate."""
+    lr: float = client_rate("(0, inf)", 0.05)
+    """Learning rate of clients."""
     momentum: float = within("[0, 1)", 0.5)
     """Momentum of sgd."""
     weight_decay: float = within("[0, inf)", 5e-4)

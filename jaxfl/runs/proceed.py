@@ -136,7 +136,8 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                     _, now = compilation(job.programs)
                     compiling, seconds = now - seconds, now
                     where = job.federation, job.cohorts[i]
-                    new = records(of_runs[i], *where, compiling, devices, len(runs))
+                    deadline = run.config["options"].get("deadline")
+                    new = records(of_runs[i], *where, compiling, devices, len(runs), deadline)
                     try:
                         _write(job, run, of_runs[i], new, stop)
                         if stops(run.config, run.metrics):

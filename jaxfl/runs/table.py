@@ -42,8 +42,9 @@ class Table(NamedTuple):
 
 
 COLUMNS = {
-    "std": ("std over clients %", "std"),
-    "worst-tenth": ("worst tenth %", "worst_tenth"),
+    "std": ("std over clients %", lambda result: 100 * result["accuracy"]["std"]),
+    "worst-tenth": ("worst tenth %", lambda result: 100 * result["accuracy"]["worst_tenth"]),
+    "lost": ("lost answers", lambda result: result.get("lost_answers") or 0),
 }  # on request
 
 
@@ -59,8 +60,8 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
 
     Args:
       results: pairs (label, result); results of one label are its seeds.
-      show: further columns of the deployed models' accuracy: its standard deviation over clients, the mean
-        of the worst tenth of them; keys of `COLUMNS`.
+      show: further columns: the standard deviation of the deployed models' accuracy over clients, the mean
+        of the worst tenth of them, how many answers were lost; keys of `COLUMNS`.
 
     Returns:
       Accuracies in percent: of the deployed models, of those models per architecture, of the models as
@@ -79,10 +80,7 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     groups = list(dict.fromkeys(g for _, r in results for g in r["accuracy"]["per_group"]))
     columns: list[tuple[str, Callable]] = [
         ("accuracy %", lambda r: 100 * r["accuracy"]["mean"]),
-        *(
-            (title, lambda r, key=key: 100 * r["accuracy"][key])
-            for title, key in (COLUMNS[name] for name in show)
-        ),
+        *(COLUMNS[name] for name in show),
         *((g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan)) for g in groups),
         ("received %", lambda r: 100 * r["received"]["mean"]),
         ("MB up", lambda r: r["bytes_up"] / 1e6),

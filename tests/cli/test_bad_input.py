@@ -117,7 +117,7 @@ REFUSED = [
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
     ("run fedavg --from runs/fedavg-own", "jaxfl run fedavg has no option --from"),
-    ("list everything", "no method, model, partition or topology 'everything'"),
+    ("list everything", "no method, model, partition, topology or schedule 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers out of their range
     ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
@@ -129,6 +129,14 @@ REFUSED = [
     ),
     ("run fedavg @own.args --momentum 1", "--momentum must lie in [0, 1), but is 1.0"),
     ("run fedavg @own.args --epochs 2 --steps 7", "--steps 7 excludes --epochs 2; leave one of them out"),
+    ("run fedavg @own.args --dropout 1", "--dropout must lie in [0, 1), but is 1"),
+    (
+        "run fedavg @own.args --deadline 5",
+        "--deadline 5 needs to know how fast clients are; add --device-profile",
+    ),
+    ("run fedavg @own.args --schedule linear", "There is no schedule 'linear'; known are"),
+    ("run fedavg @own.args --schedule cosine,rounds=1", "multiplies the rates of round 2 of"),
+    ("run fedavg @own.args --schedule step,by=2", "step has no option 'by'"),
     ("run fedavg @own.args --epochs 0", "--epochs must lie in [0.001, inf), but is 0"),
     ("run fedavg @own.args --rounds 0", "--rounds must lie in [1, inf), but is 0"),
     ("run fedavg @own.args --clients 0", "--clients must lie in [1, inf), but is 0"),

@@ -40,6 +40,7 @@ from jaxfl.authoring import (
     Weights,
     batches,
     batches_in,
+    client_rate,
     cross_entropy,
     each_client,
     fit,
@@ -71,7 +72,7 @@ class PFedBayes(Training):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     """Of personal and global distribution alike, made afresh for each client in each round."""
-    lr: float = within("(0, inf)", 1e-3)
+    lr: float = client_rate("(0, inf)", 1e-3)
     """Learning rate of both."""
     weight_decay: float = within("[0, inf)", 0.0)
     """As of all methods, of mu, rho and BatchNorm's leaves; the divergence takes its place."""
