@@ -29,7 +29,8 @@ def cosine(t, over, final=0.0):
     ],
 )
 def test_factors(choice, wanted):
-    np.testing.assert_allclose(factors(choice, 8), wanted, rtol=1e-6, atol=1e-7)
+    found: Any = factors(choice, 8)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
