@@ -176,7 +176,7 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
         raise JaxflError(
             f"--schedule {setup.run.schedule} goes by the length of the run: one of {rounds} rounds does not "
             f"begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or "
-            f"with --schedule cosine,rounds={before} one that can be made longer."
+            f"with cosine,rounds={before},final=0.01 one that can be made longer."
         )
     if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
