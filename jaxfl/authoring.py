@@ -3,7 +3,7 @@
 from jaxfl.authoring import Method, Training, cross_entropy, options, sharing, within
 """
 
-from jaxfl.config.options import options, within
+from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import tree
 from jaxfl.core.client_map import (
     everyone,
@@ -24,6 +24,7 @@ from jaxfl.core.training import (
     Trained,
     Training,
     batches,
+    batches_in,
     count_correct,
     cross_entropy,
     descend,
@@ -85,7 +86,9 @@ __all__ = [
     "Weights",
     "arrays",
     "batches",
+    "batches_in",
     "body",
+    "client_rate",
     "cond",
     "count_correct",
     "cross_entropy",

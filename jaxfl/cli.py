@@ -36,6 +36,7 @@ from jaxfl.config.options import helps, hints, own_first, text
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
+from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
 from jaxfl.data import peers
 from jaxfl.data.partitioners import PARTITIONS
@@ -302,6 +303,7 @@ def _list(arguments: list[str]) -> None:
         ("Partitions", "partition", PARTITIONS, choices.described),
         ("Topologies", "topology", TOPOLOGIES, choices.described),
         ("Shifts of clients' images", "shift", SHIFTS, choices.described),
+        ("Schedules", "schedule", SCHEDULES, choices.described),
     ):
         drawn = RichTable(kind, "what", "options", title=title, title_justify="left")
         for name, function in table.items():
@@ -312,13 +314,13 @@ def _list(arguments: list[str]) -> None:
     for name, what in DATASETS.items():
         sources.add_row(name, what)
     OUT.print(sources)
-    OUT.print("jaxfl list NAME shows the options of a method, model, partition, topology or shift.")
+    OUT.print("jaxfl list NAME shows the options of a method, model, partition, topology, shift or schedule.")
 
 
 def _options_of(name: str) -> RichTable:
-    """The options of a method, model, partition, topology or shift, with defaults, in words."""
-    table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS}
-    found = choices.lookup("method, model, partition, topology or shift", table, name)
+    """The options of a method, model, partition, topology, shift or schedule, with defaults, in words."""
+    table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES}
+    found = choices.lookup("method, model, partition, topology, shift or schedule", table, name)
     if isinstance(found, Method):
         config = found.config()
         what, said = found.summary, helps(type(config))

@@ -18,6 +18,7 @@ from jaxfl.config import choices
 from jaxfl.config.options import helps, hints, own_first, text
 from jaxfl.config.setup import DataOptions, MachineOptions, PartitionOptions, RunOptions
 from jaxfl.core.protocol import Method
+from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.shift import SHIFTS
@@ -85,10 +86,10 @@ def pages() -> dict[str, str]:
     made["networks-of-the-zoo.md"] = _catalogue(
         "Networks of the zoo", "`--models NAME,option=value`", MODELS, described
     )
-    made["partitions-and-graphs.md"] = _catalogue(
-        "Partitions, shifts and graphs",
-        "`--partition NAME,option=value`, `--shift` and `--topology` alike",
-        {**PARTITIONS, **SHIFTS, **TOPOLOGIES},
+    made["partitions.md"] = _catalogue(
+        "Partitions, shifts, graphs, schedules",
+        "`--partition NAME,option=value`, `--shift`, `--topology` and `--schedule` alike",
+        {**PARTITIONS, **SHIFTS, **TOPOLOGIES, **SCHEDULES},
         choices.described,
     )
     return made

@@ -62,10 +62,12 @@ class Seeds:
 class Columns:
     """What the table shows."""
 
-    show: tuple[Literal["std", "lowest", "worst-tenth", "pooled", "macro-f1", "per-class", "flops"], ...] = ()
+    show: tuple[
+        Literal["std", "lowest", "worst-tenth", "pooled", "macro-f1", "per-class", "flops", "lost"], ...
+    ] = ()
     """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
-    worst tenth, the share of all rows, macro F1, every class, and the operations of training. What is not
-    flops is drawn over the rounds as well, in metrics.png."""
+    worst tenth, the share of all rows, macro F1 and every class, which are drawn over the rounds as well, in
+    metrics.png; the operations of training, and how many answers were lost."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,16 @@ def within(interval: str, default) -> Any:
     return dataclasses.field(default=default, metadata={"interval": interval})
 
 
+def client_rate(interval: str, default) -> Any:
+    """The same for a learning rate of clients: a run's schedule changes it, see `jaxfl.core.schedule`."""
+    return dataclasses.field(default=default, metadata={"interval": interval, "client_rate": True})
+
+
+def client_rates(cls: type) -> list[str]:
+    """The options of a dataclass that are learning rates of clients, by name."""
+    return [field.name for field in dataclasses.fields(cls) if field.metadata.get("client_rate")]
+
+
 def hints(cls: type) -> dict[str, Any]:
     """The annotations of a dataclass's options by name; those of its parts in their place."""
     found = {}

@@ -90,6 +90,15 @@ class RunOptions:
     newcomers: float = within("[0, 1)", 0.0)
     """Share of each architecture's clients that take part in no round and are not counted in accuracies. At
     the end they join: all of them take part in one more round, and are scored before and after it."""
+    dropout: float = within("[0, 1)", 0.0)
+    """Probability with which a client of a round drops out before it answers: it has received and computed
+    for nothing, and nothing of the round stays with it. All methods meet the same losses."""
+    deadline: float | None = within("(0, inf)", None)
+    """Simulated seconds that the server waits in a round for clients with their device_profile: who would
+    need longer is lost like one that drops out."""
+    schedule: str = "constant"
+    """Learning rates of clients over the rounds, times a factor: constant, cosine or step, with options:
+    cosine,warmup=5,final=0.01; `jaxfl list cosine` shows them. Or my.py:schedule."""
     eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
     target: tuple[float, ...] = ()

@@ -1,13 +1,18 @@
 """Random changes of training images, drawn anew for every mini-batch.
 
 A transform is ``(key, images (B, H, W, C)) -> images`` of the same shape, on raw values, before they are
-normalised.
+normalised: black is 0. What computes with colours returns floats, which it does not clip, as nobody says what
+the largest value of a data set is.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.ndimage import map_coordinates
+
+from jaxfl.data.colour import jittered, with_hue
 
 
 def crop(key, images):
@@ -28,7 +33,56 @@ def flip(key, images):
     return jnp.where(mirrored, images[:, :, ::-1], images)
 
 
-TRANSFORMS = {"crop": crop, "flip": flip}
+def rotate(key, images):
+    """Every image turned about its centre by up to 15 degrees each way, zeros moving in."""
+    height, width = images.shape[1:3]
+    dtype = jnp.result_type(float)
+    y, x = (jnp.arange(side, dtype=dtype) - (side - 1) / 2 for side in (height, width))
+    y, x = jnp.meshgrid(y, x, indexing="ij")
+    angles = jax.random.uniform(key, (len(images),), dtype, -math.pi / 12, math.pi / 12)
+
+    def turn(image, angle):
+        sine, cosine = jnp.sin(angle), jnp.cos(angle)
+        places = [cosine * y + sine * x + (height - 1) / 2, cosine * x - sine * y + (width - 1) / 2]
+        of_channel = jax.vmap(lambda values: map_coordinates(values, places, order=1), -1, -1)
+        return of_channel(image.astype(dtype))
+
+    return jax.vmap(turn)(images, angles)
+
+
+def cutout(key, images):
+    """In every image a square of half its height set to zero (16 of 32 pixels), its centre anywhere."""
+
+    def near(key, side):
+        centre = side * jax.random.uniform(key)
+        return jnp.abs(jnp.arange(side, dtype=centre.dtype) + 0.5 - centre) < images.shape[1] / 4
+
+    def cut(key, image):
+        rows, columns = (near(*of) for of in zip(jax.random.split(key), image.shape[:2], strict=True))
+        hole = rows[:, None, None] & columns[None, :, None]
+        return jnp.where(hole, jnp.zeros((), image.dtype), image)
+
+    return jax.vmap(cut)(jax.random.split(key, len(images)), images)
+
+
+def colour(key, images):
+    """Every image with 0.6 to 1.4 times its brightness, contrast and saturation, and another hue.
+
+    It moves by up to a tenth of its circle. Grey images have neither saturation nor hue.
+    """
+    images = images.astype(jnp.result_type(float))
+
+    def change(key, image):
+        factors, turn = jax.random.split(key)
+        image = jittered(image, *jax.random.uniform(factors, (3,), image.dtype, 0.6, 1.4))
+        if image.shape[-1] != 3:
+            return image
+        return with_hue(image, jax.random.uniform(turn, (), image.dtype, -0.1, 0.1))
+
+    return jax.vmap(change)(jax.random.split(key, len(images)), images)
+
+
+TRANSFORMS = {"crop": crop, "flip": flip, "rotate": rotate, "cutout": cutout, "colour": colour}
 
 
 def augmentation(names: Sequence[str]) -> Callable:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
 
-NEWCOMERS = 1  # their part of the stream; a third number sets them apart from the rounds
+NEWCOMERS = 2  # their part of the stream of cohorts, beside the rounds and `answers.DROPOUTS`
 SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
 
 

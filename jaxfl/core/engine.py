@@ -14,15 +14,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops
+from jaxfl.core import flops, tree
+from jaxfl.core.answers import Ledger, answering, anybody, lost_answers, spent
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
 from jaxfl.core.evaluate import score
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
+from jaxfl.core.schedule import at_rate
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import agree
 
 CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of personal models built at once
+
+
+class Conditions(NamedTuple):
+    """What the rounds of a run meet, whatever the method; None where they do not.
+
+    Args:
+      rate: (rounds,) float, by which clients' learning rates are multiplied, see `jaxfl.core.schedule`.
+      dropped: per group (rounds, n_g) bool, who drops out if it takes part, see `jaxfl.core.answers`; there
+        where answers can be lost, be it by a deadline alone.
+      deadline: how long the server waits.
+    """
+
+    rate: Any = None
+    dropped: PerGroup | None = None
+    deadline: Deadline | None = None
 
 
 class Report(NamedTuple):
@@ -35,11 +53,15 @@ class Report(NamedTuple):
       scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
         training, "trained" right behind it where the method tells, "personal" at the end) and group a
         `Score` with leaves (k_g,).
+      lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None where none can be.
+        What they have received and computed stands in the ledger as if they had come to the end, and so does
+        what they have sent, but for those who drop out.
     """
 
     info: Info
     flops: tuple
     scores: dict[str, PerGroup]
+    lost: PerGroup | None = None
 
 
 class Programs(NamedTuple):
@@ -50,10 +72,11 @@ class Programs(NamedTuple):
         once for all methods.
       prepare: ``(key, state, federation, cohort) -> (state, report)``, the phase before the first round, or
         None.
-      rounds: ``(key, state, federation, cohorts, score_key=None) -> (state, reports)``; the state is donated.
-        With a `score_key` every round's cohort is scored.
-      rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None) -> (states, reports)``: `rounds`
-        of several runs as one program; all leaves but the federation's have a leading axis.
+      rounds: ``(key, state, federation, cohorts, score_key=None, conditions=Conditions()) -> (state,
+        reports)``; the state is donated. With a `score_key` every round's cohort is scored.
+      rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None, conditions=Conditions()) ->
+        (states, reports)``: `rounds` of several runs as one program; all leaves but the federation's have a
+        leading axis.
       of_run: ``(states, i) -> state`` of one of them.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
@@ -110,31 +133,52 @@ def programs(algorithm: Algorithm) -> Programs:
         state, info, _, operations = counted(algorithm.prepare, key, state, federation, cohort)
         return state, federation.keep_replicated(Report(info, operations, {}))
 
-    def rounds(key, state, federation, cohorts, score_key=None):
-        def one(state, cohort):
-            scores = {}
-            if score_key is not None:
-                of_round = jax.random.fold_in(score_key, cohort.round)
-                scores["received"] = received(of_round, state, federation, cohort)
+    def rounds(key, state, federation, cohorts, score_key=None, conditions=Conditions()):  # noqa: B008
+        def one(state, of_round):
+            cohort, rate, dropped = of_round
+            step = algorithm.step if rate is None else at_rate(algorithm.step, rate)
             round_key = jax.random.fold_in(key, cohort.round)
-            state, info, trained, operations = counted(algorithm.step, round_key, state, federation, cohort)
-            if score_key is not None:
-                if trained is not None:
-                    scores["trained"] = score(trained, of_round, federation, cohort)
-                if not algorithm.host:  # a host step is still to come
-                    scores["personal"] = personal(of_round, state, federation, cohort)
-            return state, federation.keep_replicated(Report(info, operations, scores))
+            if dropped is None:
+                return answered(step, round_key, state, federation, cohort, score_key)
+            # Of this round only the ledger is used: the compiler leaves out the training.
+            _, info, _, operations = counted(step, round_key, state, federation, cohort)
+            whole = Ledger(info.up, info.down, operations)
+            lost = lost_answers(whole, dropped, conditions.deadline, federation, cohort)
+            there = answering(federation, cohort, lost)
+            after, report = answered(step, round_key, state, federation, there, score_key)
+            done = Ledger(report.info.up, report.info.down, report.flops)
+            up, down, operations = spent(done, whole, lost, dropped, federation, cohort)
+            report = Report(report.info._replace(up=up, down=down), operations, report.scores, lost)
+            # Where nobody answers nothing has happened.
+            after = tree.where(anybody(there), after, state)
+            return federation.keep_replicated(after), federation.keep_replicated(report)
 
-        return jax.lax.scan(one, state, cohorts)
+        return jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))
 
-    def rounds_of_runs(keys, states, federation, cohorts, score_keys=None):
+    def answered(step, round_key, state, federation, cohort, score_key):
+        """A round whose clients all answer."""
+        scores = {}
+        if score_key is not None:
+            of_round = jax.random.fold_in(score_key, cohort.round)
+            scores["received"] = received(of_round, state, federation, cohort)
+        state, info, trained, operations = counted(step, round_key, state, federation, cohort)
+        if score_key is not None:
+            if trained is not None:
+                scores["trained"] = score(trained, of_round, federation, cohort)
+            if not algorithm.host:  # a host step is still to come
+                scores["personal"] = personal(of_round, state, federation, cohort)
+        return state, federation.keep_replicated(Report(info, operations, scores))
+
+    def rounds_of_runs(keys, states, federation, cohorts, score_keys=None, conditions=Conditions()):  # noqa: B008
         def one(run):
-            key, state, cohorts, score_key = run
-            return rounds(key, state, federation, cohorts, score_key)
+            key, state, cohorts, score_key, conditions = run
+            return rounds(key, state, federation, cohorts, score_key, conditions)
 
         side_by_side = federation.clients_at_once > 1  # runs go as clients do
         return jax.lax.map(
-            one, (keys, states, cohorts, score_keys), batch_size=len(keys) if side_by_side else None
+            one,
+            (keys, states, cohorts, score_keys, conditions),
+            batch_size=len(keys) if side_by_side else None,
         )
 
     def of_run(states, i):
@@ -168,6 +212,7 @@ class Job(NamedTuple):
       keys: of each run.
       eval_every: rounds of a chunk.
       score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
+      conditions: of each run what its rounds meet; nothing by default.
       newcomers: of each run per group (n_g,) bool, who takes part in no round, see `join`; None for nobody.
     """
 
@@ -178,6 +223,7 @@ class Job(NamedTuple):
     keys: Sequence[jax.Array]
     eval_every: int
     score_cohort: bool = False
+    conditions: Sequence[Conditions] = ()
     newcomers: Sequence[tuple[np.ndarray, ...]] | None = None
 
     @property
@@ -245,7 +291,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         if programs.host is None:
             advance = programs.rounds if runs == 1 else programs.rounds_of_runs
             cohorts = _together([_of_rounds(of_run, first, end) for of_run in job.cohorts])
-            state, reports = advance(round_key, state, federation, cohorts, cohort_key)
+            conditions = _conditions(job, first, end)
+            state, reports = advance(round_key, state, federation, cohorts, cohort_key, conditions)
             reports = jax.device_get(reports)
             of_runs = {i: _per_round(_run_of(reports, i, runs)) for i in going}
         else:
@@ -305,11 +352,14 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
     *keys, state = federation.replicate((*keys, jax.tree.map(jnp.copy, state)))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], newcomers_in_places(job, i, last))
+    rate = job.conditions[i].rate if job.conditions else None
+    conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
     if programs.host:
-        _, report = _with_host_step(job._replace(score_cohort=True), programs.host, cohort, keys, state)
+        alone = job._replace(score_cohort=True)
+        _, report = _with_host_step(alone, programs.host, cohort, conditions, keys, state)
         return report
     round_key, _, score_key = keys
-    _, reports = programs.rounds(round_key, state, federation, cohort, score_key)
+    _, reports = programs.rounds(round_key, state, federation, cohort, score_key, conditions)
     (report,) = _per_round(jax.device_get(reports))
     return report
 
@@ -324,19 +374,26 @@ def _with_host_steps(job: Job, host: Callable, first: int, end: int, keys: tuple
     """Rounds of a single run one by one, each followed by its host step: the state and {0: reports}."""
     reports = []
     for t in range(first, end):
-        state, report = _with_host_step(job, host, _of_rounds(job.cohorts[0], t, t + 1), keys, state)
+        cohort, conditions = _of_rounds(job.cohorts[0], t, t + 1), _conditions(job, t, t + 1)
+        state, report = _with_host_step(job, host, cohort, conditions, keys, state)
         reports.append(report)
     return state, {0: reports}
 
 
-def _with_host_step(job: Job, host: Callable, cohort: Cohort, keys: Sequence, state) -> tuple[Any, Report]:
-    """One round and its host step; the cohort's leaves have a leading axis of that round."""
+def _with_host_step(
+    job: Job, host: Callable, cohort: Cohort, conditions: Conditions, keys: Sequence, state
+) -> tuple[Any, Report]:
+    """One round and its host step; leaves of cohort and conditions have a leading axis of that round."""
     programs, federation = job.programs, job.federation
     round_key, host_key, score_key = keys
     cohort_key = score_key if job.score_cohort else None
-    state, report = programs.rounds(round_key, state, federation, cohort, cohort_key)
+    state, report = programs.rounds(round_key, state, federation, cohort, cohort_key, conditions)
     (report,) = _per_round(jax.device_get(report))
     cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
+    if report.lost is not None:
+        cohort = jax.device_get(answering(federation, cohort, report.lost))
+    if not anybody(cohort):
+        return state, report
     state, more = host(jax.random.fold_in(host_key, cohort.round), state, federation, cohort)
     state = federation.replicate(state)
     agree("results of the server's step", state)
@@ -381,7 +438,8 @@ def compiled(job: Job) -> list[jax.stages.Compiled]:
     end = min(job.rounds, job.eval_every if programs.host is None else 1)
     cohorts = _together([_of_rounds(of_run, 0, end) for of_run in job.cohorts])
     advance = programs.rounds if runs == 1 else programs.rounds_of_runs
-    executables = [advance.compile(key, state, federation, cohorts, key if job.score_cohort else None)]
+    score_key, conditions = key if job.score_cohort else None, _conditions(job, 0, end)
+    executables = [advance.compile(key, state, federation, cohorts, score_key, conditions)]
     if runs == 1:
         part = in_parts(federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
         executables += [
@@ -408,7 +466,7 @@ def depends_on_length(job: Job, rounds: int) -> bool:
 
 
 def traced(hyper: Any) -> Any:
-    """A configuration with its float fields as arrays."""
+    """A configuration, or another tree, with its floats as arrays."""
     return jax.tree.map(lambda rate: jnp.asarray(rate, jnp.result_type(float)), hyper)
 
 
@@ -444,6 +502,16 @@ def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
         jax.tree.map(lambda leaf: leaf[first:end], cohorts),
         rounds=cohorts[0].mask.shape[0],
     )
+
+
+def _conditions(job: Job, first: int, end: int) -> Conditions:
+    """What rounds first..end-1 meet; of several runs with a leading axis."""
+
+    def of_rounds(of_run):
+        rate, dropped = jax.tree.map(lambda leaf: leaf[first:end], (of_run.rate, of_run.dropped))
+        return Conditions(rate, dropped, of_run.deadline)
+
+    return _together(list(map(of_rounds, job.conditions or [Conditions()] * len(job.keys))))
 
 
 def _together(trees: Sequence[Any], stack: Callable = np.stack) -> Any:
@@ -488,8 +556,9 @@ def _with_host(info: Info, more: Info) -> Info:
 
 def _first_infinite_loss(reports, first, cohorts, federation) -> tuple[int, int] | None:
     for t, report in enumerate(reports, first):
-        for loss, slots, group in zip(report.info.loss, cohorts, federation.groups, strict=True):
-            bad = slots.mask[t] & ~np.isfinite(loss)
+        lost = report.lost or [False] * len(cohorts)
+        for loss, gone, slots, group in zip(report.info.loss, lost, cohorts, federation.groups, strict=True):
+            bad = slots.mask[t] & ~np.isfinite(loss) & ~np.asarray(gone)
             if bad.any():
                 return t, int(group.id[slots.index[t][bad][0]])
     return None

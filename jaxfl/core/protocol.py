@@ -17,6 +17,7 @@ from jaxfl.data.federation import PerGroup
 
 Key = jax.Array  # a typed key, `jax.random.key`
 Array = Any  # of JAX, or of NumPy before a program is given it
+BYTES_PER_SCALAR = 4  # of what clients send
 State = Any  # an algorithm's own NamedTuple of pytrees
 
 

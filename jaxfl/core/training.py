@@ -8,13 +8,14 @@ another optimiser, a correction of the gradients, a tally of what its batches sh
 """
 
 from collections.abc import Callable, Collection
+from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.config.options import options, within
+from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import flops, tree
 from jaxfl.core.examples import Examples
 from jaxfl.data.federation import Batch, Federation, PerGroup
@@ -22,18 +23,31 @@ from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 
 
+class Steps(NamedTuple):
+    """So many mini-batches, whatever the number of rows: in place of a number of epochs."""
+
+    number: int
+
+
+Epochs = int | float | Steps  # passes over some rows: whole ones, a share of them, or so many mini-batches
+
+
 @options
 class Training:
-    """Local training, the same for every method. Float fields are traced: a change does not recompile."""
+    """Local training, the same for every method. Rates are traced: a change does not recompile."""
 
-    epochs: int = within("[1, inf)", 5)
-    """E, passes over a client's rows in a round."""
+    epochs: int | float = within("[0.001, inf)", 5)
+    """E, passes over a client's rows in a round. 0.5 is the first half of a shuffled epoch's mini-batches,
+    rounded up."""
+    steps: int | None = within("[1, inf)", None)
+    """In place of E epochs so many mini-batches a round of every client, in as many shuffled epochs as that
+    takes."""
     batch_size: int = within("[1, inf)", 10)
     """B, rows of a mini-batch; the last one of an epoch holds the remainder."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Made afresh for each client in each round."""
-    lr: float = within("(0, inf)", 0.05)
-    """Learning rate."""
+    lr: float = client_rate("(0, inf)", 0.05)
+    """Learning rate of clients."""
     momentum: float = within("[0, 1)", 0.5)
     """Momentum of sgd."""
     weight_decay: float = within("[0, inf)", 5e-4)
@@ -42,9 +56,21 @@ class Training:
     """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it. By default any."""
     bn_stats: Literal["aggregate", "local"] = "aggregate"
     """BatchNorm's running statistics: averaged with their layer, or never sent."""
-    augment: tuple[Literal["crop", "flip"], ...] = ()
-    """Random changes of a client's own training images: crop (moved by up to an eighth, zeros moving in) and
-    flip (mirrored every other time)."""
+    augment: tuple[Literal["crop", "flip", "rotate", "cutout", "colour"], ...] = ()
+    """Random changes of a client's own training images, one after another: crop (moved by up to an eighth,
+    zeros moving in), flip (mirrored every other time), rotate (by up to 15 degrees, zeros moving in), cutout
+    (zeros in a square of half the height), colour (brightness, contrast and saturation by up to 40 %, hue by
+    up to 36 degrees)."""
+
+    def __post_init__(self):
+        """Refuse a number of epochs beside one of steps."""
+        if self.steps is not None and self.epochs != type(self).epochs:
+            raise JaxflError(f"--steps {self.steps} excludes --epochs {self.epochs}; leave one of them out.")
+
+    @property
+    def length(self) -> Epochs:
+        """Of local training in a round."""
+        return self.epochs if self.steps is None else Steps(self.steps)
 
 
 def sgd(hyper: Training, lr=None) -> optax.GradientTransformation:
@@ -124,6 +150,19 @@ def batches(size, batch_size: int, pairs: bool):
     return count - (size % batch_size == 1).astype(count.dtype) if pairs else count
 
 
+def batches_in(epochs: Epochs, count):
+    """Mini-batches in a local phase whose epoch has `count` () int32 of them; without rows there is none.
+
+    A share of an epoch is rounded up to whole batches.
+    """
+    if isinstance(epochs, Steps):
+        return jnp.where(count > 0, jnp.int32(epochs.number), 0)
+    if epochs % 1:
+        share = Fraction(epochs).limit_denominator(1000)  # 0.1 is no binary fraction; products fit an int32
+        return (count * share.numerator + share.denominator - 1) // share.denominator
+    return count * int(epochs)
+
+
 class Fitted(NamedTuple):
     """What `fit` returns: the carry, the mean loss over all batches (0 if there was none), their number."""
 
@@ -138,7 +177,7 @@ def fit(
     key,
     examples: Examples | tuple[Examples, ...],
     *,
-    epochs: int,
+    epochs: Epochs,
     batch_size: int,
     pairs: bool = False,
     phase: int | None = 0,
@@ -153,7 +192,7 @@ def fit(
       examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
         each (MAML's); an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
         least one.
-      epochs: passes over the rows.
+      epochs: passes over the rows; a share of them is rounded up to whole batches, see `batches_in`.
       batch_size: rows of a mini-batch.
       pairs: whether an update needs at least two rows, as `normalises` says of some blocks.
       phase: number of this local phase within the client's round; its batches are drawn from it, so phases
@@ -184,7 +223,15 @@ def fit(
     whole = [places] * len(parts), [places < part.size for part in parts]
     batch = jax.eval_shape(lambda: taken(*whole, key))
     smallest = jnp.stack([part.size for part in parts]).min() if several else parts[0].size
-    rows = epochs * jnp.minimum(smallest, count * batch_size)
+    total = batches_in(epochs, count)
+    rows_of_epoch = jnp.minimum(smallest, count * batch_size)
+    if isinstance(epochs, Steps) or epochs % 1:
+        passes, rest = jnp.divmod(total, jnp.maximum(count, 1))
+        rows = passes * rows_of_epoch + jnp.minimum(smallest, rest * batch_size)
+        passes += (rest > 0).astype(rest.dtype)
+    else:
+        passes = int(epochs)
+        rows = passes * rows_of_epoch
     flops.add(flops.of(update, carry, batch, key) / batch_size * rows.astype(float))
 
     def epoch(e, carried):
@@ -198,20 +245,21 @@ def fit(
         ]
 
         def step(b, carried):
-            carry, total = carried
+            carry, so_far = carried
             place = b * batch_size + places
             positions = [order.at[place].get(mode="clip") for order in orders]
             masks = [place < part.size for part in parts]
             batch_key = jax.random.fold_in(epoch_key, b)
             carry, loss = update(carry, taken(positions, masks, batch_key), batch_key)
-            return carry, total + loss
+            return carry, so_far + loss
 
-        return jax.lax.fori_loop(jnp.zeros_like(count), count, step, carried)
+        # Only of a share or of steps may the last epoch end early.
+        left = count if isinstance(passes, int) else jnp.minimum(count, total - e * count)
+        return jax.lax.fori_loop(jnp.zeros_like(left), left, step, carried)
 
     zero = jnp.zeros((), jnp.result_type(float))
-    carry, total = jax.lax.fori_loop(0, epochs, epoch, (carry, zero))
-    taken_steps = count * epochs
-    return Fitted(carry, total / jnp.maximum(taken_steps, 1).astype(total.dtype), taken_steps)
+    carry, loss = jax.lax.fori_loop(0, passes, epoch, (carry, zero))
+    return Fitted(carry, loss / jnp.maximum(total, 1).astype(loss.dtype), total)
 
 
 def normalises(weights: Weights, blocks: Collection[str], batch_size: int) -> bool:
@@ -253,7 +301,7 @@ def descend(
     hyper: Training,
     *,
     blocks: Collection[str] | None = None,
-    epochs: int | None = None,
+    epochs: Epochs | None = None,
     batch_size: int | None = None,
     phase: int | None = 0,
     steps: int | None = None,
@@ -273,7 +321,7 @@ def descend(
       examples: what batches are taken from, see `fit`.
       hyper: optimiser, its rates, epochs and the batch size, where nothing else is given.
       blocks: names of the blocks that train; all by default.
-      epochs: passes over the examples.
+      epochs: passes over the examples; by default as long as `hyper` says, be it in steps.
       batch_size: rows of a mini-batch.
       phase: number of this local phase within the client's round, see `fit`.
       steps: of an epoch, take no more than so many.
@@ -307,7 +355,7 @@ def descend(
         (free, weights.stats, optimizer.init(free), tally),
         key,
         examples,
-        epochs=hyper.epochs if epochs is None else epochs,
+        epochs=hyper.length if epochs is None else epochs,
         batch_size=batch_size,
         pairs=normalises(weights, blocks, batch_size),
         phase=phase,

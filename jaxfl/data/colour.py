@@ -14,11 +14,22 @@ def grey(images):
     return (images @ LUMA.astype(images.dtype))[..., None]
 
 
+def jittered(image: jax.Array, light, contrast, saturation) -> jax.Array:
+    """An image (H, W, C) with other brightness, contrast and saturation: () factors of each, 1 for none."""
+    bright = image * light
+    contrasted = _from(grey(bright).mean(), bright, contrast)
+    return _from(grey(contrasted), contrasted, saturation)
+
+
+def _from(other, image, factor):
+    return other + factor * (image - other)
+
+
 def with_hue(images: jax.Array, turn) -> jax.Array:
     """Red, green and blue (..., 3) with their hue moved; saturation and value (HSV) stay.
 
     Args:
-      images: values in [0, 1].
+      images: values of any range.
       turn: (), by how much, as a share of the circle of hues.
     """
     red, green, blue = jnp.moveaxis(images, -1, 0)

@@ -1,11 +1,11 @@
 """A simulated wall clock: how long a round would take on the clients' own devices.
 
-In a synchronous round everybody waits for the slowest client. A client computes its training's operations and
-sends and receives its bytes, one after the other.
+In a synchronous round everybody waits for the slowest client, or until a deadline. A client receives bytes,
+computes its training's operations and sends bytes, one after the other.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxfl.errors import JaxflError, nearest
 
@@ -20,6 +20,18 @@ class Device(NamedTuple):
 
     flops_per_s: float
     bytes_per_s: float
+
+
+class Deadline(NamedTuple):
+    """How long the server waits for clients.
+
+    Args:
+      seconds: in every round.
+      devices: those of each architecture's clients, in the federation's order.
+    """
+
+    seconds: float
+    devices: tuple[Device, ...]
 
 
 def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Device] | None:
@@ -60,6 +72,21 @@ def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Dev
     return devices
 
 
-def seconds(device: Device, flops: float, moved: int) -> float:
-    """How long a client takes for its training and for the bytes that it sends and receives."""
+def seconds(device: Device, flops: Any, moved: Any) -> Any:
+    """How long clients take for their training and for the bytes that they send and receive.
+
+    Args:
+      device: theirs.
+      flops: operations; a number, or an array with an entry for each client.
+      moved: bytes, likewise.
+    """
     return flops / device.flops_per_s + moved / device.bytes_per_s
+
+
+def until(seconds: float, device: Device, flops: float, up: int, down: int) -> tuple[float, int, int]:
+    """What of its operations, of the bytes that it sends and of those that it receives a client gets done."""
+    down = min(down, int(seconds * device.bytes_per_s))
+    seconds -= down / device.bytes_per_s
+    flops = min(flops, seconds * device.flops_per_s)
+    seconds -= flops / device.flops_per_s
+    return flops, min(up, int(seconds * device.bytes_per_s)), down

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfl.config.options import options, within
+from jaxfl.config.options import client_rate, options, within
 from jaxfl.core.client_map import gather, map_clients, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
@@ -38,7 +38,7 @@ class Exchange(Training):
     """Public images of a mini-batch."""
     distill_epochs: int = within("[0, inf)", 1)
     """R, passes over the round's public images."""
-    distill_lr: float = within("[0, inf)", 0.01)
+    distill_lr: float = client_rate("[0, inf)", 0.01)
     """eta_2, learning rate of distillation, which has the optimiser of training; 0 is Local."""
     temperature: float = within("(0, inf)", 10.0)
     """T of all predictions that are exchanged."""

@@ -21,7 +21,15 @@ from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info, Predictor
-from jaxfl.core.training import Trained, Training, cross_entropy, descend, each_client, initial_weights
+from jaxfl.core.training import (
+    Epochs,
+    Trained,
+    Training,
+    cross_entropy,
+    descend,
+    each_client,
+    initial_weights,
+)
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.models.model import Model, Weights
 
@@ -30,7 +38,7 @@ class Phase(NamedTuple):
     """A part of a client's round: some blocks train while the others stand still."""
 
     blocks: tuple[str, ...]
-    epochs: int
+    epochs: Epochs
 
 
 Phases = Callable[[Model], tuple[Phase, ...]]  # the phases of local training, in order
@@ -161,7 +169,7 @@ def local_training(
 
     Args:
       config: the method's options.
-      phases: in order; by default all blocks train jointly for `config.epochs`.
+      phases: in order; by default all blocks train jointly for `config.length`.
       objective: ``(Participant, names of the blocks that train) -> loss``, see
         `jaxfl.core.training.descend`.
       correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, of the
@@ -170,7 +178,7 @@ def local_training(
     Returns:
       A function whose `Trained` has the loss of the last phase and the steps of all.
     """
-    phases = phases or (lambda model: (Phase(model.names, config.epochs),))
+    phases = phases or (lambda model: (Phase(model.names, config.length),))
 
     def train(key, participant, federation):
         hyper, steps = participant.hyper, jnp.int32(0)
@@ -195,7 +203,7 @@ def local_training(
 
 def fine_tuning(config: FineTuning) -> Train | None:
     """Plain training of what `ft_part` says, for `ft_epochs`; None for 0 epochs."""
-    epochs = config.epochs if config.ft_epochs is None else config.ft_epochs
+    epochs = config.length if config.ft_epochs is None else config.ft_epochs
     if epochs == 0:
         return None
 

@@ -48,6 +48,7 @@ def absolute(setup: Setup) -> Setup:
         partition=partition,
         disjoint_from=disjoint_from and disjoint_from.expanduser().resolve(),
         topology=edges,
+        schedule=choices.absolute(setup.run.schedule),
         models=tuple(map(choices.absolute, setup.run.models)),
         init_from=tuple(init_from),
     )

@@ -9,12 +9,15 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
+from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.check import check
 from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_newcomers
-from jaxfl.core.engine import Job, compiled, traced
+from jaxfl.core.engine import Conditions, Job, compiled, traced
+from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
+from jaxfl.machine.clock import Deadline, profile
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.variant import Variant
@@ -37,6 +40,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         [jax.random.key(setup.run.seed) for _, setup in runs],
         setup.run.eval_every,
         setup.run.score_cohort,
+        [_conditions(setup, federation) for _, setup in runs],
         [_newcomers(setup, federation) for _, setup in runs] if setup.run.newcomers else None,
     )
 
@@ -63,6 +67,20 @@ def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
     newcomers = _newcomers(setup, federation) if setup.run.newcomers else None
     drawn = draw_cohorts(counts, setup.run.participation, setup.run.rounds, setup.run.seed, newcomers)
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
+
+
+def _conditions(setup: Setup, federation: Federation) -> Conditions:
+    """What the rounds of a run meet, whatever its method."""
+    run, dropped, deadline = setup.run, None, None
+    if run.dropout or run.deadline:
+        counts = [len(group.id) for group in federation.groups]
+        dropped = draw_dropouts(counts, run.dropout, run.rounds, run.seed)
+    if run.deadline:
+        names = [model.name for model in federation.models]
+        devices = profile(run.device_profile, names)
+        assert devices  # which `check_setup` asks for
+        deadline = traced(Deadline(run.deadline, tuple(devices[name] for name in names)))
+    return Conditions(factors(run.schedule, run.rounds), dropped, deadline)
 
 
 def form_of_state(variant: Variant, setup: Setup, federation: Federation):

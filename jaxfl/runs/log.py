@@ -85,6 +85,7 @@ def scalars(record: dict) -> dict[str, float]:
     """
     values = {"loss": record["loss"], "bytes/up": record["bytes_up"], "bytes/down": record["bytes_down"]}
     values["seconds/simulated"] = record.get("simulated_seconds")
+    values["lost answers"] = len(record["lost"]) if "lost" in record else None
     for moment, key in (("personal", "accuracy"), ("received", "received")):
         if key in record:
             values[f"accuracy/{moment}"] = record[key]["mean"]

@@ -19,6 +19,7 @@ from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core import memory
+from jaxfl.core.schedule import factors
 from jaxfl.data import hf, peers, shift, topology
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate, without_data
@@ -72,6 +73,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     """
     check_setup(setup)
     _require_device()
+    factors(setup.run.schedule, setup.run.rounds)
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
     links = link(setup, len(partition.train), saved)
@@ -181,6 +183,11 @@ def check_setup(setup: Setup) -> None:
     check_targets(setup.run.target)
     if setup.run.stop_at_target and not setup.run.target:
         raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
+    if setup.run.deadline is not None and not setup.run.device_profile:
+        raise JaxflError(
+            f"--deadline {setup.run.deadline:g} needs to know how fast clients are; add --device-profile "
+            "ARCHITECTURE=FLOPS:BYTES for each architecture."
+        )
     every = setup.machine.checkpoint_every
     if every is not None and every % setup.run.eval_every:
         raise JaxflError(

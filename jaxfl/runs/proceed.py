@@ -128,7 +128,8 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                     _, now = compilation(job.programs)
                     compiling, seconds = now - seconds, now
                     where, newcomers = (job.federation, job.cohorts[i]), job.newcomers and job.newcomers[i]
-                    new = records(of_runs[i], *where, compiling, devices, len(runs), newcomers)
+                    deadline = run.config["options"].get("deadline")
+                    new = records(of_runs[i], *where, compiling, devices, len(runs), deadline, newcomers)
                     try:
                         _write(job, i, run, of_runs[i], new, stop)
                         _, seconds = compilation(job.programs)

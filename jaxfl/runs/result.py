@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxfl.core.engine import Chunk, Report
-from jaxfl.core.protocol import Cohort
+from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort
 from jaxfl.data.federation import Federation
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
@@ -14,7 +14,6 @@ from jaxfl.runs.code import history
 from jaxfl.runs.scores import accuracy, each_present, of_present
 from jaxfl.runs.target import by_target
 
-BYTES_PER_SCALAR = 4
 MOMENTS = ("received", "trained", "personal")  # of a round at which its clients' models can be scored
 
 
@@ -25,56 +24,74 @@ def records(
     compile_seconds: float,
     devices: dict[str, Device] | None = None,
     together: int = 1,
+    deadline: float | None = None,
     newcomers: Sequence[np.ndarray] | None = None,
 ) -> list[dict]:
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
     Where several runs are one program, `together` says how many; the seconds of training are one run's part.
-    Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort.
-    A loss that is not finite is None, and that of a client that did not train. flops are the floating-point
-    operations of training, see `jaxfl.core.flops`; cohort is there where the cohorts of rounds are scored,
-    simulated_seconds where the clients' devices are known (by architecture): the time of the slowest client;
-    findings where the method has some. What a method does before the first round counts for it, and stands
-    there as preparation. Accuracies are of all clients but `newcomers`, (n_g,) bool of each group.
+    Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort. A
+    loss that is not finite is None, and that of a client that did not train or whose answer was lost. lost,
+    where answers can be, are the ids of these clients; who was late has spent what it could by the `deadline`
+    in simulated seconds. flops are the floating-point operations of training, see `jaxfl.core.flops`;
+    cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
+    known (by architecture): the time of the slowest client, or the deadline where the server waits for one in
+    vain; findings where the method has some. What a method does before the first round counts for it, and
+    stands there as preparation. Accuracies are of all clients but `newcomers`, (n_g,) bool of each group.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
         info = report.info
-        ids, loss, idle, up, down, flops, owners = [], [], [], [], [], [], []
+        ids, loss, idle, lost, up, down, flops, owners = [], [], [], [], [], [], [], []
         for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
             taken = slots.mask[t]
             ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
             loss += info.loss[g][taken].tolist()
             idle += info.idle[g][taken].tolist() if info.idle else [False] * taken.sum()
+            lost += report.lost[g][taken].tolist() if report.lost else [False] * taken.sum()
             up += _bytes(info.up[g], taken)
             down += _bytes(info.down[g], taken)
             flops += report.flops[g][slots.index[t][taken]].tolist()
             owners += [group.model.name] * taken.sum()
+        total = float(sum(of_group.sum() for of_group in report.flops))
+        if deadline and devices:
+            for i in np.flatnonzero(lost):
+                total -= flops[i]
+                flops[i], up[i], down[i] = clock.until(deadline, devices[owners[i]], flops[i], up[i], down[i])
+                total += flops[i]
+        skipped = np.logical_or(idle, lost)
         lines.append(
             {
                 "round": t + 1,
-                "loss": _finite(float(np.mean(loss, where=~np.array(idle)))) if not all(idle) else None,
+                "loss": _finite(float(np.mean(loss, where=~skipped))) if not skipped.all() else None,
                 "bytes_up": sum(up),
                 "bytes_down": sum(down),
-                "flops": float(sum(of_group.sum() for of_group in report.flops)),
+                "flops": total,
                 "clients": ids,
                 "client_loss": [
-                    None if skipped else _finite(value) for value, skipped in zip(loss, idle, strict=True)
+                    None if left_out else _finite(value)
+                    for value, left_out in zip(loss, skipped, strict=True)
                 ],
                 "client_bytes_up": up,
                 "client_bytes_down": down,
                 "client_flops": flops,
             }
         )
+        if report.lost:
+            lines[-1]["lost"] = [client for client, gone in zip(ids, lost, strict=True) if gone]
         if devices:
             lines[-1]["simulated_seconds"] = max(
                 clock.seconds(devices[owner], operations, sent + received)
                 for owner, operations, sent, received in zip(owners, flops, up, down, strict=True)
             )
+            if deadline and any(lost):
+                lines[-1]["simulated_seconds"] = deadline
         if info.findings:
             lines[-1]["findings"] = jax.tree.map(_plain, info.findings)
-        if report.scores:
+        if report.scores and not all(lost):
             present = [slots.mask[t] for slots in cohorts]
+            if report.lost:
+                present = [mask & ~gone for mask, gone in zip(present, report.lost, strict=True)]
             lines[-1]["cohort"] = {
                 name: of_present(report.scores[name], present) for name in MOMENTS if name in report.scores
             }
@@ -165,9 +182,9 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
     validation accuracy, and the best on test data (for comparison with papers that report that). Where
     the cohorts of rounds are scored, also their pooled accuracy before local training, mean of the last ten
-    rounds (FedCMD's figure). targets: see `jaxfl.runs.target.by_target`; stopped_at_target: whether the run
-    ended where all of them were reached, before its rounds were over. code: of every code that took part its
-    first round, see `jaxfl.runs.code`.
+    rounds (FedCMD's figure). lost_answers: how many, None where none can be lost. targets: see
+    `jaxfl.runs.target.by_target`; stopped_at_target: whether the run ended where all of them were reached,
+    before its rounds were over. code: of every code that took part its first round, see `jaxfl.runs.code`.
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]
@@ -194,6 +211,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "simulated_seconds": sum(record["simulated_seconds"] for record in metrics)
         if "simulated_seconds" in metrics[0]
         else None,
+        "lost_answers": sum(len(record["lost"]) for record in metrics) if "lost" in metrics[0] else None,
         "targets": by_target(metrics, config["options"].get("target", ())),
         "stopped_at_target": metrics[-1]["round"] < config["options"]["rounds"],
         "findings": metrics[-1].get("findings"),

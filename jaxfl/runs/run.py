@@ -8,6 +8,7 @@ import jax
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import Job, depends_on_length
+from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
@@ -171,6 +172,12 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     before = setup.run.rounds
     if rounds < before:
         raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
+    if rounds > before and rates_depend_on_length(setup, rounds):
+        raise JaxflError(
+            f"--schedule {setup.run.schedule} goes by the length of the run: one of {rounds} rounds does not "
+            f"begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or "
+            f"with cosine,rounds={before},final=0.01 one that can be made longer."
+        )
     if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} does in a round what depends on the length of the run: one of {rounds} rounds "
@@ -182,6 +189,13 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     beyond = {"beyond_target": True} if stops(config, metrics) else {}
     store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
     return setup.replace(rounds=rounds)
+
+
+def rates_depend_on_length(setup: Setup, rounds: int) -> bool:
+    """Whether the schedule of a run has other rates in its rounds where it has so many of them."""
+    before = setup.run.rounds
+    short, long = (factors(setup.run.schedule, length) for length in (before, rounds))
+    return short is not None and long is not None and bool((short != long[:before]).any())
 
 
 def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> tuple[Job, Run]:

@@ -34,7 +34,7 @@ OF_ACCURACY = {  # of the deployed models beside the mean: its title, and its na
     "pooled": ("of all rows %", "pooled"),
     "macro-f1": ("macro F1 %", "macro_f1"),
 }
-SHOWN = (*OF_ACCURACY, "per-class", "flops")  # on request
+SHOWN = (*OF_ACCURACY, "per-class", "flops", "lost")  # on request
 MOST_COLUMNS = 12  # of a table that stands upright in a terminal
 _NEWCOMERS = (
     ("newcomers received %", lambda r: _of_newcomers(r, "received")),
@@ -128,6 +128,8 @@ def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
     """The columns of one choice of `SHOWN`; runs of an earlier jaxfl lack some values."""
     if name == "flops":
         return [("GFLOP", lambda r: r["flops"] / 1e9)]
+    if name == "lost":
+        return [("lost answers", lambda r: r.get("lost_answers") or 0)]
     if name != "per-class":
         title, key = OF_ACCURACY[name]
         return [(title, lambda r: _percent(r["accuracy"].get(key)))]

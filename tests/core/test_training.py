@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from matplotlib.colors import rgb_to_hsv
+from scipy import ndimage
 
-from jaxfl.core.augment import augmentation, crop, flip
+from jaxfl.core import flops
+from jaxfl.core.augment import augmentation, colour, crop, cutout, flip, rotate
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows
-from jaxfl.core.training import Training, batch_order, cross_entropy, descend, fit
+from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit
 from jaxfl.data.federation import Batch
 
 KEY = jax.random.key(0)
@@ -45,6 +48,28 @@ def test_an_epoch_takes_every_real_row_once():
     assert seen.shape == (8, 1, 2)
     for epoch in np.split(seen, 2):
         assert sorted(epoch[epoch >= 0].tolist()) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batches"),  # of 4 in an epoch of 7 rows
+    [(0.1, 1), (0.6, 3), (2 / 3, 3), (1.0, 4), (1.5, 6), (Steps(3), 3), (Steps(9), 9)],
+)
+def test_epochs_may_be_shares_and_steps(epochs, batches):
+    """The first batches of as many whole epochs as that takes, and what they compute counts."""
+    np.testing.assert_array_equal(positions(seven(), epochs), positions(seven(), 3)[:batches])
+
+    def update(carry, batch, key):
+        return carry, (batch.x @ jnp.ones(1)).sum()
+
+    with flops.collect() as amounts:
+        fit(update, (), KEY, seven(), epochs=epochs, batch_size=2)
+    assert [float(amount) for _, amount in amounts] == [2 * (7 * (batches // 4) + 2 * (batches % 4))]
+
+
+@pytest.mark.parametrize("epochs", [0.5, Steps(3)])
+def test_who_has_no_rows_takes_no_steps(epochs):
+    nobody = arrays(jnp.ones((3, 1)), jnp.zeros(3, jnp.int32), jnp.int32(0))
+    assert len(positions(nobody, epochs)) == 0
 
 
 def test_batches_of_several_sources_are_independent_and_show_as_many_rows():
@@ -135,7 +160,42 @@ def test_crops_move_images_by_up_to_an_eighth():
     assert len(found) > 10 and moved.dtype == jnp.uint8
 
 
-@pytest.mark.parametrize("names", [(), ("flip",), ("crop", "flip")])
+def test_rotations_are_scipys():
+    turned = rotate(KEY, IMAGES[:5])
+    angles = np.degrees(jax.random.uniform(KEY, (5,), minval=-np.pi / 12, maxval=np.pi / 12))
+    assert np.ptp(angles) > 10
+    for image, angle, found in zip(np.asarray(IMAGES, float), angles, np.asarray(turned), strict=False):
+        wanted = ndimage.rotate(image, angle, reshape=False, order=1)
+        np.testing.assert_allclose(found[4:12, 4:12], wanted[4:12, 4:12], atol=0.05)  # edges round otherwise
+
+
+def test_cutouts_are_squares_of_half_the_height():
+    cut = np.asarray(cutout(KEY, IMAGES))
+    gone = (cut == 0).all(-1)
+    np.testing.assert_array_equal(np.where(gone[..., None], 0, IMAGES), cut)
+    for hole in gone:
+        rows, columns = np.flatnonzero(hole.any(1)), np.flatnonzero(hole.any(0))
+        assert hole[np.ix_(rows, columns)].all() and max(len(rows), len(columns)) <= 8
+        assert min(len(rows), len(columns)) >= 3  # the centre is within the image
+    assert (gone.sum((1, 2)) == 64).any() and cut.dtype == np.uint8
+
+
+def test_colours_change_within_bounds_and_grey_stays_grey():
+    even = jnp.full((200, 4, 4, 3), 90, jnp.uint8)
+    light = np.asarray(colour(KEY, even)) / 90  # without contrast, saturation and hue
+    assert np.ptp(light, (1, 2, 3)).max() < 1e-5
+    assert 0.6 <= light.min() < 0.62 and 1.38 < light.max() <= 1.4
+    grey = np.asarray(colour(KEY, IMAGES[..., :1]))
+    for image, found in zip(np.asarray(IMAGES[..., :1], float), grey, strict=True):
+        slope, offset = np.polyfit(image.ravel(), found.ravel(), 1)  # brightness and contrast alone
+        np.testing.assert_allclose(found, slope * image + offset, atol=1e-2)
+        assert 0.36 <= slope <= 1.96
+    red = np.asarray(colour(KEY, jnp.tile(jnp.array([200.0, 40.0, 40.0]), (200, 4, 4, 1))))[:, 0, 0]
+    hue = (rgb_to_hsv((red + 100) / 600)[:, 0] + 0.5) % 1 - 0.5
+    assert -0.1 <= hue.min() < -0.09 and 0.09 < hue.max() <= 0.1
+
+
+@pytest.mark.parametrize("names", [(), ("flip",), ("crop", "flip"), ("rotate", "cutout", "colour")])
 def test_augmentation_touches_a_clients_own_training_images_alone(federation, names):
     client = one_client(federation)
     hyper = Training(augment=names)
@@ -145,4 +205,4 @@ def test_augmentation_touches_a_clients_own_training_images_alone(federation, na
     assert np.array_equal(batch.x, plain.x) == (not names)
     np.testing.assert_array_equal(batch.y, plain.y)
     raw = augmentation(names)(KEY, federation.images[client.rows[places]])
-    assert raw.shape == (4, 8, 8, 1) and raw.dtype == jnp.uint8
+    assert raw.shape == (4, 8, 8, 1)

@@ -16,11 +16,13 @@ from conftest import arrays_of, comparable, long
 
 import jaxfl
 from jaxfl import cli, registry
+from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, plot, run, store
 from jaxfl.runs.config import at_own_default
+from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -449,13 +451,17 @@ def test_stopped_before_a_checkpoint(compared, tmp_path, method, rounds):
 
 
 def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path):
-    """Though it ended between two evaluations, and in later rounds more clients of an architecture meet."""
+    """Though it ended between two evaluations, and in later rounds more clients of an architecture meet.
+
+    Some of their answers are lost, and rates follow a schedule that says how long it is.
+    """
     run, whole, seed = tmp_path / "run", tmp_path / "whole", 5
     short, long = (
         [slots.mask.shape[1] for slots in draw_cohorts((2, 2), 0.5, rounds, seed)] for rounds in (3, ROUNDS)
     )
     assert short != long
-    words = ["run", "fedavg", *dataset, *FEDERATION, "--seed", str(seed)]
+    words = ["run", "fedavg", *dataset, *FEDERATION, "--seed", str(seed), "--dropout", "0.5"]
+    words += ["--schedule", f"cosine,rounds={ROUNDS},warmup=2"]
     cli.main([*words, "--rounds", "3", "--run-dir", str(run)])
     cli.main([*words, "--run-dir", str(whole)])
     assert len(metrics(run)) == read(run / "result.json")["rounds"] == 3
@@ -469,6 +475,12 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     with pytest.raises(JaxflError, match="is a run of 6 rounds; --rounds 4 cannot make it shorter"):
         jaxfl.resume(run, rounds=4)
     assert (run / "metrics.jsonl").read_bytes() == before
+    lost = [len(line["lost"]) for line in metrics(run)]
+    assert 0 < sum(lost) == read(run / "result.json")["lost_answers"] and max(lost) == 2
+    assert all((line["loss"] is None) == (len(line["lost"]) == 2) for line in metrics(run))
+    setup = Setup.of(schedule="cosine", rounds=3)
+    assert rates_depend_on_length(setup, 4)
+    assert not rates_depend_on_length(setup.replace(schedule="step,every=2"), 4)
 
 
 def test_a_run_of_a_method_that_reads_its_length_is_not_made_longer(compared, tmp_path):

@@ -23,6 +23,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     arrays,
+    client_rate,
     count_correct,
     descend,
     each_client,
@@ -50,7 +51,7 @@ class Cooperation(Training):
     """Weight of the distillation."""
     tau: float = within("(0, inf)", 0.1)
     """Temperature of the teachers' weights."""
-    head_lr: float = within("(0, inf)", 0.1)
+    head_lr: float = client_rate("(0, inf)", 0.1)
     """eta_g, learning rate of the adapted heads."""
     align: bool = True
     """Use the feature anchors."""

@@ -52,7 +52,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.core.training import batches
+from jaxfl.core.training import batches, batches_in
 from jaxfl.mechanisms.mixing import mix, squared_distances
 
 
@@ -153,7 +153,8 @@ def build(config: FedAMP) -> Algorithm:
 
         def client(key, client, pull, own):
             w, u = own
-            steps = hyper.epochs * jnp.maximum(batches(client.size, hyper.batch_size, pairs=False), 1)
+            count = jnp.maximum(batches(client.size, hyper.batch_size, pairs=False), 1)
+            steps = batches_in(hyper.length, count)
             towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps.astype(pull.dtype))))
             trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss

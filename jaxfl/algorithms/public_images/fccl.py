@@ -30,6 +30,7 @@ from jaxfl.authoring import (
     PerGroup,
     Training,
     Weights,
+    client_rate,
     cross_entropy,
     descend,
     gather,
@@ -60,7 +61,7 @@ class FCCL(Training):
     """B, public images of a batch; what is left over is left out, unless there are fewer in all."""
     public_epochs: int = within("[0, inf)", 1)
     """Passes over the round's public images."""
-    public_lr: float = within("[0, inf)", 1e-3)
+    public_lr: float = client_rate("[0, inf)", 1e-3)
     """Rate of Adam on public images."""
     lam: float = within("[0, inf)", 0.0051)
     """lambda, weight of correlations between classes."""
@@ -122,7 +123,7 @@ def remembering(model: Model, memories: tuple[Weights, ...], weight):
 
 def build(config: FCCL) -> Algorithm:
     """Learn alone, then correlate."""
-    epochs = config.epochs if config.pretraining_epochs is None else config.pretraining_epochs
+    epochs = config.length if config.pretraining_epochs is None else config.pretraining_epochs
 
     def init(key, federation, hyper):
         public_images.require(federation)

@@ -52,7 +52,7 @@ class FedMD(Exchange):
 
 def build(config: FedMD) -> Algorithm:
     """Equal weights."""
-    epochs = config.epochs if config.transfer_epochs is None else config.transfer_epochs
+    epochs = config.length if config.transfer_epochs is None else config.transfer_epochs
 
     def start(federation):
         return jnp.zeros((federation.clients, federation.clients))

@@ -35,7 +35,7 @@ def build(config: FedBABU) -> Algorithm:
     """Keep the head, and train the body only."""
 
     def phases(model):
-        return (Phase(model.body.names, config.epochs),)
+        return (Phase(model.body.names, config.length),)
 
     train = local_training(config, phases=phases)
     return sharing(config, keep=head, train=train, tune=fine_tuning(config))

@@ -35,7 +35,7 @@ def build(config: FedRep) -> Algorithm:
     """Keep the head; train it, then the body."""
 
     def phases(model):
-        return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.epochs)
+        return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.length)
 
     train = local_training(config, phases=phases)
     return sharing(config, keep=head, train=train, tune=fine_tuning(config))

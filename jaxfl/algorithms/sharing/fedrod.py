@@ -41,7 +41,7 @@ def build(config: FedRoD) -> Algorithm:
     """A model with one more block that stays on the client, "personal": the second head."""
 
     def phases(model):
-        return (Phase((*model.names, "personal"), config.epochs),)
+        return (Phase((*model.names, "personal"), config.length),)
 
     return sharing(
         config,

@@ -54,7 +54,8 @@ class PerFedAvg(Training):
     variant: Literal["fo", "hf", "exact"] = "fo"
     """Second derivatives: dropped, by differences of gradients, or exact."""
     alpha: float | None = within("[0, inf)", None)
-    """Rate of the inner step and of the adaptation before use; by default lr."""
+    """Rate of the inner step and of the adaptation before use; by default lr, which in rounds may be on
+    a schedule."""
     delta: float = within("(0, inf)", 1e-3)
     """Step of the differences, under variant="hf"."""
     adapt: Literal["step", "epoch"] = "step"

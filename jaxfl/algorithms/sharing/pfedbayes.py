@@ -39,6 +39,8 @@ from jaxfl.authoring import (
     Training,
     Weights,
     batches,
+    batches_in,
+    client_rate,
     cross_entropy,
     each_client,
     fit,
@@ -70,7 +72,7 @@ class PFedBayes(Training):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     """Of personal and global distribution alike, made afresh for each client in each round."""
-    lr: float = within("(0, inf)", 1e-3)
+    lr: float = client_rate("(0, inf)", 1e-3)
     """Learning rate of both."""
     weight_decay: float = within("[0, inf)", 0.0)
     """As of all methods, of mu, rho and BatchNorm's leaves; the divergence takes its place."""
@@ -175,7 +177,7 @@ def build(config: PFedBayes) -> Algorithm:
         def client(key, client, received, own):
             optimizer = local_optimizer(hyper)
             pairs = normalises(own, client.model.names, config.batch_size)
-            E_n = config.epochs * batches(client.size, config.batch_size, pairs)
+            E_n = batches_in(config.length, batches(client.size, config.batch_size, pairs))
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):
@@ -196,7 +198,7 @@ def build(config: PFedBayes) -> Algorithm:
                 (q_i, q, optimizer.init(q_i.params), optimizer.init(q)),
                 key,
                 own_rows(client, federation, hyper),
-                epochs=config.epochs,
+                epochs=config.length,
                 batch_size=config.batch_size,
                 pairs=pairs,
             )

@@ -34,6 +34,7 @@ from jaxfl.authoring import (
     Predictor,
     Training,
     Weights,
+    client_rate,
     fit,
     gather,
     initial_weights,
@@ -65,7 +66,7 @@ class PFedMe(Training):
     """lambda, pull between personal and global model. Plain inner steps diverge from lr * lam = 2 on."""
     inner_steps: int = within("[0, inf)", 5)
     """K, steps of the personal model on every mini-batch."""
-    eta: float = within("[0, inf)", 0.005)
+    eta: float = client_rate("[0, inf)", 0.005)
     """Rate of the client's copy of the global model: it moves by about eta times a gradient on every
     mini-batch, so it wants to be larger in short runs. It diverges from eta * lam = 2 on."""
     beta: float = within("[0, inf)", 1.0)
@@ -118,7 +119,7 @@ def build(config: PFedMe) -> Algorithm:
                 (theta, w.params, optimizer.init(theta.params)),
                 key,
                 own_rows(client, federation, hyper),
-                epochs=config.epochs,
+                epochs=config.length,
                 batch_size=config.batch_size,
                 pairs=normalises(theta, client.model.names, config.batch_size),
             )

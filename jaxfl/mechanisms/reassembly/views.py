@@ -10,7 +10,7 @@ to 0.2 / 2 of its circle.
 import jax
 import jax.numpy as jnp
 
-from jaxfl.data.colour import grey, with_hue
+from jaxfl.data.colour import grey, jittered, with_hue
 
 
 def view(key, images: jax.Array) -> jax.Array:
@@ -27,12 +27,10 @@ def _view(key, image):
     def factor(key):
         return jax.random.uniform(key, (), image.dtype, 0.6, 1.4)
 
-    jittered = image * factor(light)
-    jittered = _towards(grey(jittered).mean(), jittered, factor(contrast))
-    jittered = jnp.clip(_towards(grey(jittered), jittered, factor(saturation)), 0, 1)
+    other = jnp.clip(jittered(image, factor(light), factor(contrast), factor(saturation)), 0, 1)
     if image.shape[-1] == 3:
-        jittered = with_hue(jittered, jax.random.uniform(hue, (), image.dtype, -0.1, 0.1))
-    image = jnp.where(jax.random.bernoulli(jitter, 0.8), jittered, image)
+        other = with_hue(other, jax.random.uniform(hue, (), image.dtype, -0.1, 0.1))
+    image = jnp.where(jax.random.bernoulli(jitter, 0.8), other, image)
     return jnp.where(jax.random.bernoulli(decolour, 0.2), grey(image), image)
 
 
@@ -46,7 +44,3 @@ def _cropped(key, image):
     )
     scale = jnp.stack([1 / side, 1 / side])
     return jax.image.scale_and_translate(image, image.shape, (0, 1), scale, -corner / side, "linear")
-
-
-def _towards(other, image, factor):
-    return other + factor * (image - other)

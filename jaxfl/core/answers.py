@@ -1,0 +1,129 @@
+"""Whose answers reach the server: some clients of a cohort drop out, others are later than it waits.
+
+A lost answer changes nothing, neither on the server nor on its client: for both the round has not happened,
+so that they agree on what was learned. Therefore no method knows of it: its step is given the cohort of those
+who answer. What the others have received and computed until then is spent, and counts.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import tree
+from jaxfl.core.client_map import per_group
+from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, Slots
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.machine import clock
+from jaxfl.machine.clock import Deadline
+
+DROPOUTS = 1  # their stream, beside that of cohorts
+
+
+def draw_dropouts(group_sizes: Sequence[int], dropout: float, rounds: int, seed: int) -> PerGroup:
+    """Draw which clients drop out of which round if they take part, by seed, round and client alone.
+
+    Args:
+      group_sizes: clients of each architecture group; ids count through the groups in order.
+      dropout: the probability, in [0, 1).
+      rounds: how many rounds to draw.
+      seed: of the run.
+
+    Returns:
+      Per group (rounds, n_g) bool.
+    """
+    clients = sum(group_sizes)
+    draws = np.stack([np.random.default_rng([seed, t, DROPOUTS]).random(clients) for t in range(rounds)])
+    return tuple(np.split(draws < dropout, np.cumsum(group_sizes)[:-1], axis=1))
+
+
+class Ledger(NamedTuple):
+    """What the clients of a round send, receive (see `Info`) and compute (see `jaxfl.core.flops`)."""
+
+    up: PerGroup
+    down: PerGroup
+    flops: tuple
+
+
+def lost_answers(
+    ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, federation: Federation, cohort: Cohort
+) -> PerGroup:
+    """Which clients of a cohort do not answer, per group (k_g,) bool.
+
+    Args:
+      ledger: of the round in which all of them do.
+      dropped: per group (n_g,) bool, see `draw_dropouts`.
+      deadline: how long the server waits; None for as long as it takes.
+      federation: the clients.
+      cohort: of the round.
+    """
+    lost = per_group(lambda slots, gone: tree.take(gone, slots) & slots.mask, cohort.groups, dropped)
+    if deadline is None:
+        return lost
+
+    def late(slots, device, flops, *messages):
+        moved = BYTES_PER_SCALAR * tree.total(map(_scalars, messages))
+        return slots.mask & (clock.seconds(device, tree.take(flops, slots), moved) > deadline.seconds)
+
+    spent = deadline.devices, ledger.flops[:-1], ledger.up, ledger.down
+    return per_group(jnp.logical_or, lost, per_group(late, cohort.groups, *spent))
+
+
+def _scalars(counts: Any) -> jax.Array:
+    """What each client sent as (k_g,) float, see `Info.up`."""
+    sizes = counts if isinstance(counts, dict) else {1: counts}
+    return tree.total(size * count.astype(float) for size, count in sizes.items())
+
+
+def answering(federation: Federation, cohort: Cohort, lost: PerGroup) -> Cohort:
+    """The same round without the clients whose answers are `lost` (k_g,): their places are empty."""
+    groups = per_group(
+        lambda group, slots, gone: Slots(
+            jnp.where(gone, jnp.int32(len(group.id)), slots.index), slots.mask & ~gone
+        ),
+        federation.groups,
+        cohort.groups,
+        lost,
+    )
+    return dataclasses.replace(cohort, groups=groups)
+
+
+def anybody(cohort: Cohort) -> jax.Array:
+    """Whether anybody takes part, () bool."""
+    return jnp.stack([slots.mask.any() for slots in cohort.groups]).any()
+
+
+def spent(
+    done: Ledger, whole: Ledger, lost: PerGroup, dropped: PerGroup, federation: Federation, cohort: Cohort
+) -> Ledger:
+    """What all clients of a round have received, computed and sent; who drops out does so before it sends.
+
+    Args:
+      done: of those who answer.
+      whole: of the round in which all do.
+      lost: see `lost_answers`.
+      dropped: per group (n_g,) bool, see `draw_dropouts`.
+      federation: the clients.
+      cohort: of the round, with those whose answers are lost.
+    """
+
+    def sent(slots, gone, dropped, done, whole):
+        silent = tree.take(dropped, slots)
+        return jax.tree.map(lambda a, b: jnp.where(gone, jnp.where(silent, 0, b), a), done, whole)
+
+    def received(gone, done, whole):
+        return jax.tree.map(lambda a, b: jnp.where(gone, b, a), done, whole)
+
+    def computed(group, slots, gone, done, whole):
+        of_clients = jnp.zeros(group.size.shape, bool).at[slots.index].set(gone, mode="drop")
+        return jnp.where(of_clients, whole, done)
+
+    places, (*flops, elsewhere) = cohort.groups, done.flops
+    return Ledger(
+        per_group(sent, places, lost, dropped, done.up, whole.up),
+        per_group(received, lost, done.down, whole.down),
+        (*per_group(computed, federation.groups, places, lost, flops, whole.flops[:-1]), elsewhere),
+    )

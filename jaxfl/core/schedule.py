@@ -1,0 +1,143 @@
+"""Schedules of the clients' learning rates: a factor for every round, known before the run.
+
+A schedule is ``(length, *, options) -> factor``: from the rounds of the run to a function of the number of
+rounds before, as those of Optax are. Its factors are data of the program, so that none recompiles.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl.config import choices
+from jaxfl.config.options import client_rates
+from jaxfl.config.own_code import own_code, require_call
+from jaxfl.core.protocol import Step
+from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError
+
+
+def constant(length: int, *, warmup: int = 0) -> optax.Schedule:
+    """The rates as they are.
+
+    Args:
+      length: rounds of the run.
+      warmup: rounds before, in which rates grow in equal steps.
+    """
+    return _behind(warmup, optax.constant_schedule(1.0))
+
+
+def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup: int = 0) -> optax.Schedule:
+    """Half a cosine, from the rates as they are to a share of them.
+
+    Args:
+      length: rounds of the run.
+      final: that share.
+      rounds: how many until it is reached, warm-up included; by default those of the run. A longer run goes
+        on with it.
+      warmup: rounds before, in which rates grow in equal steps.
+    """
+    falling = (rounds or length) - warmup
+    if falling < 1:
+        raise JaxflError(
+            f"A cosine over {rounds or length} rounds has no room for warmup={warmup}; lower it."
+        )
+    return _behind(warmup, optax.cosine_decay_schedule(1.0, falling, final))
+
+
+def step(length: int, *, every: int = 10, factor: float = 0.1, warmup: int = 0) -> optax.Schedule:
+    """The rates times a factor, again and again.
+
+    Args:
+      length: rounds of the run.
+      every: so many rounds.
+      factor: that factor.
+      warmup: rounds before, in which rates grow in equal steps.
+    """
+    if every < 1:
+        raise JaxflError(f"A schedule cannot take a step every {every} rounds; write every=10.")
+    return _behind(warmup, optax.exponential_decay(1.0, every, factor, staircase=True))
+
+
+def _behind(warmup: int, schedule: optax.Schedule) -> optax.Schedule:
+    """A schedule behind W rounds with the factors 1/(W + 1), 2/(W + 1), ..."""
+    if warmup < 0:
+        raise JaxflError(f"A schedule cannot warm up for {warmup} rounds; write warmup=5.")
+    growing = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)
+    return optax.join_schedules([growing, schedule], [warmup]) if warmup else schedule
+
+
+SCHEDULES = {"constant": constant, "cosine": cosine, "step": step}
+
+
+def factors(choice: str, rounds: int) -> np.ndarray | None:
+    """The factor of every round, (rounds,) float; None where none is asked for.
+
+    Args:
+      choice: ``cosine,warmup=5``, see `SCHEDULES`, or ``my.py:schedule``.
+      rounds: of the run.
+
+    Raises:
+      JaxflError: if there is no such schedule, or a factor is not positive.
+    """
+    if choice == "constant":
+        return None
+    name, make, options = choices.function("schedule", SCHEDULES, choice)
+    require_call(name, make, "length", **options)
+    with own_code(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        found = np.asarray(make(rounds, **options)(jnp.arange(rounds)))
+    if found.shape not in ((), (rounds,)):
+        raise JaxflError(
+            f"--schedule {choice} has factors {found.shape} for {rounds} rounds, not one for each."
+        )
+    found = np.broadcast_to(found, rounds).astype(jnp.result_type(float))
+    bad = ~(found > 0) | ~np.isfinite(found)
+    if bad.any():
+        t = int(np.argmax(bad))
+        raise JaxflError(
+            f"--schedule {choice} multiplies the rates of round {t + 1} of {rounds} by {found[t]:g}; rates "
+            "have to stay positive."
+        )
+    return found
+
+
+def at_rate(one_round: Step, factor) -> Step:
+    """A round whose clients' learning rates are multiplied by () a factor; those of the state stay.
+
+    These are the options that say so of themselves, see `jaxfl.config.options.client_rate`, wherever the
+    state holds a method's options.
+    """
+
+    def scaled(state):
+        found = [leaf for leaf in jax.tree.leaves(state, is_leaf=_options) if _options(leaf)]
+        if not found:
+            raise JaxflError(
+                "--schedule finds no learning rates: the state of the method does not hold the options "
+                "(hyper) that its init is given."
+            )
+        return jax.tree.map(
+            lambda leaf: _times(leaf, factor) if _options(leaf) else leaf, state, is_leaf=_options
+        )
+
+    def of_round(key, state, federation, cohort):
+        after, info = one_round(key, scaled(state), federation, cohort)
+        kept = jax.tree.map(
+            lambda before, now: before if _options(before) else now, state, after, is_leaf=_options
+        )
+        return kept, info
+
+    return of_round
+
+
+def _options(leaf: Any) -> bool:
+    return isinstance(leaf, Training)
+
+
+def _times(hyper: Training, factor) -> Training:
+    rates = {name: getattr(hyper, name) for name in client_rates(type(hyper))}
+    return dataclasses.replace(
+        hyper, **{name: rate * factor for name, rate in rates.items() if rate is not None}
+    )

@@ -1,0 +1,79 @@
+"""Schedules of the clients' learning rates: their factors, and the rounds that they change."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfl.config.options import client_rate, options, within
+from jaxfl.core.schedule import at_rate, factors
+from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError
+
+
+def cosine(t, over, final=0.0):
+    return final + (1 - final) * (1 + math.cos(math.pi * min(t, over) / over)) / 2
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ("constant,warmup=3", [1 / 4, 2 / 4, 3 / 4, *[1] * 5]),
+        ("cosine", [cosine(t, 8) for t in range(8)]),
+        ("cosine,rounds=4,final=0.1", [cosine(t, 4, 0.1) for t in range(8)]),
+        ("cosine,warmup=2,final=0.01", [1 / 3, 2 / 3, *(cosine(t, 6, 0.01) for t in range(6))]),
+        ("step,every=3,factor=0.5", [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]),
+        ("step,every=2,factor=1", [1] * 8),
+    ],
+)
+def test_factors(choice, wanted):
+    found: Any = factors(choice, 8)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        ("linear", "There is no schedule 'linear'"),
+        (
+            "cosine,rounds=4",
+            "--schedule cosine,rounds=4 multiplies the rates of round 5 of 8 by 0; rates have to",
+        ),
+        ("cosine,warmup=8", "A cosine over 8 rounds has no room for warmup=8"),
+        ("step,every=0", "cannot take a step every 0 rounds"),
+        ("constant,warmup=-1", "cannot warm up for -1 rounds"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(choice, sentence):
+    with pytest.raises(JaxflError, match=re.escape(sentence)):
+        factors(choice, 8)
+
+
+@options
+class Own(Training):
+    """Options of some method."""
+
+    head_lr: float | None = client_rate("(0, inf)", 0.2)
+    """Of clients."""
+    other_lr: float | None = client_rate("(0, inf)", None)
+    """By default lr."""
+    server_lr: float = within("(0, inf)", 0.3)
+    """Of the server."""
+
+
+def test_a_factor_is_another_rate_of_clients_wherever_the_state_holds_options():
+    seen = []
+
+    def one_round(key, state, federation, cohort) -> Any:
+        hyper = state["inner"][0]
+        seen.append((hyper.lr, hyper.head_lr, hyper.other_lr, hyper.server_lr))
+        return state, None
+
+    state = {"inner": (Own(lr=0.1),), "others": 1}
+    nothing: Any = None
+    after, _ = at_rate(one_round, 0.5)(nothing, state, nothing, nothing)
+    assert after == state and seen == [(0.05, 0.1, None, 0.3)]
+    with pytest.raises(JaxflError, match="--schedule finds no learning rates"):
+        at_rate(one_round, 0.5)(nothing, {"others": 1}, nothing, nothing)
