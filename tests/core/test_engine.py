@@ -546,8 +546,8 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
     assert seen == [tuple((n,) for n in CLIENTS)]  # traced once
     for first, *later in runs:
         assert all(chunk.preparation is None for chunk in later)
-        info, flops, scores = first.preparation
-        assert scores == {}
+        info, flops, scores, lost = first.preparation
+        assert scores == {} and lost is None
         for up, of_group, n in zip(info.up, flops, CLIENTS, strict=False):
             assert up.shape == of_group.shape == (n,) and (up > 0).all() and (of_group > 0).all()
     (unprepared, *_) = alone(programs, keys[0])
