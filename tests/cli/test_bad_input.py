@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import tiny_source
+from conftest import long, tiny_source
 
 import jaxfl
 from jaxfl.cli import main
@@ -283,10 +283,6 @@ REFUSED = [
         "cnn1 is no part of fmnist_small, though their layers have the same names: its block 'conv1'",
         "such as --models cnn4 cnn4,width=0.5",
     ),
-    (
-        "run heterofl @own.args --models shufflenet,width=0.1 shufflenet,width=0.05",
-        "'stage1_1' interleaves channels",
-    ),
     ("run fedavg @own.args --models mlp,width=nan", "width is nan; give a positive factor"),
     ("run fedavg @own.args --models lenet5,width=inf", "width is inf; give a positive factor"),
     ("run fedavg @own.args --models alexnet,dropout=1", "dropout is 1.0; give a probability"),
@@ -322,7 +318,18 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("command", "words"), [(command, words) for command, *words in REFUSED])
+SELDOM = [  # a large network is built first
+    (
+        "run heterofl @own.args --models shufflenet,width=0.1 shufflenet,width=0.05",
+        "'stage1_1' interleaves channels",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [(command, words) for command, *words in REFUSED] + [long(command, words) for command, *words in SELDOM],
+)
 def test_refused_in_one_sentence(folder, capsys, command, words):
     before = contents(folder)
     assert_refused(capsys, command.split(), words)

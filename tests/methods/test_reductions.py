@@ -11,6 +11,8 @@ REDUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=getattr(of, "pytestmark", ())) for name, of in REDUCTIONS.items()]
+)
 def test_reduction(name):
     REDUCTIONS[name]()

@@ -297,7 +297,7 @@ compfl = Case(
             ("optimizer", "sgd"),
             models=((NORMALISED, 3), (SMALLEST, 2)),
             **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
-        ),
+        )._replace(long=True),
     },
     reductions=(without_cooperation_it_is_fedper,),
 )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conftest import CLASSES, EDGES, SHAPE, SIZES, assert_same, differ
 from reference import nets
 from reference.sharing import divide
@@ -195,6 +196,7 @@ def view(state, federation, t):
     } | {name: {i: own[name] for i, own in of_clients.items()} for name in known[0]}
 
 
+@pytest.mark.long
 def every_hop_is_paid_for():
     """Messages are the hops that are reported."""
     federation, total = convolving(), 0

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, assert_same, tiny_cnn
 from reference import nets
 from reference.training import descend, log_softmax, plain_loss, softmax
@@ -161,6 +162,7 @@ def three_depths():
     return (mlp, 1), (of_two, 2), (late, 1), (deep, 1)
 
 
+@pytest.mark.long
 def without_draft_learning_it_is_local():
     nothing = {"lam1": 0.0, "lam2": 0.0, "lam3": 0.0, "weight_decay": 0.0}  # decay would go on
     for options in TRAINING | {"draft_epochs": 0}, TRAINING | nothing:

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from conftest import CLASSES, PUBLIC, assert_same
 from reference import exchange, nets
 from reference.training import cross_entropy, descend, log_softmax, plain_loss, softmax
@@ -119,6 +120,7 @@ def view(state, federation, t):
     return {kept: recording.by_client(weights, federation) for kept, weights in parts}
 
 
+@pytest.mark.long
 def without_public_images_memory_and_pretraining_it_is_local():
     options = TRAINING | {"public_epochs": 0, "remember": 0.0, "pretraining_epochs": 0}
     for (fccl, _), (local, _) in zip(

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from conftest import SIZES, assert_same
 from reference import nets
 from reference.training import descend, plain_loss
@@ -97,6 +98,7 @@ def without_pull_it_is_local():
         assert_same(report.loss, expected.loss)
 
 
+@pytest.mark.long
 def a_client_alone_in_its_architecture_is_local():
     alone = federated((mlp(), 1), (mlp(hidden=4), len(SIZES) - 1))
     fedamp, local = (run(name, alone, **TRAINING)[-1] for name in ("fedamp", "local"))
@@ -104,6 +106,7 @@ def a_client_alone_in_its_architecture_is_local():
     assert_same(reported(fedamp[1])[0][0], reported(local[1])[0][0])
 
 
+@pytest.mark.long
 def attention_is_symmetric_and_takes_no_more_than_all():
     state, _ = run("fedamp", alike(), **TRAINING)[-1]
     xi = METHODS["fedamp"].build(METHODS["fedamp"].config()).matrices(state)["attention"]

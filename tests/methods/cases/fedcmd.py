@@ -7,6 +7,7 @@ as well.
 
 import jax
 import numpy as np
+import pytest
 from conftest import CLASSES, SHAPE, SIZES, assert_same, cohort, tiny_cnn, tiny_models
 from reference import nets
 from reference.nets import block_of
@@ -320,6 +321,7 @@ def clients_without_a_mini_batch_do_not_vote():
     assert_same((with_another.won, with_another.scores), (without.won, without.scores))
 
 
+@pytest.mark.long
 def networks_that_resize_images_are_compared():
     """Resizing is a block without parameters."""
     resizing = federated((zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.1), len(SIZES)))
@@ -383,6 +385,7 @@ fedcmd = Case(
             },
             [("count", "clients"), ("tail", "cosine")],
             tiny_models(),
+            long=True,
         ),
         "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),), long=True),
         "local statistics": local_statistics(**SHORT),

@@ -128,6 +128,7 @@ def validating(*models, without=()):
     return federate(source, partition._replace(validation=rows), models)
 
 
+@pytest.mark.long
 def a_client_alone_in_its_architecture_is_local():
     alone = validating((mlp(), 1), (mlp(hidden=4), 4))
     fedfomo, local = (run(name, alone, **TRAINING)[-1][0] for name in ("fedfomo", "local"))

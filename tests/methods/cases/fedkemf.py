@@ -130,7 +130,7 @@ fedkemf = Case(
             models=((SMALL, 3), (NORMALISED, 2)),
             ensemble="max",
             **feddf.OPTIONS,
-        ),
+        )._replace(long=True),
     },
     reductions=(the_smallest_network_travels_unless_another_is_named,),
 )

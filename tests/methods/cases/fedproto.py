@@ -5,6 +5,7 @@ g_c is the prototype of class c, which only classes have that somebody has sent.
 
 import jax
 import numpy as np
+import pytest
 from conftest import CLASSES, assert_same, differ, tiny_partition, tiny_source
 from reference import nets
 from reference.class_means import of_client
@@ -98,6 +99,7 @@ def without_a_pull_it_is_local():
         assert_same(report.loss, expected.loss, tolerance=1e-6)
 
 
+@pytest.mark.long
 def only_classes_with_a_prototype_pull():
     """After a round of client 3 alone that is the class of its only row."""
     (c,) = classes_of(3)

@@ -220,6 +220,7 @@ def masks_only_shrink_and_what_is_pruned_is_0():
     assert rounds[-1][1].findings["kept"]["mean"] < 0.5
 
 
+@pytest.mark.long
 def what_goes_with_channels_had_no_effect():
     """In networks that join channels by sums, side by side, by gates and by depthwise convolutions."""
     body = [

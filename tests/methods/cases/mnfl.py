@@ -5,6 +5,7 @@ C[n, m] is the weight of client m in the teacher of client n; the round's cohort
 
 import jax
 import numpy as np
+import pytest
 from conftest import CLASSES, PUBLIC, assert_same
 from reference import exchange, nets
 from reference.exchange import mixture
@@ -97,6 +98,7 @@ def drawn_anew(init_key, round_key, federation, options):
     return subset(round_key, federation, options.public_size)
 
 
+@pytest.mark.long
 def without_distillation_it_is_local():
     for (mnfl, report), (local, expected) in zip(
         run("mnfl", mixed(), distill_lr=0.0, **TRAINING), run("local", mixed(), **TRAINING), strict=True
@@ -134,7 +136,7 @@ mnfl = Case(
             OPTIONS | {"matrix_loss": "mse", "matrix_predictions": "before", "row_norm": "softmax"},
             mistakes=[("matrix_loss", "kl")],
         ),
-        "local statistics": local_statistics(**OPTIONS),
+        "local statistics": local_statistics(**OPTIONS)._replace(long=True),
     },
     reductions=(without_distillation_it_is_local,),
 )

@@ -1,6 +1,7 @@
 """Sim-pFD and TopK-pFD (Beikmohammadi et al., section 5.1): teachers are who says alike things."""
 
 import numpy as np
+import pytest
 from conftest import CLASSES, PUBLIC, assert_same
 from reference import exchange
 
@@ -48,6 +49,7 @@ def by_rank(cosine, options):
     return weights
 
 
+@pytest.mark.long
 def of_all_neighbours_it_is_fedmd():
     """K = N: equal weights."""
     options = TRAINING | {"distill_lr": 0.1}

@@ -183,6 +183,6 @@ pfedhn = Case(
         ),
         "local statistics": local_statistics(
             ("server_weight_decay", 0.0), server_lr=0.3, server_clip_norm=0.2, **OPTIONS
-        ),
+        )._replace(long=True),
     },
 )
