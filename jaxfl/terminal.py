@@ -16,6 +16,7 @@ from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
+from jaxfl.runs.export import span
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.table import Table, as_text, tabulate
@@ -58,15 +59,15 @@ def examples(source: Source) -> str:
 
 def describe(partition: Partition, source: Source) -> str:
     """A partition in a sentence: its clients, and how much of the data they train on."""
-    train, test = (sorted(map(len, part)) for part in (partition.train, partition.test))
+    train, test = ([*map(len, part)] for part in (partition.train, partition.test))
     rows, owners = np.unique(np.concatenate(partition.train), return_counts=True)
     there = np.count_nonzero(source.train) if source.train[rows].all() else len(source.labels)
     shared = (
         f", {np.count_nonzero(owners > 1):,} of them on several clients" if sum(train) > len(rows) else ""
     )
     return (
-        f"{len(train):,} clients with {train[0]:,} to {train[-1]:,} training and {test[0]:,} to {test[-1]:,} "
-        f"test rows, {partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
+        f"{len(train):,} clients with {span(train)} training and {span(test)} test rows each, "
+        f"{partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
         f"{there:,} {examples(source)}{shared}"
     )
 
@@ -77,7 +78,8 @@ def print_result(result: dict, folder: Path) -> None:
     if result.get("stopped_at_target"):
         OUT.print(f"It has stopped after round {result['rounds']}, where all targets were reached.")
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
-    OUT.print(f"{folder}: result.json, metrics.jsonl, curves.png ({parts})")
+    pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
+    OUT.print(f"{folder}: result.json, metrics.jsonl, clients.csv, {pictures} ({parts})")
 
 
 def print_exported(files: list[Path]) -> None:

@@ -1,26 +1,19 @@
 """A partition as a picture: which client trains on how much of which class; and a shift: what clients see."""
 
-from pathlib import Path
-
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jaxfl.data.partition import Partition
-from jaxfl.errors import writing
 
 
-def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str = "") -> None:
-    """Write a PNG: a field for every client (x) and class (y), white where there is nothing.
+def draw(partition: Partition, labels: np.ndarray, title: str = "") -> Figure:
+    """A field for every client (x) and class (y), white where there is nothing.
 
     Args:
       partition: what to draw.
       labels: (N,) int, the source's labels.
-      path: of the PNG.
       title: printed above.
-
-    Raises:
-      JaxflError: if it cannot be written.
     """
     clients, classes = partition.relabel.shape
     counts = np.stack([np.bincount(labels[rows], minlength=classes) for rows in partition.train])
@@ -32,20 +25,15 @@ def draw(partition: Partition, labels: np.ndarray, path: str | Path, title: str 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(field, label="training rows")
-    with writing(path):
-        figure.savefig(path, format="png")
+    return figure
 
 
-def draw_seen(images: np.ndarray, path: str | Path, title: str = "") -> None:
-    """Write a PNG of a few images as each of a few clients sees them, a line for every client.
+def draw_seen(images: np.ndarray, title: str = "") -> Figure:
+    """A few images as each of a few clients sees them, a line for every client.
 
     Args:
       images: (clients, k, H, W, C) floats; of three channels in colour, of others the first.
-      path: of the PNG.
       title: printed above.
-
-    Raises:
-      JaxflError: if it cannot be written.
     """
     clients, k = images.shape[:2]
     low, high = images.min(), images.max()
@@ -57,5 +45,4 @@ def draw_seen(images: np.ndarray, path: str | Path, title: str = "") -> None:
         image = images[client, place]
         axes.imshow(image if image.shape[-1] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[], ylabel=f"client {client}" if place == 0 else "")
-    with writing(path):
-        figure.savefig(path, format="png")
+    return figure

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,11 +46,12 @@ def save_partition(
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
-    draw(partition, source.labels, folder / "partition.png", title)
-    written = [store.PARTITION, "partition.png"]
+    pictures: dict[str, Any] = {"partition.png": lambda: draw(partition, source.labels, title)}
     if drawn and not of_vectors(source.images.shape[1:]):
-        draw_seen(_seen(source, partition, drawn), folder / "shift.png", " ".join(setup.data.shift))
-        written.append("shift.png")
+        images, what = _seen(source, partition, drawn), " ".join(setup.data.shift)
+        pictures["shift.png"] = lambda: draw_seen(images, what)
+    store.write_pictures(folder, pictures)
+    written = [store.PARTITION, *pictures]
     if "json" in forms:
         peers.write_json(folder / "partition.json", partition, source)
         written.append("partition.json")

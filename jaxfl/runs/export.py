@@ -94,8 +94,8 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         f"## Method\n\n{method.name}: {method.summary}. {method.paper}".strip(),
         f"```bibtex\n{method.bibtex}\n```" if method.bibtex else "",
         f"## Data\n\n{options['dataset']}, divided by `{options['partition']}` (partition seed "
-        f"{options['partition_seed']}) among {len(train)} clients with {_span(train)} training and "
-        f"{_span(test)} test rows each; labels are {options['labels']}.",
+        f"{options['partition_seed']}) among {len(train)} clients with {span(train)} training and "
+        f"{span(test)} test rows each; labels are {options['labels']}.",
         f"## Input and output\n\nImages (batch, {_shape(model.images.shape)}) of {model.images.dtype}, as "
         "the data set has them; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
@@ -151,7 +151,8 @@ def _percent(accuracies: list[float | None]) -> str:
     return f"{low:.1f}" if low == high else f"{np.mean(known):.1f} ({low:.1f} to {high:.1f})"
 
 
-def _span(sizes: list[int]) -> str:
+def span(sizes: list[int]) -> str:
+    """``20`` or ``20 to 35``."""
     return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
 
 

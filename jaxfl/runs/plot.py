@@ -14,6 +14,7 @@ from sklearn.decomposition import PCA
 
 from jaxfl.runs.table import OF_ACCURACY
 
+LINES = ("-", "--", ":", "-.")
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers a picture has room
 MOST_LINKED = 200  # clients for whose links it has room
@@ -166,11 +167,13 @@ def draw_findings(metrics: list[dict]) -> Figure | None:
     rows = -(-len(panels) // columns)
     figure = Figure((4.5 * columns, 3.4 * rows), layout="constrained", dpi=150)
     rounds = [record["round"] for record in metrics if "findings" in record]
+    lines = list(dict.fromkeys(line for name in panels for line in found[0][name]))  # one colour everywhere
     for place, name in enumerate(panels, 1):
-        axes = figure.add_subplot(rows, columns, place, title=name, xlabel="round")
-        for line in found[0][name]:
+        axes = figure.add_subplot(rows, columns, place, ylabel=name, xlabel="round")
+        for number, line in enumerate(found[0][name]):
             values = [np.nan if of_round[name][line] is None else of_round[name][line] for of_round in found]
-            axes.plot(rounds, values, label=line)
+            colour, style = f"C{lines.index(line) % 10}", LINES[number % len(LINES)]  # one hides no other
+            axes.plot(rounds, values, color=colour, linestyle=style, label=line)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

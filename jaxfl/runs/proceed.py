@@ -204,16 +204,19 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
 
 def _conclude(job: Job, run: Run, compilations: int) -> dict:
     """The result of a run whose rounds are done, and its pictures."""
-    from jaxfl.runs import plot  # here: whoever draws nothing does not wait for it
+    from jaxfl.data.draw import draw  # here: whoever draws nothing does not wait for it
+    from jaxfl.runs import plot
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
     summary = result(run.config, metrics, compilations)
+    partition, labels = store.read_partition(folder), np.asarray(job.federation.labels)
     pictures = {
+        "partition.png": partial(draw, partition, labels, run.config["options"]["partition"]),
         "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
         "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
         "findings.png": partial(plot.draw_findings, metrics),
     }
-    pictures |= {name: partial(draw, summary["findings"] or {}) for name, draw in method.pictures.items()}
+    pictures |= {name: partial(of, summary["findings"] or {}) for name, of in method.pictures.items()}
     counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
     if job.programs.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)

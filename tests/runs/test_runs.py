@@ -29,7 +29,7 @@ METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
 ROUNDS, EVERY = 6, 2
 FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "partition.npz"}
-FILES |= {"clients.csv", "curves.png", "architectures.png"}
+FILES |= {"clients.csv", "partition.png", "curves.png", "architectures.png"}
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --participation 0.5 "
     f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every {EVERY}"

@@ -17,11 +17,12 @@ def draw_assembled(findings: dict) -> "Figure":
         another client.
     """
     from matplotlib.figure import Figure  # here: who lists or cites methods draws nothing
+    from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
     assembled = findings["assembled"][:MOST_DRAWN]
     longest = max(len(of_client[row]) for of_client in assembled for row in ("own", "blocks"))
-    size = (1.5 + 0.75 * longest, 0.6 + 0.95 * len(assembled))
+    size = (2.5 + 0.75 * longest, 0.6 + 0.95 * len(assembled))
     figure = Figure(size, layout="constrained", dpi=150)
     axes = figure.add_subplot(xlabel="place")
     ticks = []
@@ -50,6 +51,12 @@ def draw_assembled(findings: dict) -> "Figure":
                     ha="center",
                     va="center",
                 )
+    groups = sorted({block["group"] for one in assembled for row in ("own", "blocks") for block in one[row]})
+    marks = [Patch(color=f"C{group % 10}", alpha=0.5, label=f"group {group}") for group in groups]
+    marks.append(Patch(facecolor="none", edgecolor="black", label="of another client"))
+    figure.legend(
+        handles=marks, fontsize=6, title="blocks: client.number", title_fontsize=6, loc="outside right upper"
+    )
     axes.set_yticks(*zip(*ticks, strict=True), fontsize=6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
