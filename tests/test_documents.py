@@ -35,6 +35,13 @@ def test_notebook_runs(tmp_path, monkeypatch):
     assert all(run.personal.per_client.shape == (2, 20) for run in names["runs"].values())
 
 
+def test_notebook_is_stored_with_what_it_shows():
+    notebook = nbformat.read(ROOT / "notebooks" / "walkthrough.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+    assert not any(output.output_type == "error" for output in outputs)
+
+
 def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     """With fewer rounds, which are the notebook's."""
     (code,) = [block for block in python_blocks("README.md") if "jaxfl.run(" in block]
