@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from conftest import long
 
 from jaxfl.core import tree
 from jaxfl.mechanisms.sharing import body, every_leaf, head, no_leaf, norms, separate
@@ -22,7 +23,7 @@ def kept(model, keep, bn_stats="aggregate"):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("densenet121", {}), ("resnet9", {"norm": "batch"}), ("lenet5", {"norm": "batch"})],
+    [long("densenet121", {}), ("resnet9", {"norm": "batch"}), ("lenet5", {"norm": "batch"})],
 )
 def test_layers_that_normalise_stay_with_scale_bias_and_statistics(name, options):
     """By what they are, not by their names: a DenseNet calls one last_norm."""

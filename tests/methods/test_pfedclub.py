@@ -419,6 +419,7 @@ def test_hue_turns_as_in_hsv(turn):
     np.testing.assert_allclose(found, hsv_to_rgb(hsv), atol=1e-5)
 
 
+@pytest.mark.long
 def test_jitter_moves_hue_by_up_to_a_tenth_of_the_circle():
     """Without it red would stay red: brightness, contrast and saturation treat green and blue alike."""
     red = jnp.broadcast_to(jnp.array([0.8, 0.3, 0.3]), (400, 4, 4, 3))

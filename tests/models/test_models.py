@@ -160,7 +160,7 @@ def test_shuffling_takes_the_halves_in_turn(name):
         long(zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.06)),
         part(zoo.resnet9(shape=(16, 16, 1), classes=3, width=0.06), "conv1", "residual2", "classifier"),
         long(part(zoo.shufflenet(shape=(16, 16, 1), classes=3, width=0.1), *SHUFFLENET_PARTS)),
-        part(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), *V3_PARTS),
+        long(part(zoo.mobilenet_v3(shape=(16, 16, 1), classes=3, width=0.1), *V3_PARTS)),
     ],
     ids=lambda model: model.name,
 )
@@ -531,7 +531,7 @@ def test_double_precision(factory):
         (zoo.resnet101, COLOUR, 10, {}, 42_512_970),
         (zoo.resnet152, COLOUR, 10, {}, 58_156_618),
         (zoo.densenet121, COLOUR, 10, {}, 6_956_298),
-        (zoo.densenet161, COLOUR, 10, {}, 26_482_378),
+        long(zoo.densenet161, COLOUR, 10, {}, 26_482_378),
         (zoo.densenet169, COLOUR, 10, {}, 12_493_322),
         (zoo.densenet201, COLOUR, 10, {}, 18_104_330),
     ],

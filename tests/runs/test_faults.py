@@ -641,7 +641,7 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
     ("what", "where"),
     [
         long("writing the configuration", (partition, "save", 1)),
-        ("writing metrics", (store, "append_metrics", 5)),
+        long("writing metrics", (store, "append_metrics", 5)),
         ("writing a checkpoint", (checkpoint, "save", 2)),
         long("drawing pictures", (store, "write_pictures", 1)),
         long("writing the result", (store, "write_json", 1)),
