@@ -1,18 +1,18 @@
 """The same from Python: options as keyword arguments, named as on the command line."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfl import registry
-from jaxfl.config.options import alternatives, hints
+from jaxfl.config.given import divide
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
-from jaxfl.errors import JaxflError, nearest
+from jaxfl.errors import JaxflError
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import load as runs_by_folder
 from jaxfl.runs import report as reports
@@ -224,40 +224,10 @@ def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
-    """The setup of some options, and those of a configuration."""
-    of_setup, of_config = hints(Setup), hints(config)
-    known = of_setup | of_config
-    for name in options:
-        if name not in known:
-            raise JaxflError(f"{whose} has no option {name!r}; {nearest(name, sorted(known))}")
-    normal = _normal(options, known)
-    setup = Setup.of(**{name: value for name, value in normal.items() if name in of_setup})
+    """The setup of some options, and those of a configuration, see `jaxfl.config.given.divide`."""
+    setup, own = divide(options, config, whose)
     check_setup(setup)
-    return setup, {name: value for name, value in normal.items() if name in of_config}
-
-
-def _normal(options: dict[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
-    """What Python users write for options, in the types that these have."""
-
-    def normal(value, allowed):
-        match value:
-            case np.generic():
-                return value.item()
-            case list():
-                return tuple(value)
-            case str() if Path in allowed:
-                return Path(value)
-            case str() if tuple[str, ...] in allowed:
-                return (value,)
-            case Path() if str in allowed:
-                return str(value)
-            case Path() if tuple[str, ...] in allowed:
-                return (str(value),)
-            case float() if tuple[float, ...] in allowed:
-                return (value,)
-        return value
-
-    return {name: normal(value, alternatives(annotations[name])) for name, value in options.items()}
+    return setup, own
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -29,6 +29,7 @@ from jaxfl.config.commands import (
     Profile,
     RunFolder,
     Seeds,
+    Studied,
     Targets,
 )
 from jaxfl.config.flags import parse_flags
@@ -51,14 +52,18 @@ from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
+from jaxfl.runs import study as studies
 from jaxfl.runs.config import restore_setup
 from jaxfl.runs.divided import save_partition
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
 from jaxfl.runs.load import load
 from jaxfl.runs.prepare import cache_folder, check_setup, divide, draw_shift, load_source
+from jaxfl.runs.table import as_text
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_exported, print_result, print_table
+
+STUDIES = Path("experiments")  # where those of a checkout stand
 
 
 class Command(NamedTuple):
@@ -205,6 +210,39 @@ def _compare(arguments: list[str]) -> None:
     if made.failures:
         total = len(variants) * seeds.seeds * seeds.partition_seeds
         raise JaxflError(f"{len(made.failures)} of {total} runs have not finished: {' '.join(made.failures)}")
+
+
+def _study(arguments: list[str]) -> None:
+    others = {"studied": Studied(), "output": RunFolder(), "limit": Limit()}
+    if arguments in (["-h"], ["--help"]):
+        _parse("study FILE", arguments, **others)
+    if arguments == ["--list"]:
+        table = RichTable("study", "title", "claim", "runs")
+        for name, study in studies.found_below(STUDIES).items():
+            runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
+            table.add_row(name, study.title, study.claim, str(runs_of))
+        return OUT.print(table)
+    name, rest = _positional(arguments, "study", "FILE")
+    studied, where, limit = _parse("study FILE", rest, **others)
+    file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
+    study, folder = studies.read(file), where.run_dir or Path("runs") / file.stem
+    number, slash, parts = studied.part.partition("/")
+    if not (slash and number.isdecimal() and parts.isdecimal()):
+        raise JaxflError(f"--part takes two numbers such as 2/8, not {studied.part!r}.")
+    with Bar() as bar:
+        table, failures = studies.run(
+            study,
+            folder,
+            part=(int(number), int(parts)),
+            data_dir=studied.data_dir,
+            observer=bar.observer,
+            **vars(limit),
+        )
+    if table:
+        OUT.print(as_text(table))
+        OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, and a folder per setting")
+    if failures:
+        raise JaxflError(f"{len(failures)} runs or settings have not finished: {' '.join(failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
@@ -361,6 +399,12 @@ COMMANDS = {
         "compare METHOD ...",
         "several on one federation; an ablation is compfl,kd=false; options: --help",
         _compare,
+        True,
+    ),
+    "study": Command(
+        "study FILE | --list",
+        "methods under several settings, stated in a file of TOML; options: --help",
+        _study,
         True,
     ),
     "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),

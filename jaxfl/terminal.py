@@ -134,6 +134,9 @@ class Bar(Progress):
 
     def _prepared(self, setup: Setup, data: Data, runs: int) -> None:
         announce(setup, data)
+        for bar in self.task_ids:  # of an earlier setting of a study
+            self.remove_task(bar)
+        self.done.clear()
         self.add_task("compiling", total=runs * setup.run.rounds, accuracy="", speed="")
         self.start()
 

@@ -71,6 +71,17 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
+class Studied:
+    """Which part of the study, and where its data are."""
+
+    part: str = "1/1"
+    """Of the settings: 2/8 is every eighth one from the second on, for one of eight machines that have one
+    folder."""
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data; its own default if not given."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Targets:
     """What the runs are asked afterwards."""
 

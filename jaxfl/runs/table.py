@@ -124,6 +124,31 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     return Table([title for title, _ in columns], rows, tuple(filter(None, notes)))
 
 
+def measure(name: str) -> tuple[str, Callable[[dict], float]]:
+    """What a study shows: its title, and the function from a result to its value.
+
+    Raises:
+      JaxflError: if nobody knows it.
+    """
+    known = {name: column for name in SHOWN if name != "per-class" for column in _on_request(name, [])}
+    known["accuracy"] = ("accuracy, mean over clients %", lambda r: 100 * r["accuracy"]["mean"])
+    known["received"] = ("received %", lambda r: 100 * r["received"]["mean"])
+    known["megabytes"] = ("MB sent and received", lambda r: (r["bytes_up"] + r["bytes_down"]) / 1e6)
+    known["rounds-to-target"] = ("rounds to the first target", lambda r: _to_target(r, "round"))
+    known["megabytes-to-target"] = (
+        "MB to the first target",
+        lambda r: _to_target(r, "bytes_up", "bytes_down") / 1e6,
+    )
+    if name not in known:
+        raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+def _to_target(result: dict, *names: str) -> float:
+    spent = next(iter(result.get("targets", {}).values()), {})
+    return float(sum(np.nan if spent.get(name) is None else spent[name] for name in names))
+
+
 def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
     """The columns of one choice of `SHOWN`; runs of an earlier jaxfl lack some values."""
     if name == "flops":

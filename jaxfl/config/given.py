@@ -1,0 +1,56 @@
+"""Options as Python and files of TOML give them, in the types that they have."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.config.options import alternatives, hints
+from jaxfl.config.setup import Setup
+from jaxfl.errors import JaxflError, nearest
+
+
+def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
+    """The setup of some options, and those of a configuration.
+
+    Args:
+      options: by name; a list or a single value stands for a tuple, text for a path.
+      config: a method's, or what all methods have.
+      whose: options they are, for the message.
+
+    Raises:
+      JaxflError: if one is of neither.
+    """
+    of_setup, of_config = hints(Setup), hints(config)
+    known = of_setup | of_config
+    for name in options:
+        if name not in known:
+            raise JaxflError(f"{whose} has no option {name!r}; {nearest(name, sorted(known))}")
+    normal = _normal(options, known)
+    setup = Setup.of(**{name: value for name, value in normal.items() if name in of_setup})
+    return setup, {name: value for name, value in normal.items() if name in of_config}
+
+
+def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """What users write for options, in the types that these have."""
+
+    def normal(value, allowed):
+        match value:
+            case np.generic():
+                return value.item()
+            case list():
+                return tuple(value)
+            case str() if Path in allowed:
+                return Path(value)
+            case str() if tuple[str, ...] in allowed:
+                return (value,)
+            case Path() if str in allowed:
+                return str(value)
+            case Path() if tuple[str, ...] in allowed:
+                return (str(value),)
+            case float() if tuple[float, ...] in allowed:
+                return (value,)
+        return value
+
+    return {name: normal(value, alternatives(annotations[name])) for name, value in options.items()}

@@ -1,0 +1,248 @@
+"""A study: methods under several settings, stated in one file; its table says how they do in each.
+
+A setting is one value of every axis. Its runs are a comparison in a folder of its own, so whatever holds of
+comparisons holds here: finished runs are kept, begun ones go on, a run that fails ends alone.
+"""
+
+import itertools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxfl import registry
+from jaxfl.config.given import divide
+from jaxfl.config.options import hints, text
+from jaxfl.config.setup import Setup
+from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError, nearest, unreadable
+from jaxfl.runs import store
+from jaxfl.runs.compare import compare
+from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
+from jaxfl.runs.variant import Variant, choose
+
+METHOD = "method"  # the axis that every study has
+
+
+class Study(NamedTuple):
+    """What a file says.
+
+    Args:
+      title: of the study.
+      claim: what it is to show, in a line.
+      methods: choices of methods, with options.
+      options: of every run, by name.
+      axes: further options by name, each with its values.
+      seeds: how often every run is repeated.
+      partition_seeds: how often all of that is repeated, on other divisions of the data.
+      columns: the axis over whose values the table's columns go, `METHOD` among them.
+      show: what the table shows: "accuracy", or a column of `jaxfl.runs.table.SHOWN`.
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    claim: str = ""
+    options: Mapping[str, Any] = {}
+    axes: Mapping[str, list] = {}
+    seeds: int = 1
+    partition_seeds: int = 1
+    columns: str = METHOD
+    show: str = "accuracy"
+
+
+class Cells(NamedTuple):
+    """The comparisons of a study so far.
+
+    Args:
+      study: which.
+      results: by setting (a text of its values) and choice of a method the results of all seeds.
+    """
+
+    study: Study
+    results: dict[tuple[str, str], list[dict]]
+
+
+def read(path: Path) -> Study:
+    """The study of a file of TOML.
+
+    Raises:
+      JaxflError: naming what the file lacks, or has too much of, or what is no option or no value of it.
+    """
+    try:
+        said = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise JaxflError(f"{path} is no TOML: {error}.") from error
+    for name in said:
+        if name not in Study._fields:
+            raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
+    axes = said.get("axes", {})
+    for name, kind in (("title", str), ("methods", list), ("options", dict), ("axes", dict)):
+        if not isinstance(said.get(name, kind()), kind):
+            raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
+    if not said.get("methods"):
+        raise JaxflError(f'{path} names no methods; add methods = ["fedavg", "fedper"].')
+    for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
+    columns = said.setdefault("columns", next(reversed(axes), METHOD))
+    if columns not in (METHOD, *axes):
+        raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, (METHOD, *axes))}")
+    study = Study(path.stem, tuple(said.pop("methods")))._replace(**said)
+    measure(study.show)
+    for setting in settings(study):
+        _planned(study, setting)
+    return study
+
+
+def settings(study: Study) -> list[dict[str, Any]]:
+    """Every combination of the axes' values; one without any if there are no axes."""
+    return [dict(zip(study.axes, values, strict=True)) for values in itertools.product(*study.axes.values())]
+
+
+def named(setting: Mapping[str, Any]) -> str:
+    """A setting in words, which are also the name of its folder.
+
+    >>> named({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
+    'partition=dirichlet,alpha=0.1,models=mlp+lenet5'
+    """
+    texts = {name: "+".join(map(str, v)) if isinstance(v, list) else str(v) for name, v in setting.items()}
+    return ",".join(f"{name}={text}" for name, text in texts.items())
+
+
+def run(
+    study: Study,
+    folder: Path,
+    *,
+    part: tuple[int, int] = (1, 1),
+    data_dir: Path | None = None,
+    max_seconds: float | None = None,
+    observer: Observer = NOBODY,
+) -> tuple[Table | None, list[str]]:
+    """Start or continue the runs of a study, and write its table and picture.
+
+    Args:
+      study: from `read`.
+      folder: new, or that of the same study.
+      part: (k, n): only every n-th setting, from the k-th on. Several machines divide a study like that; the
+        table has what all of them have finished.
+      data_dir: see `jaxfl.config.setup.MachineOptions`.
+      max_seconds: after which the rounds are saved that were done.
+      observer: is told what happens.
+
+    Returns:
+      The table of what has finished, None if nothing has; and why runs have not.
+
+    Raises:
+      Interrupted: early, see `jaxfl.runs.interrupt`.
+    """
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise JaxflError(
+            f"--part {number}/{parts} is none of {parts} parts; write 1/{parts} to {parts}/{parts}."
+        )
+    everything, failures = settings(study), []
+    mine = everything[number - 1 :: parts]
+    for done, setting in enumerate(mine, 1):
+        observer.said(f"{study.title}: setting {done} of {len(mine)}{': ' * bool(setting)}{named(setting)}")
+        try:
+            variants, setup = _planned(study, setting)
+            made = compare(
+                variants,
+                setup if data_dir is None else setup.replace(data_dir=data_dir),
+                study.seeds,
+                _folder(folder, setting),
+                partition_seeds=study.partition_seeds,
+                max_seconds=max_seconds,
+                observer=observer,
+            )
+            failures += made.failures
+        except JaxflError as error:  # of this setting; the others go on
+            failures.append(f"{named(setting)}: {error}")
+    cells = finished(study, folder)
+    if not cells.results:
+        return None, failures
+    table = tabulate(cells)
+    forms = {"study.csv": as_csv, "study.md": as_markdown, "study.tex": as_latex}
+    store.write_texts(folder, {name: form(table) for name, form in forms.items()})
+    from jaxfl.runs.plot import draw_table  # here: whoever draws nothing does not wait for it
+
+    what, _ = measure(study.show)
+    store.write_pictures(folder, {"study.png": lambda: draw_table(table, study.title, what)})
+    return table, failures
+
+
+def finished(study: Study, folder: Path) -> Cells:
+    """The results that there are."""
+    results = {}
+    for setting in settings(study):
+        variants, _ = _planned(study, setting)
+        choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
+        of_setting = _folder(folder, setting)
+        for found in store.finished_in([of_setting]) if store.finished_below(of_setting) else []:
+            result, _ = store.read_finished(found)
+            results.setdefault((named(setting), choice_of[result["method"]]), []).append(result)
+    return Cells(study, results)
+
+
+def tabulate(cells: Cells) -> Table:
+    """A study's table: a column for each value of `columns`, a row for each combination of the others."""
+    study, (what, value) = cells.study, measure(cells.study.show)
+    columns, rows = [], {}
+    for choice, setting in itertools.product(study.methods, settings(study)):
+        if of_seeds := cells.results.get((named(setting), choice)):
+            values = [value(result) for result in of_seeds]
+            where = setting | {METHOD: choice}
+            column = where.pop(study.columns)
+            title = str(column) if study.columns == METHOD else named({study.columns: column})
+            method, others = where.pop(METHOD, None), named(where)
+            row = " ".join(filter(None, [method, others])) or study.title
+            columns += [title] if title not in columns else []
+            std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            rows.setdefault(row, {})[title] = Cell(float(np.mean(values)), std)
+    nothing = Cell(float("nan"), None)
+    number = study.seeds * study.partition_seeds
+    spread = f", mean and standard deviation over {number} runs" if number > 1 else ""
+    notes = [f"{study.title}: {what}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
+    missing = number * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
+    notes += [f"{missing} of its runs are not there yet."] if missing else []
+    body = [(row, [of_row.get(title, nothing) for title in columns]) for row, of_row in rows.items()]
+    return Table(columns, body, tuple(notes))
+
+
+def found_below(folder: Path) -> dict[str, Study]:
+    """The studies of a folder by their names, which are their paths without the ending."""
+    paths = sorted(folder.rglob("*.toml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): read(path) for path in paths}
+
+
+def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
+    return folder / store.file_name(named(setting)) if setting else folder / "runs"
+
+
+def _planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:
+    """The methods of a setting, and the setup of all of them.
+
+    An option that all methods have, or the federation, belongs to every run; another is of the methods that
+    have it, and must be of one at least.
+    """
+    options = {**study.options, **setting}
+    shared = {*hints(Setup), *hints(Training)}
+    own = {name: value for name, value in options.items() if name not in shared}
+    setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
+    check_setup(setup)
+    having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
+    for name in own:
+        if not any(name in of_method for of_method in having.values()):
+            known = sorted(shared | {option for of_method in having.values() for option in of_method})
+            raise JaxflError(f"{study.title}: no method of it has an option {name!r}; {nearest(name, known)}")
+    variants = []
+    for choice, of_method in having.items():
+        its = [f"{name}={text(value)}" for name, value in own.items() if name in of_method]
+        variants.append(choose(",".join([choice, *its]), common))
+    return variants, setup

@@ -1,0 +1,109 @@
+"""Methods under several settings, from a file: what is run, what is kept, what the table says."""
+
+import csv
+import shutil
+
+import pytest
+
+from jaxfl.errors import JaxflError
+from jaxfl.runs import store, study
+
+TEXT = """
+title = "Toy"
+methods = ["fedprox", "local"]
+
+[options]
+dataset = "{dataset}"
+models = ["mlp,hidden=3"]
+clients = 4
+rounds = 2
+eval_every = 2
+epochs = 1
+
+[axes]
+mu = [0.0, 1.0]
+partition = ["iid", "classes,classes_per_client=3,samples_per_client=10", "classes,classes_per_client=99"]
+"""
+
+
+@pytest.fixture(scope="module")
+def toy(dataset, tmp_path_factory):
+    """A study whose last partition is impossible, and its folder once it has run."""
+    path = tmp_path_factory.mktemp("study") / "toy.toml"
+    path.write_text(TEXT.format(dataset=dataset[1]))
+    found = study.read(path)
+    _, failures = study.run(found, path.parent / "whole")
+    assert len(failures) == 2 and all("classes_per_client is 99" in failure for failure in failures)
+    return found, path.parent / "whole"
+
+
+def rows(folder):
+    with (folder / "study.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def results(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob(store.RESULT)}
+
+
+def test_the_table_has_every_setting_of_every_method(toy):
+    found, folder = toy
+    table = rows(folder)
+    assert [row.pop("method") for row in table] == [
+        f"{method} mu={mu}" for method in ("fedprox", "local") for mu in (0.0, 1.0)
+    ]
+    for row, mu in zip(table[:2], (0.0, 1.0), strict=True):
+        for partition in found.axes["partition"][:2]:
+            setting = study.named({"mu": mu, "partition": partition})
+            (run,) = (folder / store.file_name(setting)).glob("fedprox*/seed-0")
+            result, _ = store.read_finished(run)
+            assert store.read_config(run)["options"]["mu"] == mu
+            assert float(row[f"partition={partition}"]) == pytest.approx(
+                100 * result["accuracy"]["mean"], abs=1e-4
+            )
+    assert "4 of its runs are not there yet" in (folder / "study.md").read_text()
+    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
+    found, whole = toy
+    before = results(whole)
+    assert len(before) == 8
+    (lost,) = (whole / store.file_name(study.named(study.settings(found)[0]))).glob("local/seed-0")
+    shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / lost.relative_to(whole))
+    kept = results(tmp_path / "copy")
+    study.run(found, tmp_path / "copy")
+    after = results(tmp_path / "copy")
+    assert len(after) == 8 and kept.items() <= after.items()
+    assert rows(tmp_path / "copy") == rows(whole)
+
+    study.run(found, tmp_path / "parts", part=(2, 2))
+    assert len(results(tmp_path / "parts")) == 4
+    study.run(found, tmp_path / "parts", part=(1, 2))
+    assert rows(tmp_path / "parts") == rows(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods = []", "names no methods"),
+        ('methods = ["fedavg"]\nmethod = 1', "no 'method' in a study; did you mean 'methods'?"),
+        ('methods = ["fedavg"]\n[axes]\nlr = 0.1', "the axis lr is no list of values"),
+        ('methods = ["fedavg"]\ncolumns = "lr"', "no axis 'lr'"),
+        ('methods = ["fedavg"]\nshow = "acuracy"', "cannot show 'acuracy'; did you mean 'accuracy'?"),
+        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "no method of it has an option 'lam'"),
+        ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),
+        ('methods = ["fedavgg"]', "no method 'fedavgg'; did you mean 'fedavg'?"),
+        ("methods", "is no TOML"),
+    ],
+)
+def test_files_that_say_no_study_are_refused(text, words, tmp_path):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(JaxflError, match=words.replace("?", r"\?")):
+        study.read(tmp_path / "bad.toml")
+
+
+def test_a_part_that_is_none_is_refused(toy, tmp_path):
+    with pytest.raises(JaxflError, match="--part 3/2 is none of 2 parts"):
+        study.run(toy[0], tmp_path, part=(3, 2))
