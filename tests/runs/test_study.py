@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,11 @@ def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     assert len(results(tmp_path / "parts")) == 4
     study.run(found, tmp_path / "parts", part=(1, 2))
     assert rows(tmp_path / "parts") == rows(whole)
+
+
+def test_every_study_of_the_papers_can_be_read():
+    found = study.found_below(Path(__file__).parents[2] / "experiments")
+    assert len(found) >= 18 and all(its.title and its.claim for its in found.values())
 
 
 @pytest.mark.parametrize(
