@@ -19,7 +19,8 @@ OPTIONS = (
     "--partition dirichlet,alpha=0.5 --clients 3 --models mlp,hidden=3 --devices 1 --epochs 2 --batch-size 4 "
     f"--lr 0.1 --eval-every 1 --rounds {ROUNDS}"
 )
-AVERAGED = "fedavg fedavg-ft fedbabu fedbn fedper fedprox fedrep fedrod lg-fedavg local per-fedavg"  # all others do not
+# All other methods need more than a server that averages.
+AVERAGED = "fedavg fedavg-ft fedbabu fedbn fedper fedprox fedrep fedrod lg-fedavg local per-fedavg"
 
 
 @pytest.fixture(scope="module")
