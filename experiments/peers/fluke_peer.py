@@ -1,9 +1,9 @@
 """The runs of a comparison once more in fluke: same clients, same rows, same first weights, same rates.
 
-    python experiments/peers/fluke_peer.py COMPARISON > fluke.csv
+    python experiments/peers/fluke_peer.py COMPARISON fluke.csv
 
 Of FedAvg, FedPer and Ditto with the network `mlp`, plain SGD and everybody in every round. What differs is
-the order of the batches, and whose code trains. Prints a line per run: method, seed, both accuracies (mean
+the order of the batches, and whose code trains. Writes a line per run: method, seed, both accuracies (mean
 over clients, of the model that each deploys on its own test rows), and fluke's seconds.
 """
 
@@ -81,8 +81,10 @@ def repeat(run) -> tuple[float, float]:
     if method != "fedavg":
         client["model"] = deepcopy(net)
     FlukeENV().set_seed(options["seed"])
+    FlukeENV().set_inmemory(True)
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
-    hyper = DDict(client=DDict(**client), server=DDict(weighted=True), model=net)
+    shared = net.encoder if method == "fedper" else net  # what fluke's server has
+    hyper = DDict(client=DDict(**client), server=DDict(weighted=True), model=shared)
     make = {"fedavg": FedAVG, "fedper": FedPer, "ditto": Ditto}[method]
     federation = make(len(run.partition.train), Handed(run), hyper)
     start = time.perf_counter()
@@ -100,13 +102,16 @@ def accuracy(method: str, client) -> float:
     return (model(x).argmax(1) == y).float().mean().item()
 
 
-def main(folder: str) -> None:
+def main(folder: str, out: str) -> None:
     """Every run of a comparison."""
-    print("method,seed,jaxfl,fluke,fluke_seconds")
-    for (label, seed), run in jaxfl.load(folder).runs.items():
-        theirs, seconds = repeat(run)
-        print(f'"{label}",{seed},{run.personal.mean[-1]:.4f},{theirs:.4f},{seconds:.1f}', flush=True)
+    torch.set_num_threads(1)  # for so small a network more take longer
+    with open(out, "w") as file:  # fluke's bars are on stdout
+        print("method,seed,jaxfl,fluke,fluke_seconds", file=file)
+        for (label, seed), run in jaxfl.load(folder).runs.items():
+            theirs, seconds = repeat(run)
+            row = f'"{label}",{seed},{run.personal.mean[-1]:.4f},{theirs:.4f},{seconds:.1f}'
+            print(row, file=file, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
