@@ -82,7 +82,7 @@ def print_exported(files: list[Path]) -> None:
 def print_app(files: list[Path]) -> None:
     """Name the files of an app for Flower."""
     folder = files[0].parent
-    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; flwr run {folder} local --stream")
+    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; how to run it stands in README.md")
 
 
 @contextlib.contextmanager

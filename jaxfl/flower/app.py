@@ -1,5 +1,6 @@
 """From a run to a deployment: a folder that `flwr run` takes, whose clients train as those of the run do."""
 
+import json
 from pathlib import Path
 
 from jaxfl.machine.environment import versions
@@ -31,8 +32,8 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
     setup, method = its.setup, its.variant.method
     after = its.record["round"] if after is None else after
     values = {
-        "run": run,
-        "out": folder / "global.npz",
+        "run": str(run),
+        "out": str(folder / "global.npz"),
         "after": after,
         "rounds": setup.run.rounds - after or setup.run.rounds,
         "clients": len(its.partition.train),
@@ -45,13 +46,11 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "mean": "by their training rows" if averaged.by_rows else "all alike",
         "jaxfl": versions()["jaxfl"],
     }
-    contents = {name: (HERE / name).read_bytes() for name in COPIED}
-    contents |= {
-        "pyproject.toml": PROJECT.format(**values).encode(),
-        "README.md": README.format(**values).encode(),
-    }
+    as_toml = {name: json.dumps(value) for name, value in values.items()}  # of one value both write the same
+    contents = {name: (HERE / name).read_text() for name in COPIED}
+    contents |= {"pyproject.toml": PROJECT.format(**as_toml), "README.md": README.format(**values)}
     for name, content in contents.items():
-        store.write_bytes(folder / name, content)
+        store.write_bytes(folder / name, content.encode())
     return [folder / name for name in contents]
 
 
@@ -63,7 +62,7 @@ build-backend = "hatchling.build"
 [project]
 name = "jaxfl-app"
 version = "1.0.0"
-description = "{title}"
+description = {title}
 license = "Apache-2.0"
 dependencies = ["flwr>=1.41"]  # Flower would install what is named here; jaxfl is where Flower is
 
@@ -75,12 +74,12 @@ serverapp = "server_app:app"
 clientapp = "client_app:app"
 
 [tool.flwr.app.config]
-run = "{run}"  # where server and nodes read the run
+run = {run}  # where server and nodes read the run
 after = {after}  # its rounds that are done
 num-server-rounds = {rounds}
 fraction-train = {participation}
 clients = {clients}  # the server waits for so many
-out = "{out}"  # the server's last mean
+out = {out}  # the server's last mean
 """
 
 README = """\
