@@ -20,6 +20,7 @@ from jaxfl.config import choices
 from jaxfl.config.commands import (
     Columns,
     Exported,
+    Flower,
     Forms,
     Insist,
     Length,
@@ -45,6 +46,7 @@ from jaxfl.data.shift import SHIFTS
 from jaxfl.data.sources import DATASETS
 from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.flower import app as flower
 from jaxfl.machine.environment import versions
 from jaxfl.machine.processes import Processes, connect, explained_loss, is_first, leave
 from jaxfl.models.zoo import GIVEN, MODELS, described
@@ -61,7 +63,7 @@ from jaxfl.runs.prepare import cache_folder, check_setup, divide, draw_shift, lo
 from jaxfl.runs.table import as_text
 from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
-from jaxfl.terminal import OUT, Bar, describe, print_exported, print_result, print_table
+from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
 STUDIES = Path("experiments")  # where those of a checkout stand
 
@@ -270,6 +272,16 @@ def _export(arguments: list[str]) -> None:
     print_exported(load(Path(name), insist.changed_code).export(exported.out, exported.client or None))
 
 
+def _flower(arguments: list[str]) -> None:
+    if arguments in (["-h"], ["--help"]):
+        _parse("flower RUN", arguments, app=Flower())
+    name, rest = _positional(arguments, "flower", "RUN")
+    (app,) = _parse("flower RUN", rest, app=Flower())
+    if app.out is None:
+        raise JaxflError(f"Say where to: jaxfl flower {name} --out FOLDER.")
+    print_app(flower.write(Path(name), app.out, app.after))
+
+
 def _watch(arguments: list[str]) -> None:
     if not arguments:
         raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
@@ -411,6 +423,12 @@ COMMANDS = {
     "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
     "export": Command(
         "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True
+    ),
+    "flower": Command(
+        "flower RUN",
+        "an app for Flower whose nodes train as the run's clients do; options: --help",
+        _flower,
+        True,
     ),
     "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
     "partition": Command(

@@ -90,6 +90,12 @@ def print_exported(files: list[Path]) -> None:
     OUT.print(f"{card.parent}: {number} ({names}), and what they are in {card.name}")
 
 
+def print_app(files: list[Path]) -> None:
+    """Name the files of an app for Flower."""
+    folder = files[0].parent
+    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; how to run it stands in README.md")
+
+
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Observer]:
     """Who looks on while runs go on: a bar, or nobody."""

@@ -118,6 +118,17 @@ class Forms:
 
 
 @dataclasses.dataclass(frozen=True)
+class Flower:
+    """Where the app goes, and what it begins with."""
+
+    out: Path | None = None
+    """A new or empty folder."""
+    after: int | None = None
+    """Rounds of the run that are done: those of its newest checkpoint, or 0 to begin again from its first
+    weights; by default the former."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Output:
     """Where the table goes."""
 

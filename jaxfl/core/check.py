@@ -24,11 +24,11 @@ def checked(built: Any, build: Callable) -> Algorithm:
     if not isinstance(built, Algorithm):
         raise JaxflError(f"{place(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
     arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
-    functions = {name: f for name, f in built._asdict().items() if f is not None}
+    functions = {name: f for name, f in built._asdict().items() if f is not None and name != "averaged"}
     for name, f in functions.items():
         require_call(name, f, *arguments.get(name, ROUND))
     guarded = {f: own_code()(f) for f in functions.values()}  # personal may be receive, which saves a program
-    return Algorithm(**{name: guarded[f] for name, f in functions.items()})
+    return built._replace(**{name: guarded[f] for name, f in functions.items()})
 
 
 def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int) -> None:

@@ -317,8 +317,7 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
 def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     """A run's state before its first round, what its preparation reports, and the seconds that took."""
     programs, federation, key = job.programs, job.federation, job.keys[i]
-    init_key, *_ = jax.random.split(key, 4)
-    state, report, seconds = programs.init(init_key, federation, traced(job.configs[i])), None, 0.0
+    state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job, i)
         of_phase, state = federation.replicate((jax.random.fold_in(key, 4), state))  # a fifth stream
@@ -326,6 +325,12 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
         report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
     # Copied, because an array that stands in two places cannot be donated.
     return jax.tree.map(jnp.copy, state), report, seconds
+
+
+def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:
+    """A run's state before anything has happened."""
+    init_key, *_ = jax.random.split(run_key, 4)
+    return programs.init(init_key, federation, traced(config))
 
 
 def _members(job: Job, i: int) -> Cohort:
@@ -487,6 +492,12 @@ def evaluate(
     received = scores(programs.received)
     same = programs.personal is programs.received
     return {"personal": received if same else scores(programs.personal), "received": received}
+
+
+def training_key(run_key):
+    """The key of a run from which that of each round is folded."""
+    _, round_key, *_ = jax.random.split(run_key, 4)
+    return round_key
 
 
 def scoring_key(run_key, last: int):

@@ -109,6 +109,20 @@ class Predict(Protocol):
         ...
 
 
+class Averaged(NamedTuple):
+    """What a server averages that does nothing else: a client's round is then its own affair.
+
+    Args:
+      sent: the field of the state, per group, of what all clients receive, and send as they have trained it.
+      kept: the field, per group (n_g, ...), of what each client keeps.
+      by_rows: whether the mean is by training rows, rather than uniform.
+    """
+
+    sent: str
+    kept: str
+    by_rows: bool
+
+
 class Algorithm(NamedTuple):
     """A federated method: pure functions; what selects a program is closed over, the rest is state.
 
@@ -126,6 +140,8 @@ class Algorithm(NamedTuple):
         None for most methods.
       prepare: a phase before the first round, with a cohort of all clients: pre-training, a pass over all
         clients. What it sends and computes counts for the first round. None for most methods.
+      averaged: where the server does nothing but average, and remembers nothing, what it averages. None for
+        all other methods.
     """
 
     init: Init
@@ -136,6 +152,7 @@ class Algorithm(NamedTuple):
     matrices: Callable[[State], dict[str, jax.Array]] | None = None
     embeddings: Callable[[State], PerGroup] | None = None
     prepare: Step | None = None
+    averaged: Averaged | None = None
 
 
 class Method(NamedTuple):

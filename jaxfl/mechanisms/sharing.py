@@ -20,7 +20,7 @@ from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
-from jaxfl.core.protocol import Algorithm, Info, Predictor
+from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.training import (
     Epochs,
     Trained,
@@ -123,6 +123,14 @@ class Memory(NamedTuple):
     broadcast: Callable = nothing
     update: Callable = lambda participant, trained: (None, None)
     aggregate: Callable = mean_by_rows
+
+    @property
+    def averaged(self) -> Averaged | None:
+        """What the server averages, if nobody remembers anything and it does nothing else."""
+        remembers = (self.client, self.server, self.broadcast) != (nothing,) * 3
+        if remembers or self.aggregate not in (mean_by_rows, mean_of_clients):
+            return None
+        return Averaged("shared", "kept", by_rows=self.aggregate is mean_by_rows)
 
 
 class State(NamedTuple):
@@ -349,7 +357,7 @@ def sharing(
         ), Info(loss, up, down, trained=trained)
 
     if tune is None:
-        return Algorithm(init, receive, step, personal=receive)
+        return Algorithm(init, receive, step, personal=receive, averaged=memory.averaged)
 
     def tuned(key, state, federation, cohort):
         def client(key, participant):
@@ -358,4 +366,4 @@ def sharing(
         weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)
 
-    return Algorithm(init, receive, step, personal=tuned)
+    return Algorithm(init, receive, step, personal=tuned, averaged=memory.averaged)

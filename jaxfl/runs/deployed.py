@@ -216,7 +216,7 @@ class Models(Sequence[Deployed]):
     def opened(self) -> Opened:
         """What they are made of."""
         if self._opened is None:
-            self._opened = _open(self.folder, self._variant, self._changed_code, self._data)
+            self._opened = opened(self.folder, self._variant, self._changed_code, self._data)
         return self._opened
 
     def __len__(self) -> int:
@@ -258,7 +258,7 @@ class Models(Sequence[Deployed]):
         return Deployed(client, its.federation.models[g], its.images, relabel, accuracy, predictor)
 
 
-def _open(folder: Path, variant: Variant | None, changed_code: bool, data: bool) -> Opened:
+def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool) -> Opened:
     """Read a run's last checkpoint.
 
     Args:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
+from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
@@ -32,24 +33,35 @@ class Given(NamedTuple):
 
 
 def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer) -> Data:
-    """The data whose federation starts from the weights that `--init-from` names; the same without it.
+    """The data whose federation starts from the weights that `--init-from` names; see `started`."""
+    federation, sentences = started(data.federation, setup, saved, observer)
+    return data._replace(federation=federation, starts=sentences)
+
+
+def started(
+    federation: Federation, setup: Setup, saved: Path | None, observer: Observer
+) -> tuple[Federation, tuple[str, ...]]:
+    """The federation that starts from the weights that `--init-from` names; the same without it.
 
     Args:
-      data: of the run.
+      federation: of the run.
       setup: its options.
       saved: folder of a run that has begun with them and keeps them.
       observer: is told which architecture starts from where, and which blocks start fresh.
+
+    Returns:
+      It, and what the observer is told.
 
     Raises:
       JaxflError: if there are no such weights, they are damaged or not finite, or no block takes them.
     """
     if not setup.run.init_from:
-        return data
+        return federation, ()
     places = [saved / store.INITIAL] if saved else [*map(Path, setup.run.init_from)]
     # Each architecture from the first place that has it.
     given = {name: Given(its, place) for place in places[::-1] for name, its in _arrays(place).items()}
     starts, sentences, tell = [], [], []
-    for model, group in zip(data.federation.models, data.federation.groups, strict=True):
+    for model, group in zip(federation.models, federation.groups, strict=True):
         found, ids = _of_architecture(given, model.name), np.asarray(group.id).tolist()
         weights, misfits = fit(found.arrays if found else Arrays({}, {}, []), model, ids)
         starts.append(weights)
@@ -61,8 +73,7 @@ def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer)
     if not saved:
         for say, sentence in zip(tell, sentences, strict=True):
             say(sentence)
-    federation = dataclasses.replace(data.federation, initial=tuple(starts))
-    return data._replace(federation=federation, starts=tuple(sentences))
+    return dataclasses.replace(federation, initial=tuple(starts)), tuple(sentences)
 
 
 def kept(data: Data) -> dict[str, np.ndarray]:

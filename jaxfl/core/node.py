@@ -1,0 +1,143 @@
+"""What one client computes by itself, where a server that only averages does the rest.
+
+It is the engine's round of a federation that has no other client: what such a round makes of the shared
+leaves is the mean over one client, and that is what the client sends.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import tree
+from jaxfl.core.cohorts import these_clients
+from jaxfl.core.engine import Programs, evaluate, scoring_key, training_key
+from jaxfl.core.protocol import Averaged
+from jaxfl.data.federation import Federation
+from jaxfl.errors import JaxflError
+
+Arrays = dict[str, np.ndarray]  # leaves by their paths, such as params/conv1/conv/kernel
+
+
+class Trained(NamedTuple):
+    """What a client makes of a round.
+
+    Args:
+      sent: what the server averages.
+      kept: what the client keeps until its next round.
+      loss: mean training loss over the steps of its last local phase.
+    """
+
+    sent: Arrays
+    kept: Arrays
+    loss: float
+
+
+class Scored(NamedTuple):
+    """How a client scores on its test rows."""
+
+    right: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """A client by itself.
+
+    Attributes:
+      programs: of the method.
+      averaged: what its server averages.
+      federation: of this client alone, see `jaxfl.data.federation.of_one_client`.
+      state: of the method in this federation.
+      run_key: of the run, which decides the client's batches.
+    """
+
+    programs: Programs
+    averaged: Averaged
+    federation: Federation
+    state: Any
+    run_key: Any
+
+    @property
+    def weight(self) -> int:
+        """By which the server averages what the client sends."""
+        return int(self.federation.groups[0].size[0]) if self.averaged.by_rows else 1
+
+    @property
+    def kept(self) -> Arrays:
+        """What the client keeps before its first round."""
+        return kept_by(self.averaged, self.state, 0)
+
+    def train(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Trained:
+        """The client's round.
+
+        Args:
+          sent: what the server sends.
+          kept: what the client has kept.
+          t: number of the round, from 0.
+          rounds: of the whole run.
+
+        Raises:
+          JaxflError: if these are not the arrays of this method and network.
+        """
+        cohort = these_clients(self.federation, [np.ones(1, bool)], rounds, t)
+        cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
+        state = jax.tree.map(jnp.copy, self._with(sent, kept))  # it is donated
+        state, reports = self.programs.rounds(training_key(self.run_key), state, self.federation, cohort)
+        loss = float(reports.info.loss[0][0, 0])
+        return Trained(sent_to_all(self.averaged, state), kept_by(self.averaged, state, 0), loss)
+
+    def score(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Scored:
+        """What the client deploys behind round `t`, on its test rows; arguments are those of `train`."""
+        key = scoring_key(self.run_key, t)
+        (score,) = evaluate(self.programs, self.federation, self._with(sent, kept), key, t, rounds)[
+            "personal"
+        ]
+        return Scored(int(score.right.sum()), int(score.rows.sum()))
+
+    def _with(self, sent: Arrays, kept: Arrays) -> Any:
+        """The state with these leaves."""
+        given = {self.averaged.sent: sent, self.averaged.kept: kept}
+        return self.state._replace(
+            **{field: (_like(getattr(self.state, field)[0], arrays),) for field, arrays in given.items()}
+        )
+
+
+def sent_to_all(averaged: Averaged, state: Any) -> Arrays:
+    """What the server of one architecture sends."""
+    return _named(getattr(state, averaged.sent)[0])
+
+
+def kept_by(averaged: Averaged, state: Any, place: int) -> Arrays:
+    """What the client at a place of the only group keeps."""
+    return _named(jax.tree.map(lambda leaf: leaf[place], getattr(state, averaged.kept)[0]))
+
+
+def of_client(averaged: Averaged, state: Any, place: int) -> Any:
+    """The state of a federation that has no client but the one at this place of the only group."""
+    (kept,) = getattr(state, averaged.kept)
+    return state._replace(**{averaged.kept: (jax.tree.map(lambda leaf: leaf[place][None], kept),)})
+
+
+def _named(leaves: Any) -> Arrays:
+    """What there is of some leaves, by their paths."""
+    return {"/".join(tree.names(path)): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(leaves)}
+
+
+def _like(leaves: Any, arrays: Arrays) -> Any:
+    """Arrays in the places of leaves that are called like them."""
+    sizes = {name: leaf.size for name, leaf in _named(leaves).items()}
+    given = {name: np.size(array) for name, array in arrays.items()}
+    if sizes != given:
+        apart = sorted(name for name, _ in sizes.items() ^ given.items())
+        raise JaxflError(
+            f"The arrays of a round are not those of the run: {apart[0]} differs; let the server and all "
+            "clients name the same run."
+        )
+
+    def found(path, leaf):
+        return jnp.asarray(arrays["/".join(tree.names(path))], leaf.dtype).reshape(leaf.shape)
+
+    return jax.tree.map_with_path(found, leaves)

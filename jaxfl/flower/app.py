@@ -1,0 +1,104 @@
+"""From a run to a deployment: a folder that `flwr run` takes, whose clients train as those of the run do."""
+
+import json
+from pathlib import Path
+
+from jaxfl.machine.environment import versions
+from jaxfl.runs import store
+from jaxfl.runs.node import begun
+
+HERE = Path(__file__).parent
+COPIED = "client_app.py", "server_app.py"
+
+
+def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
+    """Write an app for Flower that goes on with a run, or repeats it.
+
+    Args:
+      run: its folder, to which the app refers.
+      folder: new or empty.
+      after: the rounds that are done: those of its newest checkpoint, which is the default, or 0.
+
+    Returns:
+      The files.
+
+    Raises:
+      JaxflError: if the folder holds anything or cannot be written, the run has no such state or several
+        architectures, or its method needs more than a server that averages.
+    """
+    run, folder = run.resolve(), folder.resolve()
+    store.check_empty(folder)
+    its, averaged = begun(run, after)
+    setup, method = its.setup, its.variant.method
+    after = its.record["round"] if after is None else after
+    values = {
+        "run": str(run),
+        "out": str(folder / "global.npz"),
+        "after": after,
+        "rounds": setup.run.rounds - after or setup.run.rounds,
+        "clients": len(its.partition.train),
+        "participation": setup.run.participation,
+        "label": its.variant.label,
+        "title": f"{its.variant.label} on {setup.data.dataset}",
+        "summary": method.summary,
+        "model": its.federation.models[0].name,
+        "begins": f"goes on behind its round {after}" if after else "begins with its first weights",
+        "mean": "by their training rows" if averaged.by_rows else "all alike",
+        "jaxfl": versions()["jaxfl"],
+    }
+    as_toml = {name: json.dumps(value) for name, value in values.items()}  # of one value both write the same
+    contents = {name: (HERE / name).read_text() for name in COPIED}
+    contents |= {"pyproject.toml": PROJECT.format(**as_toml), "README.md": README.format(**values)}
+    for name, content in contents.items():
+        store.write_bytes(folder / name, content.encode())
+    return [folder / name for name in contents]
+
+
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "jaxfl-app"
+version = "1.0.0"
+description = {title}
+license = "Apache-2.0"
+dependencies = ["flwr>=1.41"]  # Flower would install what is named here; jaxfl is where Flower is
+
+[tool.flwr.app]
+publisher = "jaxfl"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+run = {run}  # where server and nodes read the run
+after = {after}  # its rounds that are done
+num-server-rounds = {rounds}
+fraction-train = {participation}
+clients = {clients}  # the server waits for so many
+out = {out}  # the server's last mean
+"""
+
+README = """\
+# {title}
+
+{label}: {summary}. Written by jaxfl {jaxfl} from the run `{run}`; it {begins}. Architecture: {model}.
+
+```bash
+pip install 'flwr[simulation]'  # where jaxfl is
+flwr run . local --stream --federation-config "num-supernodes={clients}"
+```
+
+`client_app.py` trains a client by jaxfl: the method's objective, optimiser and batches, which the run's seed
+decides. It sends what the method shares; what is personal stays in the node's state. `server_app.py` is
+Flower's own FedAvg; clients are weighed {mean}. The last mean is written to `out` (see
+`pyproject.toml`), which `jaxfl run METHOD --init-from` takes.
+
+On real nodes: put jaxfl and a copy of the run's folder on each, let `own_data` in `client_app.py` return the
+node's images, and start `flower-supernode` with
+
+    --node-config 'partition-id=3 run="/where/the/copy/is"'
+"""

@@ -1,0 +1,40 @@
+"""The server: it sends what the run has come to, and averages what comes back."""
+
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from jaxfl.runs.node import sent_first
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Rounds of Flower's own FedAvg; at the end the mean is written where `out` says."""
+    config = context.run_config
+    after, rounds = int(config["after"]), int(config["num-server-rounds"])
+    strategy = FedAvg(
+        fraction_train=float(config["fraction-train"]),
+        min_train_nodes=1,
+        min_available_nodes=int(config["clients"]),
+        evaluate_metrics_aggr_fn=mean_of_clients,
+    )
+    clock = {"after": after, "rounds": after + rounds}
+    first = sent_first(Path(str(config["run"])), after)
+    result = strategy.start(
+        grid,
+        ArrayRecord({name: Array(array) for name, array in first.items()}),
+        num_rounds=rounds,
+        train_config=ConfigRecord(clock),
+        evaluate_config=ConfigRecord(clock),
+    )
+    np.savez(str(config["out"]), **{name: array.numpy() for name, array in result.arrays.items()})
+
+
+def mean_of_clients(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Accuracy as jaxfl reports it: the uniform mean over clients."""
+    return MetricRecord({"accuracy": float(np.mean([reply["metrics"]["accuracy"] for reply in replies]))})

@@ -1,0 +1,105 @@
+"""The clients of a run by themselves: what devices of a real federation begin with, and their own data."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxfl.core.engine import initial_state
+from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
+from jaxfl.core.protocol import Averaged
+from jaxfl.data.federation import Own, of_one_client
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+from jaxfl.runs import store
+from jaxfl.runs.config import restore_setup
+from jaxfl.runs.deployed import Opened, opened
+from jaxfl.runs.init_from import started
+from jaxfl.runs.observer import NOBODY
+from jaxfl.runs.prepare import load_source
+
+
+@functools.lru_cache(maxsize=1)
+def begun(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
+    """A run where others go on with it, and what their server averages.
+
+    Args:
+      folder: of the run.
+      after: the rounds that are done: those of its newest checkpoint, which is the default, or 0.
+
+    Returns:
+      It with the state after these rounds.
+
+    Raises:
+      JaxflError: if there is no such state, the run has several architectures, or its method needs more than
+        a server that averages.
+    """
+    its = opened(folder, None, changed_code=False, data=False)
+    algorithm, label, models = its.variant.algorithm, its.variant.label, its.federation.models
+    if len(models) > 1:
+        raise JaxflError(
+            f"{folder} has {len(models)} architectures ({', '.join(model.name for model in models)}), and a "
+            f"server that only averages has one; repeat the run with --models {models[0].name}."
+        )
+    if algorithm.averaged is None:
+        raise JaxflError(
+            f"{label} needs more than a server that averages what clients send: its server does something "
+            "else, or somebody remembers more than weights; fedavg, fedprox, fedper or fedrep do without."
+        )
+    if not sent_to_all(algorithm.averaged, its.state):
+        raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
+    done = its.record["round"]
+    if after == 0:
+        federation, _ = started(its.federation, its.setup, folder, NOBODY)
+        key = jax.random.key(its.setup.run.seed)
+        its = its._replace(state=initial_state(its.variant.programs, federation, its.variant.config, key))
+    elif after not in (None, done):
+        raise JaxflError(f"{folder} has no state after {after} rounds; take that after {done}, or after 0.")
+    return its, algorithm.averaged
+
+
+def sent_first(folder: Path, after: int) -> Arrays:
+    """What the server sends first; arguments and errors are those of `begun`."""
+    its, averaged = begun(folder, after)
+    return sent_to_all(averaged, its.state)
+
+
+def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
+    """A client of a run by itself.
+
+    Args:
+      folder: of the run.
+      client: its id there, which decides its batches and what it keeps at first.
+      after: the rounds that are done, see `begun`.
+      own: its images; by default those that it has in the run.
+
+    Raises:
+      JaxflError: as `begun`, or if there is no such client, the images do not look like the run's, or the
+        run's data set is needed and not at hand.
+    """
+    its, averaged = begun(folder, after)
+    ids = np.asarray(its.federation.groups[0].id).tolist()
+    if client not in ids:
+        raise JaxflError(f"There is no client {client}; {folder} has clients 0 to {len(ids) - 1}.")
+    own = own or _in_the_run(folder, its, client)
+    shape, dtype = its.images.shape, its.images.dtype
+    for images in (own.images, own.test_images):
+        if images.shape[1:] != shape or images.dtype != dtype:
+            raise JaxflError(
+                f"Client {client} has images {images.shape} of {images.dtype}; those of {folder} are "
+                f"({', '.join(map(str, ('n', *shape)))}) of {dtype}."
+            )
+    state = of_client(averaged, its.state, ids.index(client))
+    federation, key = of_one_client(own, its.federation, client), jax.random.key(its.setup.run.seed)
+    return Node(its.variant.programs, averaged, federation, state, key)
+
+
+def _in_the_run(folder: Path, its: Opened, client: int) -> Own:
+    source, train, test = _source(folder), its.partition.train[client], its.partition.test[client]
+    return Own(source.images[train], source.labels[train], source.images[test], source.labels[test])
+
+
+@functools.lru_cache(maxsize=1)
+def _source(folder: Path) -> Source:
+    return load_source(restore_setup(folder, store.read_config(folder)))

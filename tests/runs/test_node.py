@@ -1,0 +1,127 @@
+"""Clients by themselves and a server that averages make a run's rounds; other methods are refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from conftest import long
+
+from jaxfl import cli, registry
+from jaxfl.core.node import kept_by, sent_to_all
+from jaxfl.data.federation import Own
+from jaxfl.errors import JaxflError
+from jaxfl.runs import node as nodes
+from jaxfl.runs.variant import choose
+
+ROUNDS = 3
+OPTIONS = (
+    "--partition dirichlet,alpha=0.5 --clients 3 --models mlp,hidden=3 --devices 1 --epochs 2 --batch-size 4 "
+    f"--lr 0.1 --eval-every 1 --rounds {ROUNDS}"
+)
+# All other methods need more than a server that averages.
+AVERAGED = "fedavg fedavg-ft fedbabu fedbn fedper fedprox fedrep fedrod lg-fedavg local per-fedavg"
+
+
+@pytest.fixture(scope="module")
+def run(dataset, tmp_path_factory):
+    """The folder of a run of some method, with options; made once."""
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+
+    def run(method, *options):
+        if (method, options) not in made:
+            made[method, options] = where = folder / str(len(made))
+            cli.main(["run", method, *dataset, *OPTIONS.split(), *options, "--run-dir", str(where)])
+        return made[method, options]
+
+    return run
+
+
+def federated(folder, after, rounds):
+    """What the server and the nodes have after further rounds, and how the nodes score."""
+    clients = [nodes.node(folder, client, after) for client in range(3)]
+    sent, kept = nodes.sent_first(folder, after), [client.kept for client in clients]
+    for t in range(after, after + rounds):
+        trained = [me.train(sent, own, t, after + rounds) for me, own in zip(clients, kept, strict=True)]
+        weights, kept = [me.weight for me in clients], [one.kept for one in trained]
+        sent = {
+            name: np.average([one.sent[name] for one in trained], axis=0, weights=weights) for name in sent
+        }
+    scores = [me.score(sent, own, t, t + 1) for me, own in zip(clients, kept, strict=True)]
+    return sent, kept, [score.right / score.rows for score in scores]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedper", ()),
+        long("fedavg-ft", ()),
+        long("per-fedavg", ()),  # its mean is uniform
+        long("fedbn", ("--models", "cnn4,width=0.1")),  # statistics
+        long("fedrod", ("--labels", "independent", "--partition", "classes,classes_per_client=2")),
+    ],
+)
+def test_nodes_and_a_mean_make_the_rounds_of_a_run(run, method, options):
+    """From its first weights: the same shared leaves, personal ones and scores."""
+    folder = run(method, *options)
+    sent, kept, scores = federated(folder, 0, ROUNDS)
+    its, averaged = nodes.begun(folder)
+    assert len({len(rows) for rows in its.partition.train}) > 1 or options
+    expected = sent_to_all(averaged, its.state), [kept_by(averaged, its.state, i) for i in range(3)]
+    assert sent.keys() == expected[0].keys() and kept[0].keys() == expected[1][0].keys()
+    for ours, theirs in zip(jax.tree.leaves((sent, kept)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert scores == pytest.approx(its.record["accuracy"]["per_client"])
+
+
+@pytest.mark.long
+def test_nodes_go_on_with_a_run_as_its_resume_does(run):
+    """After its last round."""
+    folder = run("fedrep")
+    sent, _, scores = federated(folder, ROUNDS, 2)
+    cli.main(["resume", str(folder), "--rounds", str(ROUNDS + 2)])
+    nodes.begun.cache_clear()
+    its, averaged = nodes.begun(folder)
+    for name, leaf in sent_to_all(averaged, its.state).items():
+        np.testing.assert_allclose(sent[name], leaf, rtol=1e-4, atol=1e-5)
+    assert scores == pytest.approx(its.record["accuracy"]["per_client"])
+
+
+def test_methods_say_whether_their_server_only_averages():
+    def averaged(name, **options):
+        method = registry.METHODS[name]
+        return method.build(method.config(**options)).averaged
+
+    assert [name for name in registry.METHODS if averaged(name)] == AVERAGED.split()
+    assert averaged("fedavg").by_rows and not averaged("per-fedavg").by_rows
+    assert averaged("fedavg", server_optimizer="sgd") is averaged("fedper", share="prefix") is None
+
+
+def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
+    folder = run("fedper")
+    with pytest.raises(JaxflError, match=r"has no state after 2 rounds; take that after 3, or after 0"):
+        nodes.begun(folder, 2)
+    with pytest.raises(JaxflError, match="There is no client 3; .* has clients 0 to 2"):
+        nodes.node(folder, 3, 0)
+    images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.zeros(4, np.int32)
+    with pytest.raises(JaxflError, match=r"Client 1 has images \(4, 8, 8\) of uint8; those of"):
+        nodes.node(folder, 1, 0, Own(images[..., 0], labels, images, labels))
+    with pytest.raises(
+        JaxflError, match="Client 1 has 4 training images and 4 labels, of which 0 are classes"
+    ):
+        nodes.node(folder, 1, 0, Own(images, labels + 7, images, labels))
+    me = nodes.node(folder, 1, 0)
+    with pytest.raises(JaxflError, match="arrays of a round are not those of the run: params/classifier"):
+        me.train(me.kept, me.kept, 0, 1)
+    its, _ = nodes.begun(folder)
+    two = dataclasses.replace(its.federation, groups=its.federation.groups * 2)
+    for other, sentence in (
+        (its._replace(variant=choose("scaffold")), "scaffold needs more than a server that averages what"),
+        (its._replace(state=its.state._replace(shared=(None,))), "fedper sends nothing"),
+        (its._replace(federation=two), r"has 2 architectures \(mlp, mlp\).*repeat the run with --models mlp"),
+    ):
+        monkeypatch.setattr(nodes, "opened", lambda *_, other=other, **__: other)
+        nodes.begun.cache_clear()
+        with pytest.raises(JaxflError, match=sentence):
+            nodes.begun(folder)
+    nodes.begun.cache_clear()
