@@ -99,7 +99,8 @@ def method_page(method: Method) -> str:
     """A method: what it does, its options, whom to cite."""
     module = sys.modules[method.build.__module__]
     config = method.config
-    own = [name for name in own_first(config) if name not in hints(Training)]
+    common, its = Training(), config()
+    own = [n for n in own_first(config) if n not in hints(Training) or getattr(its, n) != getattr(common, n)]
     parts = [
         f"# {method.name}",
         f"**{method.summary[:1].upper()}{method.summary[1:]}.** {method.paper}",
@@ -107,7 +108,7 @@ def method_page(method: Method) -> str:
         "## How it works",
         as_markdown(module.__doc__ or ""),
         f"Source: `{module.__name__.replace('.', '/')}.py`",
-        "## Options of its own",
+        "## Options and defaults of its own",
         _table(_of_config(config, own)) if own else "None.",
         f"Those of [every method](../options.md#local-training) and of every run come beside them; "
         f"`jaxfl run {method.name} --help` shows all.",

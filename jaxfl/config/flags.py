@@ -17,6 +17,7 @@ from jaxfl.config.options import (
     parse,
     text,
 )
+from jaxfl.errors import JaxflError
 
 
 def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[list[Any], list[str]]:
@@ -34,13 +35,18 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
     flat: Any = Annotated[parts, tyro.conf.OmitArgPrefixes]
-    parsed, unknown = tyro.cli(
-        flat,
-        prog=f"jaxfl {program}",
-        args=arguments,
-        return_unknown_args=True,
-        registry=REGISTRY,
-    )
+    try:
+        parsed, unknown = tyro.cli(
+            flat,
+            prog=f"jaxfl {program}",
+            args=arguments,
+            return_unknown_args=True,
+            registry=REGISTRY,
+        )
+    except _Misread as error:
+        before = arguments[: arguments.index(error.word)] if error.word in arguments else arguments
+        flag = next((word for word in reversed(before) if word.startswith("--")), "An option")
+        raise JaxflError(f"{flag.partition('=')[0]} {error}.") from None
     found = {name: getattr(parsed, name) for name in defaults}
     return [
         part if shown[name] is defaults[name] else dataclasses.replace(defaults[name], **vars(part))
@@ -80,11 +86,26 @@ def _of_option(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         nargs=1 if entry is None else "*",
         metavar=_metavar(annotation) if entry is None else f"[{_metavar(entry)} ...]",
         instance_from_str=lambda words: (
-            parse(annotation, words[0]) if entry is None else tuple(parse(entry, word) for word in words)
+            _read(annotation, words[0]) if entry is None else tuple(_read(entry, word) for word in words)
         ),
         is_instance=lambda value: matches(value, annotation),
         str_from_instance=lambda value: [text(value)] if entry is None else [*map(text, value)],
     )
+
+
+class _Misread(Exception):
+    """A word that is no value of its option; Tyro would answer by a frame of many lines."""
+
+    def __init__(self, word: str, reason: str):
+        super().__init__(reason)
+        self.word = word
+
+
+def _read(annotation: Any, word: str) -> Any:
+    try:
+        return parse(annotation, word)
+    except ValueError as error:
+        raise _Misread(word, str(error)) from None
 
 
 def _metavar(annotation: Any) -> str:

@@ -88,8 +88,9 @@ class RunOptions:
     participation: float = within("(0, 1]", 1.0)
     """Share of clients that take part in a round."""
     newcomers: float = within("[0, 1)", 0.0)
-    """Share of each architecture's clients that take part in no round and are not counted in accuracies. At
-    the end they join: all of them take part in one more round, and are scored before and after it."""
+    """Share of each architecture's clients, drawn by partition_seed, that take part in no round and are not
+    counted in accuracies. At the end they join: all of them take part in one more round, and are scored
+    before and after it."""
     dropout: float = within("[0, 1)", 0.0)
     """Probability with which a client of a round drops out before it answers: it has received and computed
     for nothing, and nothing of the round stays with it. All methods meet the same losses."""

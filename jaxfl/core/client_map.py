@@ -227,10 +227,11 @@ def _counts(slots: Slots, message) -> jax.Array:
 
 
 def everyone(federation: Federation, cohort: Cohort) -> Cohort:
-    """The same round with all clients."""
+    """The same round with all clients but newcomers."""
     places = per_group(
         lambda group: Slots(
-            jnp.arange(group.size.shape[0], dtype=jnp.int32), jnp.ones(group.size.shape[0], bool)
+            jnp.where(group.newcomer, len(group.id), jnp.arange(len(group.id), dtype=jnp.int32)),
+            ~group.newcomer,
         ),
         federation.groups,
     )

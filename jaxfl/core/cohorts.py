@@ -23,7 +23,7 @@ def draw_cohorts(
     participation: float,
     rounds: int,
     seed: int,
-    newcomers: Sequence[np.ndarray] | None = None,
+    newcomers: Sequence[np.ndarray] = (),
 ) -> tuple[Slots, ...]:
     """Draw max(1, floor(participation * N)) of N clients for every round, without replacement.
 
@@ -39,7 +39,7 @@ def draw_cohorts(
       any round, and at least 1, so all rounds have one shape; places that a round leaves empty are masked.
     """
     clients = np.arange(sum(group_sizes))
-    if newcomers is not None:
+    if newcomers:
         clients = clients[~np.concatenate(newcomers)]
     active = max(1, int(participation * len(clients) + 1e-9))
     chosen = np.zeros((rounds, sum(group_sizes)), bool)
@@ -56,7 +56,7 @@ def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple
     Args:
       group_sizes: clients of each architecture group.
       share: of each group's clients, in [0, 1): rounded down, so that some are left.
-      seed: of the run.
+      seed: of the partition.
 
     Returns:
       Per group (n_g,) bool.

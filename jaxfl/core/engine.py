@@ -213,7 +213,6 @@ class Job(NamedTuple):
       eval_every: rounds of a chunk.
       score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
       conditions: of each run what its rounds meet; nothing by default.
-      newcomers: of each run per group (n_g,) bool, who takes part in no round, see `join`; None for nobody.
     """
 
     programs: Programs
@@ -224,7 +223,6 @@ class Job(NamedTuple):
     eval_every: int
     score_cohort: bool = False
     conditions: Sequence[Conditions] = ()
-    newcomers: Sequence[tuple[np.ndarray, ...]] | None = None
 
     @property
     def rounds(self) -> int:
@@ -319,7 +317,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     programs, federation, key = job.programs, job.federation, job.keys[i]
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
-        passed, cohort = _stopwatch(programs), _members(job, i)
+        passed, cohort = _stopwatch(programs), _members(job)
         of_phase, state = federation.replicate((jax.random.fold_in(key, 4), state))  # a fifth stream
         state, report = programs.prepare(of_phase, state, federation, cohort)
         report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
@@ -333,18 +331,16 @@ def initial_state(programs: Programs, federation: Federation, config: Any, run_k
     return programs.init(init_key, federation, traced(config))
 
 
-def _members(job: Job, i: int) -> Cohort:
-    """All clients of a run that are no newcomers, before its first round."""
-    if not job.newcomers:
-        return all_clients(job.federation, job.rounds)
-    return these_clients(job.federation, [~of_group for of_group in job.newcomers[i]], job.rounds)
+def _members(job: Job) -> Cohort:
+    """All clients but newcomers, before the first round."""
+    return these_clients(job.federation, [~apart for apart in job.federation.newcomers], job.rounds)
 
 
 def join(job: Job, i: int, state: Any, last: int) -> Report:
     """What a run's newcomers get: all of them take part in one more round, the others in none.
 
     Args:
-      job: with newcomers.
+      job: whose federation has newcomers.
       i: the run's number.
       state: after round `last`; it stays as it is, and nobody sees what this round makes of it.
       last: a round, from 0, like which the one more is where methods go by its number.
@@ -356,7 +352,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     programs, federation = job.programs, job.federation
     keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
     *keys, state = federation.replicate((*keys, jax.tree.map(jnp.copy, state)))
-    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], newcomers_in_places(job, i, last))
+    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], newcomers_in_places(job, last))
     rate = job.conditions[i].rate if job.conditions else None
     conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
     if programs.host:
@@ -369,10 +365,9 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     return report
 
 
-def newcomers_in_places(job: Job, i: int, last: int) -> Cohort:
-    """A run's newcomers as the cohort of one more round like `last`."""
-    assert job.newcomers
-    return these_clients(job.federation, job.newcomers[i], job.rounds, last)
+def newcomers_in_places(job: Job, last: int) -> Cohort:
+    """The newcomers as the cohort of one more round like `last`."""
+    return these_clients(job.federation, job.federation.newcomers, job.rounds, last)
 
 
 def _with_host_steps(job: Job, host: Callable, first: int, end: int, keys: tuple, state):
@@ -452,7 +447,7 @@ def compiled(job: Job) -> list[jax.stages.Compiled]:
             programs.personal.compile(key, state, federation, part),
         ]
         if programs.prepare:
-            executables.append(programs.prepare.compile(key, state, federation, _members(job, 0)))
+            executables.append(programs.prepare.compile(key, state, federation, _members(job)))
     return executables
 
 

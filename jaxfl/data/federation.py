@@ -53,6 +53,7 @@ class Client:
     test_size: jax.Array  # () int32
     relabel: jax.Array  # (classes,) int32, class -> the client's output; -1: not on this client
     class_counts: jax.Array  # (outputs,) int32, training rows per output
+    newcomer: jax.Array  # () bool, whether it takes part in no round, and joins when all are over
     model: Model = static()
 
 
@@ -115,6 +116,20 @@ class Federation:
     def replicated_sharding(self) -> NamedSharding | None:
         """Where arrays lie that all devices hold in full; None for a single device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    def class_counts(self) -> np.ndarray:
+        """Training rows of every client and class of the data set, (N, classes), in the order of groups."""
+        labels, counts = np.asarray(self.labels), []
+        for group in self.groups:
+            classes = group.relabel.shape[1]
+            for rows, size in zip(np.asarray(group.rows), np.asarray(group.size), strict=True):
+                counts.append(np.bincount(labels[rows[:size]], minlength=classes))
+        return np.stack(counts)
+
+    @property
+    def newcomers(self) -> PerGroup:
+        """Per group (n_g,) bool NumPy array: who takes part in no round."""
+        return tuple(np.asarray(group.newcomer) for group in self.groups)
 
     def replicate(self, tree):
         """The same arrays where all devices hold them in full.
@@ -218,6 +233,15 @@ def federate(
     return federation.replicate(federation)
 
 
+def set_apart(federation: Federation, newcomers: Sequence[np.ndarray]) -> Federation:
+    """The same with newcomers, (n_g,) bool of each group, who take part in no round."""
+    groups = [
+        dataclasses.replace(group, newcomer=jnp.asarray(apart))
+        for group, apart in zip(federation.groups, newcomers, strict=True)
+    ]
+    return dataclasses.replace(federation, groups=federation.replicate(tuple(groups)))
+
+
 def without_data(
     partition: Partition,
     models: Sequence[tuple[Model, int]],
@@ -310,6 +334,7 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
         "class_counts": class_counts,
     }
     arrays = {name: jnp.asarray(leaf, jnp.int32)[None] for name, leaf in leaves.items()}
+    arrays["newcomer"] = jnp.zeros(1, bool)
     labels = np.concatenate([own.labels[train], own.test_labels[test]])
     return dataclasses.replace(
         whole,
@@ -430,5 +455,6 @@ def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) ->
         test_size=test_size,
         relabel=jnp.asarray(partition.relabel[ids], jnp.int32),
         class_counts=class_counts if class_counts is ABSENT else jnp.asarray(class_counts[ids]),
+        newcomer=jnp.zeros(len(ids), bool),
         model=model,
     )

@@ -35,6 +35,11 @@ class Partition(NamedTuple):
     outputs: int
     public: np.ndarray = np.empty(0, np.int32)
 
+    def counts(self, labels: np.ndarray) -> np.ndarray:
+        """Training rows of every client and class, (clients, classes), for the source's labels (N,)."""
+        classes = self.relabel.shape[1]
+        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in self.train])
+
     @property
     def rows(self) -> np.ndarray:
         """All rows of anybody, each once."""

@@ -22,7 +22,7 @@ EPS = 1e-8  # the least norm that a cosine divides by
 
 
 def among(federation: Federation, cohort: Cohort) -> Cohort:
-    """Whose models are mixed: those of the round; of all clients, where these are scored in parts."""
+    """Whose models are mixed: the round's; where clients are scored in parts, of all but newcomers."""
     return everyone(federation, cohort) if cohort.part else cohort
 
 

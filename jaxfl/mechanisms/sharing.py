@@ -78,13 +78,13 @@ class Uploads(NamedTuple):
       models: the shared leaves after local training, (k, ...).
       messages: what `Memory.update` sends, (k, ...).
       rows: (k,) float, training rows; 0 in an empty place.
-      clients: of this architecture in the federation.
+      clients: () int32, of this architecture in the federation, newcomers left out.
     """
 
     models: Weights
     messages: Any
     rows: jax.Array
-    clients: int
+    clients: jax.Array
 
     @property
     def present(self) -> jax.Array:
@@ -338,7 +338,7 @@ def sharing(
         kept, shared, remembered, messages, loss = zip(*outputs, strict=True)
 
         def serve(group, before, server, models, messages, rows):
-            uploads = Uploads(models, messages, rows, len(group.id))
+            uploads = Uploads(models, messages, rows, (~group.newcomer).sum(dtype=jnp.int32))
             after = memory.aggregate(before, server, uploads, state.hyper)
             return tree.where((rows > 0).any(), after, (before, server))
 

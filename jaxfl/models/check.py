@@ -90,5 +90,9 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
     if logits.shape != (EXAMPLES, classes):
         raise JaxflError(
             f"{name} puts out {logits.shape[1:]} for an image, not ({classes},): a score for each class; "
-            f"give its last block {classes} features."
+            + (
+                "flatten or average its maps before the last layer."
+                if len(logits.shape) > 2
+                else f"give its last block {classes} features."
+            )
         )

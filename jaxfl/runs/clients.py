@@ -21,16 +21,17 @@ def as_csv(metrics: list[dict], federation: Federation) -> str:
     Returns:
       Architecture, training and test rows; accuracy, accuracy as received and macro F1 at the end, as
       fractions (of a newcomer the accuracies when it has joined and before); the rounds in which the client
-      took part, and what it sent, received and computed in them. What happens before the first round is in no
-      row.
+      took part, in how many of them its answer was lost, and what it sent, received and computed in them.
+      What happens before the first round is in no row.
     """
     last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
     accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
     f1 = last["accuracy"].get("macro_f1_per_client", [None] * len(accuracy))  # not of an earlier jaxfl
     place = {client: i for i, client in enumerate(newcomers["clients"])}
-    rounds, spent = Counter(), {name: Counter() for name in SPENT}
+    rounds, lost, spent = Counter(), Counter(), {name: Counter() for name in SPENT}
     for record in metrics:
         rounds.update(record["clients"])
+        lost.update(record.get("lost", ()))
         for name, of_clients in spent.items():
             for client, amount in zip(record["clients"], record[f"client_{name}"], strict=True):
                 of_clients[client] += amount
@@ -38,7 +39,7 @@ def as_csv(metrics: list[dict], federation: Federation) -> str:
     write = csv.writer(text, lineterminator="\n").writerow
     write(
         ["client", "architecture", "newcomer", "train_rows", "test_rows", "accuracy", "received", "macro_f1"]
-        + ["rounds", *SPENT]
+        + ["rounds", "lost", *SPENT]
     )
     for group in federation.groups:
         for i, client in enumerate(np.asarray(group.id).tolist()):
@@ -51,6 +52,6 @@ def as_csv(metrics: list[dict], federation: Federation) -> str:
             rows = int(group.size[i]), int(group.test_size[i])
             write(
                 [client, group.model.name, int(new is not None), *rows, *scored]
-                + [rounds[client], *(of_clients[client] for of_clients in spent.values())]
+                + [rounds[client], lost[client], *(of_clients[client] for of_clients in spent.values())]
             )
     return text.getvalue()

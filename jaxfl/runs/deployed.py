@@ -36,15 +36,17 @@ class Images(NamedTuple):
 
     Args:
       shape: of one, (H, W, C).
-      dtype: of the data set: uint8, or float32 for any floats.
+      dtype: of the data set: uint8, or float32 for any floats, and for what a `--shift` makes of any.
       mean: (1, 1, 1, C), of the training images in raw units.
       std: of these, likewise.
+      shifted: whether each client sees images of its own, see `Loaded.seen`.
     """
 
     shape: tuple[int, int, int]
     dtype: np.dtype
     mean: np.ndarray
     std: np.ndarray
+    shifted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +163,11 @@ class Deployed:
             raise JaxflError(f"The model takes images {wanted}, but these are {images.shape}.")
         if images.dtype.kind == dtype.kind == "f":
             return images.astype(dtype)
+        if images.dtype != dtype and self.images.shifted:
+            raise JaxflError(
+                f"Client {self.client} sees images of its own (--shift), in {dtype}, but these are "
+                f"{images.dtype}; run.seen({self.client}, rows) makes them."
+            )
         if images.dtype != dtype:
             mend = "; .astype('uint8') makes whole numbers from 0 to 255 so" if dtype == np.uint8 else ""
             raise JaxflError(
@@ -296,9 +303,10 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
     height, width, channels = described["shape"]
     images = Images(
         (height, width, channels),
-        np.dtype(described["dtype"]),
+        np.asarray(federation.mean).dtype if setup.data.shift else np.dtype(described["dtype"]),
         np.asarray(federation.mean),
         np.asarray(federation.std),
+        bool(setup.data.shift),
     )
     state = jax.device_put(state)
     return Opened(config, variant, setup, federation, partition, images, state, metrics[done - 1])

@@ -46,7 +46,7 @@ def save_partition(
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
-    pictures: dict[str, Any] = {"partition.png": lambda: draw(partition, source.labels, title)}
+    pictures: dict[str, Any] = {"partition.png": lambda: draw(partition.counts(source.labels), title)}
     if drawn and not of_vectors(source.images.shape[1:]):
         images, what = _seen(source, partition, drawn), " ".join(setup.data.shift)
         pictures["shift.png"] = lambda: draw_seen(images, what)

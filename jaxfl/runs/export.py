@@ -95,7 +95,12 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         f"```bibtex\n{method.bibtex}\n```" if method.bibtex else "",
         f"## Data\n\n{options['dataset']}, divided by `{options['partition']}` (partition seed "
         f"{options['partition_seed']}) among {len(train)} clients with {span(train)} training and "
-        f"{span(test)} test rows each; labels are {options['labels']}.",
+        f"{span(test)} test rows each; labels are {options['labels']}."
+        + (
+            f" Each client sees images of its own: `{' '.join(options['shift'])}`."
+            if options.get("shift")
+            else ""
+        ),
         f"## Input and output\n\nImages (batch, {_shape(model.images.shape)}) of {model.images.dtype}, as "
         "the data set has them; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "

@@ -11,7 +11,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.check import check
-from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_newcomers
+from jaxfl.core.cohorts import align, balance, draw_cohorts
 from jaxfl.core.engine import Conditions, Job, compiled, traced
 from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
@@ -41,31 +41,14 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         setup.run.eval_every,
         setup.run.score_cohort,
         [_conditions(setup, federation) for _, setup in runs],
-        [_newcomers(setup, federation) for _, setup in runs] if setup.run.newcomers else None,
     )
-
-
-def _newcomers(setup: Setup, federation: Federation) -> PerGroup:
-    """Who takes part in no round of a run: (n_g,) bool.
-
-    Raises:
-      JaxflError: if that is nobody.
-    """
-    counts = [len(group.id) for group in federation.groups]
-    drawn = draw_newcomers(counts, setup.run.newcomers, setup.run.seed)
-    if not np.concatenate(drawn).any():
-        raise JaxflError(
-            f"--newcomers {setup.run.newcomers} is nobody: the largest architecture has {max(counts)} "
-            "clients; raise it, or --clients."
-        )
-    return drawn
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
     """Who takes part in which round of a run, and in which place: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
-    newcomers = _newcomers(setup, federation) if setup.run.newcomers else None
-    drawn = draw_cohorts(counts, setup.run.participation, setup.run.rounds, setup.run.seed, newcomers)
+    chosen = setup.run.participation, setup.run.rounds, setup.run.seed
+    drawn = draw_cohorts(counts, *chosen, federation.newcomers)
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
 
 

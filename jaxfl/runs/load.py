@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxfl.data.federation import moments
 from jaxfl.data.partition import Partition
+from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source
 from jaxfl.errors import optional
 from jaxfl.runs import store
@@ -16,7 +18,7 @@ from jaxfl.runs.config import restore_setup
 from jaxfl.runs.deployed import Models
 from jaxfl.runs.export import export
 from jaxfl.runs.log import scalars
-from jaxfl.runs.prepare import load_source
+from jaxfl.runs.prepare import draw_shift, load_source
 from jaxfl.runs.variant import Variant
 
 if TYPE_CHECKING:
@@ -120,6 +122,26 @@ class Loaded:
           JaxflError: if it is not at hand.
         """
         return load_source(restore_setup(self.folder, self.config))
+
+    def seen(self, client: int, rows: np.ndarray) -> np.ndarray:
+        """Images of the data set as a client sees them, which is as they are unless there is a `--shift`.
+
+        Args:
+          client: its id.
+          rows: (B,) row numbers of the data set, at least one.
+
+        Returns:
+          (B, H, W, C), in raw units: what ``models[client].predict`` takes.
+
+        Raises:
+          JaxflError: if the data set is not at hand.
+        """
+        setup = restore_setup(self.folder, self.config)
+        if not setup.data.shift:
+            return self.source.images[rows]
+        drawn = draw_shift(setup, self.source, len(self.partition.train))
+        _, std = moments(self.source.images[self.source.train])
+        return seen(drawn, self.source.images, std, client, np.asarray(rows))
 
     @functools.cached_property
     def models(self) -> Models:

@@ -19,10 +19,11 @@ from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core import memory
+from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
 from jaxfl.data import hf, peers, shift, topology
 from jaxfl.data import partition as partitions
-from jaxfl.data.federation import Federation, federate, without_data
+from jaxfl.data.federation import Federation, federate, set_apart, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
@@ -83,6 +84,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     assert at_once and devices  # chosen by now
     drawn = draw_shift(setup, source, len(partition.train))
     federation = federate(source, partition, models, at_once, devices, public, links, drawn)
+    federation = with_newcomers(setup, federation)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices, drawn=drawn)
 
@@ -116,7 +118,26 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
     height, width, channels = images["shape"]
     _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
     links = link(setup, len(partition.train), begun)
-    return without_data(partition, models, images["mean"], images["std"], images["public"], links)
+    moments = images["mean"], images["std"]
+    return with_newcomers(setup, without_data(partition, models, *moments, images["public"], links))
+
+
+def with_newcomers(setup: Setup, federation: Federation) -> Federation:
+    """The federation with newcomers set apart, drawn by `partition_seed`.
+
+    Raises:
+      JaxflError: if they are asked for and are nobody.
+    """
+    if not setup.run.newcomers:
+        return federation
+    counts = [len(group.id) for group in federation.groups]
+    drawn = draw_newcomers(counts, setup.run.newcomers, setup.partition.partition_seed)
+    if not np.concatenate(drawn).any():
+        raise JaxflError(
+            f"--newcomers {setup.run.newcomers} is nobody: the largest architecture has {max(counts)} "
+            "clients; raise it, or --clients."
+        )
+    return set_apart(federation, drawn)
 
 
 def _require_device() -> None:
@@ -293,7 +314,7 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
         amounts.append(draw(clients, np.random.default_rng([seed, shift.STREAM, len(kinds)]), **options))
         kinds.append(name)
     shift.require(source.name, kinds, source.images.shape[1:])
-    return Drawn(tuple(kinds), tuple(amounts), seed) if kinds else None
+    return Drawn(tuple(kinds), tuple(amounts), seed % 2**32) if kinds else None
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:

@@ -127,9 +127,9 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                 for i, run in list(going.items()):
                     _, now = compilation(job.programs)
                     compiling, seconds = now - seconds, now
-                    where, newcomers = (job.federation, job.cohorts[i]), job.newcomers and job.newcomers[i]
+                    where = job.federation, job.cohorts[i]
                     deadline = run.config["options"].get("deadline")
-                    new = records(of_runs[i], *where, compiling, devices, len(runs), deadline, newcomers)
+                    new = records(of_runs[i], *where, compiling, devices, len(runs), deadline)
                     try:
                         _write(job, i, run, of_runs[i], new, stop)
                         _, seconds = compilation(job.programs)
@@ -159,7 +159,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
     """Write down a chunk of a run, its number in the job being `i`, and a checkpoint where one is due."""
     folder, machine = run.folder, run.machine
     ends = run.done + len(new) == job.rounds or stops(run.config, [*run.metrics, *new])
-    if ends and job.newcomers and not chunk.diverged:
+    if ends and np.concatenate(job.federation.newcomers).any() and not chunk.diverged:
         _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
     if not code.same(code.latest(run.config, run.metrics), run.code):
         new[0]["code"] = run.code
@@ -184,7 +184,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
 def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:
     """Write into the record of a run's last round what its newcomers get."""
     begun, (_, compiled) = time.perf_counter(), compilation(job.programs)
-    report, cohort = join(job, i, state, last), newcomers_in_places(job, i, last)
+    report, cohort = join(job, i, state, last), newcomers_in_places(job, last)
     record["newcomers"] = joined(report, cohort, job.federation)
     compiling = compilation(job.programs)[1] - compiled
     record["seconds"]["compile"] += compiling
@@ -209,14 +209,14 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
     summary = result(run.config, metrics, compilations)
-    partition, labels = store.read_partition(folder), np.asarray(job.federation.labels)
     pictures = {
-        "partition.png": partial(draw, partition, labels, run.config["options"]["partition"]),
+        "partition.png": partial(draw, job.federation.class_counts(), run.config["options"]["partition"]),
         "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
         "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
         "findings.png": partial(plot.draw_findings, metrics),
     }
-    pictures |= {name: partial(of, summary["findings"] or {}) for name, of in method.pictures.items()}
+    if summary["findings"]:
+        pictures |= {name: partial(of, summary["findings"]) for name, of in method.pictures.items()}
     counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
     if job.programs.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)

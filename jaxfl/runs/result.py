@@ -1,7 +1,5 @@
 """From per-round records to a run's result: accuracies, bytes, operations, seconds."""
 
-from collections.abc import Sequence
-
 import jax
 import numpy as np
 
@@ -25,7 +23,6 @@ def records(
     devices: dict[str, Device] | None = None,
     together: int = 1,
     deadline: float | None = None,
-    newcomers: Sequence[np.ndarray] | None = None,
 ) -> list[dict]:
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
@@ -37,7 +34,7 @@ def records(
     cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
     known (by architecture): the time of the slowest client, or the deadline where the server waits for one in
     vain; findings where the method has some. What a method does before the first round counts for it, and
-    stands there as preparation. Accuracies are of all clients but `newcomers`, (n_g,) bool of each group.
+    stands there as preparation. Accuracies are of all clients but newcomers.
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
@@ -101,7 +98,7 @@ def records(
         lines[0]["preparation"] = before
     if chunk.scores is not None:
         for moment, key in (("personal", "accuracy"), ("received", "received")):
-            lines[-1][key] = accuracy(chunk.scores[moment], federation, newcomers)
+            lines[-1][key] = accuracy(chunk.scores[moment], federation)
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,
@@ -214,7 +211,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "lost_answers": sum(len(record["lost"]) for record in metrics) if "lost" in metrics[0] else None,
         "targets": by_target(metrics, config["options"].get("target", ())),
         "stopped_at_target": metrics[-1]["round"] < config["options"]["rounds"],
-        "findings": metrics[-1].get("findings"),
+        "findings": next((r["findings"] for r in reversed(metrics) if r.get("findings")), None),
         "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
         "compilations": compilations,
         "code": history(config, metrics),

@@ -1,19 +1,16 @@
 """From rows that clients' models get right to the numbers of a run: over clients, architectures, classes."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from jaxfl.data.federation import Federation, PerGroup
 
 
-def accuracy(scores: PerGroup, federation: Federation, newcomers: Sequence[np.ndarray] | None = None) -> dict:
+def accuracy(scores: PerGroup, federation: Federation) -> dict:
     """How all clients but the newcomers do on their own test rows, as fractions.
 
     Args:
       scores: per group `Score` of all its clients.
       federation: the clients.
-      newcomers: per group (n_g,) bool, who has not joined yet; nobody by default.
 
     Returns:
       mean, std: over clients; lowest: of the worst client; worst_tenth: mean over the tenth of them (at least
@@ -23,7 +20,7 @@ def accuracy(scores: PerGroup, federation: Federation, newcomers: Sequence[np.nd
       validation: mean over clients on validation rows, None without such rows.
     """
     ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
-    there = ~np.concatenate(newcomers) if newcomers else np.ones(len(ids), bool)
+    there = ~np.concatenate(federation.newcomers)
     right, rows, predicted, validated, validation_rows, _ = _joined(scores)
     of_client, f1 = right.sum(1) / rows.sum(1), macro_f1(right, rows, predicted)
     order = np.argsort(ids)

@@ -42,6 +42,10 @@ _NEWCOMERS = (
 )
 
 
+def _sent_nothing(newcomers: dict | None) -> bool:
+    return newcomers is not None and newcomers["bytes_down"] == newcomers["bytes_up"] == 0
+
+
 def _of_newcomers(result: dict, moment: str) -> float:
     known = result.get("newcomers")
     return 100 * known[moment]["mean"] if known else np.nan
@@ -103,6 +107,11 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
             for g in (groups if len(groups) > 1 else ())
         ),
         ("received %", lambda r: 100 * r["received"]["mean"]),
+        *(
+            _on_request("lost", [])
+            if "lost" not in show and any(r.get("lost_answers") for _, r in results)
+            else ()
+        ),
         *(_NEWCOMERS if any(result.get("newcomers") for _, result in results) else ()),
         ("MB up", lambda r: r["bytes_up"] / 1e6),
         ("MB down", lambda r: r["bytes_down"] / 1e6),
@@ -117,9 +126,9 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     ]
     notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
     notes += [
-        f"{label} sends a newcomer nothing: what it has before joining is an untrained model."
+        f"{label} sends a newcomer nothing: what it has before joining is what it began with."
         for label, of_label in seeds.items()
-        if any("newcomers" in result and not result["newcomers"]["bytes_down"] for result in of_label)
+        if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
     return Table([title for title, _ in columns], rows, tuple(filter(None, notes)))
 

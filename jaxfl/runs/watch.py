@@ -121,7 +121,8 @@ def _runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else all runs below it in the order in which they began."""
     if (folder / store.CONFIG).exists():
         return [folder]
-    found = sorted(folder.rglob(store.CONFIG), key=lambda path: path.stat().st_mtime)
+    found = [path for path in folder.rglob(store.CONFIG) if (path.parent / store.PARTITION).exists()]
+    found.sort(key=lambda path: path.stat().st_mtime)
     if not found:
         raise JaxflError(f"There is no run in {folder}; name the folder of a run or of a comparison.")
     return [path.parent for path in found]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import SIZES, tiny_models, tiny_partition, tiny_source
 
+import jaxfl
 from jaxfl.data.federation import federate
 from jaxfl.data.shift import SHIFTS, Drawn, require, seen
 from jaxfl.errors import JaxflError
@@ -109,3 +110,16 @@ def test_who_has_no_shift_has_the_program_of_before():
     federation = federate(SOURCE, PARTITION, tiny_models())
     program = str(jax.make_jaxpr(federation.inputs)(np.arange(4)))
     assert "random" not in program and program.count("gather") == 1
+
+
+def test_a_run_under_a_shift_ends_and_predicts_what_its_clients_see(tmp_path):
+    """With a class-by-client picture of its rows, which are pairs of images and owners."""
+    options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 1, "eval_every": 1, "epochs": 1}
+    run = jaxfl.run("local", tmp_path / "run", shift=["rotate,degrees=60", "noise"], quiet=True, **options)
+    assert (run.folder / "partition.png").is_file()
+    for client in range(4):
+        rows, model = run.partition.test[client], run.models[client]
+        right = model.predict(run.seen(client, rows)) == run.source.labels[rows]
+        assert right.mean() == model.accuracy
+    with pytest.raises(JaxflError, match=r"sees images of its own .*run.seen\(3, rows\) makes them"):
+        model.predict(run.source.images[rows])

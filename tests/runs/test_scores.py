@@ -1,13 +1,20 @@
 """What is known of clients beside their mean accuracy, and clients who join when all is trained."""
 
 import csv
+import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from conftest import tiny_models, tiny_partition, tiny_source
 from sklearn.metrics import f1_score, recall_score
 
 import jaxfl
-from jaxfl.core.cohorts import draw_cohorts, draw_newcomers
+from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
+from jaxfl.data.federation import federate, set_apart
+from jaxfl.mechanisms.mixing import among
+from jaxfl.mechanisms.sharing import Memory, sharing
+from jaxfl.registry import METHODS
 from jaxfl.runs.scores import macro_f1
 
 SIZES = (7, 10)
@@ -30,6 +37,29 @@ def test_newcomers_are_drawn_from_every_architecture_and_are_in_no_cohort():
     for slots, of_group in zip(cohorts, newcomers, strict=True):
         assert set(np.unique(slots.index[slots.mask])) == set(np.flatnonzero(~of_group))
     assert (sum(slots.mask.sum(1) for slots in cohorts) == 6).all()  # half of twelve
+
+
+def test_newcomers_are_in_nobodys_mixture():
+    """Of methods that look beyond the round's clients, and of those that count all clients."""
+    source = tiny_source()
+    federation = federate(source, tiny_partition(source), tiny_models())
+    apart = set_apart(federation, [np.array([False, True, False]), np.array([False, True])])
+    cohort = these_clients(apart, [np.array([True, True, False]), np.array([False, False])], rounds=1)
+    pool = dataclasses.replace(cohort, part=True)
+    found = [slots.index[slots.mask].tolist() for slots in jax.device_get(among(apart, pool).groups)]
+    assert found == [[0, 2], [0]]
+    assert class_counts_of(apart) == class_counts_of(federation)
+    counted = []
+    memory = Memory(aggregate=lambda w, h, uploads, hyper: (counted.append(uploads.clients), (w, h))[1])
+    config = METHODS["fedavg"].config(epochs=1)
+    algorithm = sharing(config, memory=memory)
+    state = algorithm.init(jax.random.key(0), apart, config)
+    algorithm.step(jax.random.key(1), state, apart, cohort)
+    assert [int(of_group) for of_group in counted] == [2, 1]
+
+
+def class_counts_of(federation):
+    return federation.class_counts().tolist()
 
 
 @pytest.fixture(scope="module")

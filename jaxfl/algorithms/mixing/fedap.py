@@ -201,7 +201,8 @@ def build(config: FedAP) -> Algorithm:
         """What the clients of a cohort start from, per group (k_g, ...)."""
 
         def of_group(model, group, own, stored, i):
-            c = weights(state, i, group.id)
+            # A newcomer is in nobody's mixture: its id is none of these.
+            c = weights(state, i, jnp.where(group.newcomer, federation.clients, group.id))
             kept, _ = tree.split(own, norms(model))
             _, sent = tree.split(stored, norms(model))
             return tree.combine(kept, mix(c, sent))

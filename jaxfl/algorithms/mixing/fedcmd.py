@@ -215,7 +215,10 @@ def build(config: FedCMD) -> Algorithm:
         shared = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
         if config.base == "stored":
             fedavg = selecting & (config.selection == "fedavg")
-            stored = per_group(lambda w: jax.tree.map(lambda leaf: leaf.mean(0), w), own)
+            members = per_group(
+                lambda group: (~group.newcomer).astype(federation.mean.dtype), federation.groups
+            )
+            stored = per_group(tree.weighted_mean, own, members, shared)
             shared = jax.tree.map(lambda mean, other: jnp.where(fedavg, mean, other), shared, stored)
         won = per_group(
             lambda slots, won, tally: won + winner(slots, tally) * selecting.astype(jnp.int32),

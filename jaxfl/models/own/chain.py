@@ -311,7 +311,7 @@ def chain(
       network: the network.
       classes: outputs.
       head: layer with which the head begins; by default the last one with weights.
-      blocks: layers with which blocks begin; by default each with weights.
+      blocks: layers with which blocks begin; by default each with weights, but for those that normalise.
 
     Raises:
       JaxflError: if there is no such layer, or a block cannot begin there.
@@ -348,7 +348,14 @@ def chain(
             "loop and transformation; build it of such layers, or use from_functions."
         )
     last = first[head] if head else weighted[-1]
-    wanted = [first[layer] for layer in blocks] if blocks else [i for i in weighted if not obstacle(i)]
+    shapes = {path: leaf.shape for part in leaves(network) for path, leaf in part.items()}
+
+    def maps(i: int) -> bool:
+        """Whether a layer has more than vectors: one that only normalises belongs to what comes before it."""
+        return any(len(shapes[path]) > 1 for path in parts_from[i].paths)
+
+    by_default = [i for i in weighted if maps(i) and not obstacle(i)]
+    wanted = [first[layer] for layer in blocks] if blocks else by_default
     for i in [last, *wanted]:
         if (why := obstacle(i)) and i != weighted[0]:
             raise JaxflError(

@@ -43,7 +43,8 @@ def from_equinox(
       classes: outputs.
       head: name of the attribute, the layer, with which the head begins; by default the last one with
         weights. An entry of a list is ``layers_0``.
-      blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
+      blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
+        but for those that only normalise.
 
     Raises:
       JaxflError: naming file and line, if it cannot be made or called like this, a block cannot begin with

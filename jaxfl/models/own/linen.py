@@ -39,7 +39,8 @@ def from_linen(
       shape: (H, W, C) of an image.
       classes: outputs.
       head: name of the layer with which the head begins; by default the last one with weights.
-      blocks: names of the layers with which blocks begin; by default all with weights where one can begin.
+      blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
+        but for those that only normalise.
 
     Raises:
       JaxflError: naming file and line, if it cannot be called like this, a block cannot begin with such a
