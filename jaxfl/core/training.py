@@ -38,7 +38,7 @@ class Training:
 
     epochs: int | float = within("[0.001, inf)", 5)
     """E, passes over a client's rows in a round. 0.5 is the first half of a shuffled epoch's mini-batches,
-    rounded up."""
+    rounded up; shares are taken to a thousandth."""
     steps: int | None = within("[1, inf)", None)
     """In place of E epochs so many mini-batches a round of every client, in as many shuffled epochs as that
     takes."""

@@ -53,13 +53,24 @@ def read(path: Path, source: Source) -> Partition:
     }
     for part in ("train", "test"):
         require_everyone(KEYS[part], parts[part], f"mend {path}")
-    for client, (own, tested) in enumerate(zip(parts["train"], parts["test"], strict=True)):
-        if np.isin(own, tested).any():
-            raise JaxflError(f"{path}: client {client} is tested on rows that it trains on; list each once.")
+    public = _rows(path, about.get("public", []), source)
+    for client, own in enumerate(zip(parts["train"], parts["test"], strict=True)):
+        rows, times = np.unique(np.concatenate([*own, public]), return_counts=True)
+        if times.max() > 1:
+            raise JaxflError(
+                f"{path}: client {client} has row {rows[times.argmax()]} twice, among train, test and public; "
+                "list each once."
+            )
     relabel = np.tile(np.arange(source.classes, dtype=np.int32), (len(clients), 1))
     if "relabel" in about:
         relabel = _numbered(path, about["relabel"], relabel.shape)
-    public = _rows(path, about.get("public", []), source)
+        for client, (known, *own) in enumerate(zip(relabel, *parts.values(), strict=True)):
+            numbers = known[known >= 0]
+            if (known[source.labels[np.concatenate(own)]] < 0).any() or len(set(numbers)) < len(numbers):
+                raise JaxflError(
+                    f"{path}: relabel gives client {client} no number for a class that it has rows of, or "
+                    "two classes one number; number its classes from 0."
+                )
     return Partition(**parts, relabel=relabel, outputs=int(relabel.max()) + 1, public=public)
 
 

@@ -41,7 +41,12 @@ def test_json_comes_back_as_it_was(tmp_path):
         ('[{"train": [0], "test": ["x"]}]', "something else than lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
         ('[{"train": [0]}]', "Client 0 is left without test rows"),
-        ('[{"train": [0, 1], "test": [1]}]', "client 0 is tested on rows that it trains on"),
+        ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice, among train, test and public"),
+        ('{"public": [0], "data_indices": [{"train": [0], "test": [1]}]}', "client 0 has row 0 twice"),
+        (
+            '{"relabel": [[0, 0, 1]], "data_indices": [{"train": [0], "test": [1]}]}',
+            "two classes one number",
+        ),
         (
             '{"data_indices": [{"train": [0], "test": [1]}], "relabel": [[0, 1, 3]]}',
             "does not number 3 classes",
