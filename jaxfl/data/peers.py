@@ -58,7 +58,7 @@ def read(path: Path, source: Source) -> Partition:
         rows, times = np.unique(np.concatenate([*own, public]), return_counts=True)
         if times.max() > 1:
             raise JaxflError(
-                f"{path}: client {client} has row {rows[times.argmax()]} twice, among train, test and public; "
+                f"{path}: client {client} has row {rows[times.argmax()]} twice in train, test and public; "
                 "list each once."
             )
     relabel = np.tile(np.arange(source.classes, dtype=np.int32), (len(clients), 1))

@@ -41,7 +41,7 @@ def test_json_comes_back_as_it_was(tmp_path):
         ('[{"train": [0], "test": ["x"]}]', "something else than lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
         ('[{"train": [0]}]', "Client 0 is left without test rows"),
-        ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice, among train, test and public"),
+        ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, test and public"),
         ('{"public": [0], "data_indices": [{"train": [0], "test": [1]}]}', "client 0 has row 0 twice"),
         (
             '{"relabel": [[0, 0, 1]], "data_indices": [{"train": [0], "test": [1]}]}',
