@@ -30,7 +30,8 @@ COLUMNS = (
 
 def cell(folder: Path) -> tuple:
     """The line of one run."""
-    config, metrics, result = load(folder)
+    run = load(folder)
+    config, metrics, result = run.config, run.metrics, run.result
     assert result is not None, f"{folder} has not finished"
     of_rounds = [record["cohort"].get("trained") for record in metrics[-10:]]
     trained = np.mean([of_round["mean"] for of_round in of_rounds]) if all(of_rounds) else np.nan
