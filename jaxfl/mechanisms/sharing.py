@@ -78,7 +78,7 @@ class Uploads(NamedTuple):
       models: the shared leaves after local training, (k, ...).
       messages: what `Memory.update` sends, (k, ...).
       rows: (k,) float, training rows; 0 in an empty place.
-      clients: () int32, of this architecture in the federation, newcomers left out.
+      clients: () float, how many of this architecture in the federation, newcomers left out.
     """
 
     models: Weights
@@ -338,7 +338,7 @@ def sharing(
         kept, shared, remembered, messages, loss = zip(*outputs, strict=True)
 
         def serve(group, before, server, models, messages, rows):
-            uploads = Uploads(models, messages, rows, (~group.newcomer).sum(dtype=jnp.int32))
+            uploads = Uploads(models, messages, rows, (~group.newcomer).astype(rows.dtype).sum())
             after = memory.aggregate(before, server, uploads, state.hyper)
             return tree.where((rows > 0).any(), after, (before, server))
 

@@ -341,7 +341,7 @@ def test_a_value_of_the_wrong_type_is_refused(capsys):
         main(["run", "fedavg", "--lr", "much"])
     out, err = capsys.readouterr()
     assert end.value.code == 2
-    assert "--lr: must be a number, not 'much'" in " ".join((out + err).split())
+    assert "--lr must be a number, not 'much'" in " ".join((out + err).split())
 
 
 def test_the_installed_command_refuses(folder):

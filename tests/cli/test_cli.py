@@ -88,9 +88,9 @@ def test_commands_without_options_explain_themselves(capsys, command):
 @pytest.mark.parametrize(
     ("command", "sentences"),
     [
-        ("run --help", ["--lr FLOAT Learning rate. (default: 0.05)"]),
+        ("run --help", ["--lr FLOAT Learning rate of clients. (default: 0.05)"]),
         ("run compfl,eps=0.1 --help", ["--eps FLOAT epsilon, how", "own. (default: 0.1)", "--no-kd"]),
-        ("compare --help", ["--lr FLOAT Learning rate.", "--seeds INT Repeat with seed"]),
+        ("compare --help", ["--lr FLOAT Learning rate of clients.", "--seeds INT Repeat with seed"]),
         ("partition --help", ["--run-dir"]),
     ],
 )
@@ -118,7 +118,7 @@ def test_every_option_is_explained(capsys):
         assert part in out
     for command in ("list ditto", "run ditto --help"):
         out = printed(capsys, command)
-        assert out.index("E_p, epochs of the personal") < out.index("Learning rate.")
+        assert out.index("E_p, epochs of the personal") < out.index("Learning rate of")
     with pytest.raises(SystemExit):
         call("list dirichle")
     assert "did you mean 'dirichlet'?" in capsys.readouterr().err
@@ -200,13 +200,12 @@ def test_flags_and_choices_are_read_alike(flags, choice):
     check("own", parsed)
 
 
-def test_a_wrong_entry_is_refused_alike(capsys):
+def test_a_wrong_entry_is_refused_alike():
     words = "must be a tuple of whole numbers, not '1+x'"
     with pytest.raises(jaxfl.JaxflError, match=re.escape(f"own: sizes {words}.")):
         choices.convert("own", hints(Own), {"sizes": "1+x"})
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(jaxfl.JaxflError, match="--sizes must be a whole number, not 'x'."):
         parse_flags("own", ["--sizes", "1", "x"], own=Own())
-    assert end.value.code == 2 and "must be a whole number, not 'x'" in capsys.readouterr().err
     with pytest.raises(jaxfl.JaxflError, match="--sizes must be a tuple of whole numbers, but is .'1',"):
         check("own", Own(sizes=("1",)))
 
@@ -339,8 +338,8 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert sentence.startswith("fedavg,lr=1e+30: the loss or the predictions of client")
     with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
         jaxfl.compare("ditto", lam=1.0)
-    with pytest.raises(jaxfl.JaxflError, match="no column 'worst'; did you mean 'worst-tenth'?"):
-        jaxfl.compare("fedavg", show="worst", run_dir=tmp_path / "none")
+    with pytest.raises(jaxfl.JaxflError, match="no column 'worst-ten'; did you mean 'worst-tenth'?"):
+        jaxfl.compare("fedavg", show="worst-ten", run_dir=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     with pytest.raises(jaxfl.JaxflError, match="Name the methods to compare"):
         jaxfl.compare()
