@@ -180,6 +180,7 @@ def test_cutouts_are_squares_of_half_the_height():
     assert (gone.sum((1, 2)) == 64).any() and cut.dtype == np.uint8
 
 
+@pytest.mark.long
 def test_colours_change_within_bounds_and_grey_stays_grey():
     even = jnp.full((200, 4, 4, 3), 90, jnp.uint8)
     light = np.asarray(colour(KEY, even)) / 90  # without contrast, saturation and hue

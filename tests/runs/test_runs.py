@@ -504,7 +504,7 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
     assert files() == before
 
 
-@pytest.mark.parametrize("method", [long("draftfed"), "pfedclub"])
+@pytest.mark.parametrize("method", ["draftfed", long("pfedclub")])
 def test_methods_with_public_images_resume(dataset, tmp_path, method):
     """Among them pFedClub, whose server assembles teachers between rounds: the same ones again."""
     original, folder = tmp_path / "original", tmp_path / "stopped"

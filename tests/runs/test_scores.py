@@ -115,6 +115,7 @@ def test_scores_are_those_of_the_predictions(chosen, tmp_path):
     assert [int(row["rounds"]) for row in rows] == [0 if i in new else 4 for i in range(4)]
 
 
+@pytest.mark.long
 def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
     """A run that has ended with newcomers goes on like one that was begun for more rounds."""
     short = jaxfl.run("local", run_dir=tmp_path / "short", **chosen)
