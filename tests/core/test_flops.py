@@ -80,6 +80,7 @@ def test_fedrep_by_hand(federation):
         np.testing.assert_array_equal(report.flops[g], rows * (3 * head + EPOCHS * body))
 
 
+@pytest.mark.long
 def test_two_maps_add_up_whatever_their_cohorts(federation):
     """Ditto trains two models of each client; Local's own schedule trains everyone in any round."""
     ((alone,), _) = reports(federation, "fedavg")

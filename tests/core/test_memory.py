@@ -56,6 +56,7 @@ def fail(*arguments):
     raise OUT_OF_MEMORY
 
 
+@pytest.mark.long
 def test_a_run_takes_as_many_clients_side_by_side_as_fit(chosen, data, tmp_path, monkeypatch):
     needed = {}
     for at_once in (6, 3, 2):

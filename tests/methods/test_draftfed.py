@@ -169,6 +169,7 @@ def loss_of(model, targets, position, **options):
     return loss(weights, batch, jax.random.key(1))[0]
 
 
+@pytest.mark.long
 def test_a_single_convolution_has_both_weights_and_no_loss_where_it_should_be():
     model = plain_cnn("one", [ConvBlock(2, 3, 1, 2)], [DenseBlock(4)], shape=SHAPE, classes=CLASSES)
     weights, images = model.init(jax.random.key(0)), jnp.asarray(normal(0, IMAGES, *SHAPE))

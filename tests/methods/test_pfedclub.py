@@ -717,6 +717,7 @@ def alone():
     return federate(source, tiny_partition(source, (5, 6)), [(model, 2)])
 
 
+@pytest.mark.long
 def test_one_client_alone_is_its_own_teacher(alone, parts):
     done = teach(alone, PFedClub(candidates=1, groups=9), present=((1,),))
     (group,), (found,) = alone.groups, done.findings["assembled"]

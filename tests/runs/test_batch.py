@@ -154,6 +154,7 @@ def test_a_run_that_diverges_ends_alone(options, alone, tmp_path, capsys):
         assert 0 < len(store.read_metrics(ended)) < ROUNDS and not (ended / "result.json").exists()
 
 
+@pytest.mark.long
 def test_as_many_runs_are_one_program_as_fit(options, alone, tmp_path, capsys, monkeypatch):
     tried, peak_bytes = [], memory.peak_bytes
 
