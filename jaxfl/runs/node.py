@@ -10,14 +10,11 @@ from jaxfl.core.engine import initial_state
 from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
 from jaxfl.core.protocol import Averaged
 from jaxfl.data.federation import Own, of_one_client
-from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.runs import store
-from jaxfl.runs.config import restore_setup
 from jaxfl.runs.deployed import Opened, opened
 from jaxfl.runs.init_from import started
+from jaxfl.runs.load import Loaded, load
 from jaxfl.runs.observer import NOBODY
-from jaxfl.runs.prepare import load_source
 
 
 @functools.lru_cache(maxsize=1)
@@ -96,10 +93,11 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
 
 
 def _in_the_run(folder: Path, its: Opened, client: int) -> Own:
-    source, train, test = _source(folder), its.partition.train[client], its.partition.test[client]
-    return Own(source.images[train], source.labels[train], source.images[test], source.labels[test])
+    run, train, test = _loaded(folder), its.partition.train[client], its.partition.test[client]
+    labels = run.source.labels
+    return Own(run.seen(client, train), labels[train], run.seen(client, test), labels[test])
 
 
 @functools.lru_cache(maxsize=1)
-def _source(folder: Path) -> Source:
-    return load_source(restore_setup(folder, store.read_config(folder)))
+def _loaded(folder: Path) -> Loaded:
+    return load(folder)
