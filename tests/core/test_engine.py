@@ -247,15 +247,6 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
         )
 
 
-def test_a_program_counts_its_compilations():
-    program = engine.Program(lambda x: x + 1)
-    assert program.compilations == 0
-    for argument in np.zeros(2), np.ones(2), np.zeros(3), np.zeros(2, np.int32):
-        assert_equal(program(argument), argument + 1)
-    assert program.compilations == 3
-    assert program.seconds > 0
-
-
 @pytest.mark.parametrize(
     "model",
     [
