@@ -60,15 +60,16 @@ class Comparison(NamedTuple):
     long: bool = False
 
 
-def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Comparison:
+def local_statistics(*mistakes, models=((NORMALISED, 5),), long=False, **options) -> Comparison:
     """A comparison in which BatchNorm's running statistics are never sent.
 
     Args:
       *mistakes: see `Comparison`.
       models: of the federation.
+      long: see `Comparison`; where nothing else differs from the first one, another method stands for it.
       **options: of the method.
     """
-    return Comparison(options | {"bn_stats": "local"}, mistakes or [("momentum", 0.51)], models)
+    return Comparison(options | {"bn_stats": "local"}, mistakes or [("momentum", 0.51)], models, long)
 
 
 class Case(NamedTuple):

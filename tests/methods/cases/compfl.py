@@ -295,9 +295,10 @@ compfl = Case(
         "without distillation, under adam, local statistics": local_statistics(
             ("kd", True),
             ("optimizer", "sgd"),
+            long=True,
             models=((NORMALISED, 3), (SMALLEST, 2)),
             **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
-        )._replace(long=True),
+        ),
     },
     reductions=(without_cooperation_it_is_fedper,),
 )

@@ -193,7 +193,7 @@ draftfed = Case(
             three_depths(),
         ),
         "BatchNorm": Comparison(OPTIONS, [("momentum", 0.51)], ((SMALL, 2), (CONVOLVING, 3)), long=True),
-        "local statistics": local_statistics(**OPTIONS),
+        "local statistics": local_statistics(long=True, **OPTIONS),
     },
     reductions=(without_draft_learning_it_is_local,),
 )

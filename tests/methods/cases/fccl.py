@@ -147,11 +147,12 @@ fccl = Case(
         "local statistics": local_statistics(
             ("remember", 0.0),
             ("public_epochs", 1),
+            long=True,
             models=Comparison().models,
             remember=0.6,
             public_epochs=2,
             **OPTIONS | {"public_batch": PUBLIC + 1},
-        )._replace(long=True),
+        ),
     },
     reductions=(without_public_images_memory_and_pretraining_it_is_local,),
 )

@@ -144,7 +144,7 @@ fedap = Case(
             ((tiny_cnn("mcmahan", (3, 2), (4, 2)), 3), (SMALL, 2)),
             long=True,
         ),
-        "local statistics": local_statistics()._replace(long=True),
+        "local statistics": local_statistics(long=True),
     },
     reductions=(of_its_own_model_alone_it_is_local,),
 )

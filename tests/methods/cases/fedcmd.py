@@ -388,7 +388,7 @@ fedcmd = Case(
             long=True,
         ),
         "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),), long=True),
-        "local statistics": local_statistics(**SHORT),
+        "local statistics": local_statistics(long=True, **SHORT),
     },
     reductions=(
         with_a_personal_classifier_it_is_fedper,

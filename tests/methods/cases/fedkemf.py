@@ -127,10 +127,11 @@ fedkemf = Case(
         ),
         "local statistics": local_statistics(
             ("temperature", 2.1),
+            long=True,
             models=((SMALL, 3), (NORMALISED, 2)),
             ensemble="max",
             **feddf.OPTIONS,
-        )._replace(long=True),
+        ),
     },
     reductions=(the_smallest_network_travels_unless_another_is_named,),
 )

@@ -242,7 +242,7 @@ pfedbayes = Case(
             [("samples", 2), ("repeats", 1), ("momentum", 0.51)],
             long=True,
         ),
-        "local statistics": local_statistics(("eps_scale", 0.51), eps_scale=0.5, **ADAM)._replace(long=True),
+        "local statistics": local_statistics(("eps_scale", 0.51), long=True, eps_scale=0.5, **ADAM),
     },
     reductions=(without_noise_and_divergence_it_is_local,),
 )
