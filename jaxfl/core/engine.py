@@ -270,6 +270,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
       counts an equal part of the seconds of training.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
+    for program, shapes in _needed(job, start):
+        program.begin(*shapes)  # while the first weights are drawn
     if states is None:
         before, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
     else:
@@ -425,6 +427,14 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:
     """The executables of a new job, of several runs that of their rounds alone; nothing runs."""
+    return [program.compile(*shapes) for program, shapes in _needed(job, 0)]
+
+
+def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
+    """The programs of a job that begins with round `start`, and the shapes of their arguments.
+
+    Of several runs only that of their rounds. The longest to compile is the first one.
+    """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
     state = jax.eval_shape(programs.init, job.keys[0], federation, traced(job.configs[0]))
     axis = () if runs == 1 else (runs,)
@@ -435,20 +445,17 @@ def compiled(job: Job) -> list[jax.stages.Compiled]:
         state,
     )
     key = federation.replicate(_together(job.keys, jnp.stack))
-    end = min(job.rounds, job.eval_every if programs.host is None else 1)
-    cohorts = _together([_of_rounds(of_run, 0, end) for of_run in job.cohorts])
+    end = min(job.rounds, start + (job.eval_every if programs.host is None else 1))
+    cohorts = _together([_of_rounds(of_run, start, end) for of_run in job.cohorts])
     advance = programs.rounds if runs == 1 else programs.rounds_of_runs
-    score_key, conditions = key if job.score_cohort else None, _conditions(job, 0, end)
-    executables = [advance.compile(key, state, federation, cohorts, score_key, conditions)]
+    score_key, conditions = key if job.score_cohort else None, _conditions(job, start, end)
+    yield advance, (key, state, federation, cohorts, score_key, conditions)
     if runs == 1:
         part = in_parts(federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
-        executables += [
-            programs.received.compile(key, state, federation, part),
-            programs.personal.compile(key, state, federation, part),
-        ]
-        if programs.prepare:
-            executables.append(programs.prepare.compile(key, state, federation, _members(job)))
-    return executables
+        yield programs.received, (key, state, federation, part)
+        yield programs.personal, (key, state, federation, part)
+        if programs.prepare and start == 0:
+            yield programs.prepare, (key, state, federation, _members(job))
 
 
 def depends_on_length(job: Job, rounds: int) -> bool:

@@ -5,6 +5,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ import numpy as np
 
 from jaxfl.machine.memory_maps import crowded
 
-_uses = itertools.count()
+_compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
 _programs = weakref.WeakSet()
+_uses = itertools.count()
 
 
 class Program:
@@ -25,31 +27,46 @@ class Program:
 
     Attributes:
       compilations: how many programs were compiled.
-      seconds: how long that took, tracing included.
+      seconds: how long that took, tracing included; what was compiled while something else was done does not
+        count.
     """
 
     def __init__(self, function: Callable, donate: tuple[int, ...] = ()):
         """Nothing is compiled before the first call."""
         self._jitted = jax.jit(function, donate_argnums=donate)
+        self._begun: dict[Any, Future] = {}
         self._compiled = {}
         self._last_use = next(_uses)
         self.compilations = 0
         self.seconds = 0.0
         _programs.add(self)
 
+    def begin(self, *args) -> None:
+        """Let another thread compile it for arguments of these shapes, until it is asked for."""
+        signature = _signature(args)
+        if signature in self._compiled or signature in self._begun:
+            return
+        start = time.perf_counter()
+        self._begun[signature] = _compilers.submit(self._lowered(args).compile)
+        self.seconds += time.perf_counter() - start
+
     def compile(self, *args):
         """The executable for arguments of these shapes."""
-        leaves, structure = jax.tree.flatten(args)
-        signature = structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        signature = _signature(args)
         self._last_use = next(_uses)
         if signature not in self._compiled:
-            if crowded():
-                _let_go()
             start = time.perf_counter()
-            self._compiled[signature] = self._jitted.lower(*args).compile()
-            self.compilations += 1
+            begun = self._begun.pop(signature, None)
+            self._compiled[signature] = begun.result() if begun else self._lowered(args).compile()
             self.seconds += time.perf_counter() - start
         return self._compiled[signature]
+
+    def _lowered(self, args: tuple) -> jax.stages.Lowered:
+        """What is to be compiled, for which there is room now."""
+        if crowded():
+            _let_go()
+        self.compilations += 1
+        return self._jitted.lower(*args)
 
     def formula(self, *args) -> Any:
         """What it computes for arguments of these shapes, to compare."""
@@ -59,6 +76,12 @@ class Program:
     def __call__(self, *args):
         """Run it."""
         return self.compile(*args)(*args)
+
+
+def _signature(args: tuple) -> Any:
+    """What two calls have in common that are one program."""
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _let_go() -> None:

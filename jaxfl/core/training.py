@@ -390,12 +390,15 @@ def count_correct(scores, labels, size):
     return (right & real).sum(dtype=jnp.int32)
 
 
+_drawn = jax.jit(Model.init, static_argnums=0)  # one program for all leaves, not one for each
+
+
 def initial_weights(key, federation: Federation) -> PerGroup:
     """One model per architecture, the same for every method with the same key.
 
     It is freshly initialised, but for the blocks that are given, see `Federation.initial`.
     """
-    fresh = tuple(model.init(jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
+    fresh = tuple(_drawn(model, jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
     if federation.initial is None:
         return fresh
     return tuple(

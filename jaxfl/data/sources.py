@@ -12,7 +12,7 @@ from jaxfl.data import hf, npz, tfds
 from jaxfl.errors import JaxflError, nearest
 
 DATASETS = {
-    "digits": "1,797 handwritten digits, 8x8, ten classes; comes with scikit-learn",
+    "digits": "1,797 handwritten digits, 8x8, ten classes; comes with jaxfl",
     "cifar10, mnist, fashion_mnist, svhn_cropped, ...": "any image classification set of "
     "tensorflow-datasets, by its name",
     "emnist/byclass": "a configuration of a set",
@@ -23,6 +23,10 @@ DATASETS = {
     "path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/",
     "path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source",
 }
+
+# UCI's optical recognition of handwritten digits (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49, CC BY
+# 4.0), the part that scikit-learn has, with a fixed stratified fifth to test on.
+DIGITS = Path(__file__).with_name("digits.npz")
 
 
 class Source(NamedTuple):
@@ -54,7 +58,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
     Args:
       name: one of
 
-        - ``digits``: the 1,797 real 8x8 handwritten digits (values 0..16) that scikit-learn embeds;
+        - ``digits``: the 1,797 real 8x8 handwritten digits (values 0..16) that come with jaxfl;
         - a path ending in ``.npz``: arrays ``images`` (N, H, W) or (N, H, W, C), uint8 or float,
           or ``features`` (N, d) in place of them; ``labels`` (N,) that number the classes 0, 1, 2, ...
           without a gap, and optionally ``split`` (N,), either the words "train" and "test" or True for a
@@ -73,7 +77,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
     """
     path = Path(name).expanduser()
     if name == "digits":
-        read: Any = _digits()
+        read: Any = _npz(DIGITS)
     elif name.startswith(hf.PREFIX):
         read = hf.read(name)
     elif path.suffix == ".npz":
@@ -148,13 +152,6 @@ def from_arrays(
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     return Source(name, images[order], labels[order], train[order], classes, columns)
-
-
-def _digits():
-    from sklearn.datasets import load_digits  # here: it takes a second to load
-
-    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
-    return pixels.reshape(-1, 8, 8).astype(np.uint8), labels, None, 10
 
 
 def _npz(path: Path):

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
-from sklearn.decomposition import PCA
 
 from jaxfl.runs.table import OF_ACCURACY, Table
 
@@ -229,6 +228,8 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
       embeddings: by architecture, (n_g, d).
       counts: by architecture in the order of ids, (n_g, outputs), each client's training rows per label.
     """
+    from sklearn.decomposition import PCA  # here: SciPy comes with it, a second of every command
+
     figure = Figure((4.6 * len(embeddings) + 0.8, 4.2), layout="constrained", dpi=150)
     outputs = next(iter(counts.values())).shape[1]
     colours = colormaps["hsv"](np.arange(outputs) / outputs)[:, :3]

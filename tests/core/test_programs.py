@@ -1,6 +1,7 @@
 """Compiled programs: what they count, and which are let go where a process holds too many."""
 
 import numpy as np
+import pytest
 
 from jaxfl.core import programs
 from jaxfl.core.programs import Program
@@ -14,6 +15,22 @@ def test_a_program_counts_its_compilations():
         np.testing.assert_array_equal(program(argument), argument + 1)
     assert program.compilations == 3
     assert program.seconds > 0
+
+
+def test_what_has_begun_to_be_compiled_is_compiled_once_and_fails_where_it_is_asked_for():
+    program, argument = Program(lambda x: x + 1), np.zeros(2)
+    for _ in range(2):
+        program.begin(argument)
+    np.testing.assert_array_equal(program(argument), argument + 1)
+    assert program.compilations == 1
+
+    def fail():
+        raise ZeroDivisionError
+
+    program._begun[programs._signature((np.zeros(3),))] = programs._compilers.submit(fail)
+    with pytest.raises(ZeroDivisionError):
+        program(np.zeros(3))
+    np.testing.assert_array_equal(program(np.zeros(3)), np.ones(3))  # once more
 
 
 def test_executables_of_the_longest_unused_programs_are_let_go_where_there_are_too_many(monkeypatch):

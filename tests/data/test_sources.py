@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from jaxfl.data.sources import load
 from jaxfl.errors import JaxflError
@@ -30,6 +32,14 @@ def test_digits_are_real_and_split_in_fixed_stratified_fifths():
     in_test = np.bincount(source.labels[~source.train])
     assert abs(in_test / np.bincount(source.labels) - 0.2).max() < 0.01
     assert (load("digits").images == source.images).all()
+
+
+def test_digits_are_those_of_scikit_learn():
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
+    _, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
+    source, train = load("digits"), ~np.isin(np.arange(len(labels)), test)
+    np.testing.assert_array_equal(source.images, np.r_[pixels[train], pixels[~train]].reshape(-1, 8, 8, 1))
+    np.testing.assert_array_equal(source.labels, np.r_[labels[train], labels[~train]])
 
 
 # --- .npz
