@@ -202,8 +202,7 @@ def _compare(arguments: list[str]) -> None:
     common = {name: value for name, value in vars(training).items() if value != getattr(Training(), name)}
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
-        options = {"show": columns.show, "log": logs.log, "observer": bar.observer}
-        options |= vars(insist) | vars(limit)
+        options = {"log": logs.log, "observer": bar.observer} | vars(columns) | vars(insist) | vars(limit)
         made = comparisons.compare(
             variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
         )
@@ -297,7 +296,7 @@ def _report(arguments: list[str]) -> None:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    print_table(reports.report(folders, out, columns.show, targets.target), out)
+    print_table(reports.report(folders, out, target=targets.target, **vars(columns)), out)
 
 
 def _partition(arguments: list[str]) -> None:
