@@ -135,7 +135,7 @@ def compare(
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = [run for run in planned if store.holds(run, store.RESULT)]
     errors = {run: error for run, error in errors.items() if run not in finished}
-    failures = [str(error) for error in errors.values()]
+    failures = [_told(planned[run].variant.label, error) for run, error in errors.items()]
     paired = against if len(finished) == len(planned) else None
     table = report([folder], folder, show, setup.run.target, paired) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
@@ -147,6 +147,11 @@ def compare(
         if store.holds(run, store.CONFIG)
     ]
     return Comparison(folder, table, _by_label(opened), failures)
+
+
+def _told(label: str, error: JaxflError) -> str:
+    """Why a run has not finished, and which one, where the sentence does not say it."""
+    return str(error) if label in str(error) else f"{label}: {error}"
 
 
 def load(folder: Path, changed_code: bool = False) -> Comparison:

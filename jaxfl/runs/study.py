@@ -164,9 +164,10 @@ def run(
                 max_seconds=max_seconds,
                 observer=observer,
             )
-            failures += made.failures
+            said = made.failures
         except JaxflError as error:  # of this setting; the others go on
-            failures.append(f"{named(setting)}: {error}")
+            said = [str(error)]
+        failures += [f"{named(setting)}: {sentence}" if setting else sentence for sentence in said]
     cells = finished(study, folder)
     if not cells.results:
         return None, failures
@@ -200,29 +201,34 @@ def tabulate(cells: Cells) -> Table:
     Where the study compares methods `against` one of them, columns of differences stand behind these.
     """
     study, (what, value, of_clients) = cells.study, measure(cells.study.show)
-    columns, compared, rows = [], [], {}
+    rows = {}
+
+    def title(value):
+        return value if study.columns == METHOD else named({study.columns: value})
+
     for choice, setting in itertools.product(study.methods, settings(study)):
         if of_seeds := cells.results.get((named(setting), choice)):
             values = [value(result) for result in of_seeds.values()]
             where = setting | {METHOD: choice}
-            column = where.pop(study.columns)
-            title = str(column) if study.columns == METHOD else named({study.columns: column})
+            column = title(where.pop(study.columns))
             method, others = where.pop(METHOD, None), named(where)
             row = " ".join(filter(None, [method, others])) or study.title
-            columns += [title] if title not in columns else []
             std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            rows.setdefault(row, {})[title] = Cell(float(np.mean(values)), std)
+            rows.setdefault(row, {})[column] = Cell(float(np.mean(values)), std)
             if study.against and choice != study.against:
-                minus = f"{title} minus {study.against}"
-                compared += [minus] if minus not in compared else []
                 rivals = cells.results.get((named(setting), study.against), {})
-                rows[row][minus] = paired(of_seeds, rivals, value, of_clients)
+                rows[row][f"{column} minus {study.against}"] = paired(of_seeds, rivals, value, of_clients)
     number = study.seeds * study.partition_seeds
     spread = f", mean and standard deviation over {number} runs" if number > 1 else ""
     notes = [f"{study.title}: {what}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
     missing = number * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
     notes += [f"{missing} of its runs are not there yet."] if missing else []
-    nothing = dict.fromkeys(columns, Cell(float("nan"), None)) | dict.fromkeys(compared, UNPAIRED)
+    means = list(map(title, study.methods if study.columns == METHOD else study.axes[study.columns]))
+    nothing = dict.fromkeys(means, Cell(float("nan"), None))
+    nothing |= {f"{column} minus {study.against}": UNPAIRED for column in means}
+    nothing = {
+        column: cell for column, cell in nothing.items() if any(column in its for its in rows.values())
+    }
     body = [(row, [*(nothing | of_row).values()]) for row, of_row in rows.items()]
     differences = [cell for _, of_row in body for cell in of_row if isinstance(cell, Difference)]
     return Table([*nothing], body, (*notes, *explained(study.against, differences)))

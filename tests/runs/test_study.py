@@ -88,6 +88,17 @@ def test_the_table_compares_with_one_method(toy):
     assert "Minus local" in table.notes[-1]
 
 
+def test_a_method_that_lacks_something_ends_alone(dataset, tmp_path):
+    """FedMD without public images; what it says names the setting and the method."""
+    text = TEXT.format(dataset=dataset[1]).partition("[axes]")[0].replace("fedprox", "fedmd")
+    axes = '[axes]\npartition = ["iid"]\npublic = ["none"]\n'
+    (tmp_path / "toy.toml").write_text(text + axes)
+    table, failures = study.run(study.read(tmp_path / "toy.toml"), tmp_path / "toy")
+    (sentence,) = failures
+    assert sentence.startswith("partition=iid,public=none: fedmd: The method needs public images")
+    assert table is not None and [label for label, _ in table.rows] == ["local partition=iid"]
+
+
 def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     found, whole = toy
     before = results(whole)
