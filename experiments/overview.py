@@ -145,7 +145,8 @@ def page(paper: Paper) -> str:
         f"# Verdicts on {paper.title}",
         f"{paper.source} {paper.note}".strip(),
         "What the verdicts mean stands [beside the overview](../README.md#every-table-and-figure). "
-        "Made by `python experiments/overview.py` from items.toml and the tables that are kept here.",
+        "Made by `python experiments/overview.py` from items.toml and the tables that are kept here. "
+        "Each command takes `--data-dir DIR` as well, where tensorflow-datasets keeps its data.",
     ]
     return "\n\n".join(parts + [section(paper.folder, item) for item in paper.items]) + "\n"
 
@@ -252,12 +253,13 @@ def overview(papers: list[Paper]) -> str:
     ]
     all_of_them = sum(counts.values(), Counter())
     lines += [["all", *(str(all_of_them[verdict]) for verdict in VERDICTS), str(all_of_them.total())]]
-    glance = [["", "item", "claim", "verdict", "seeds"]]
+    glance = [["", "item", "claim", "study", "verdict", "seeds"]]
     for paper in papers:
         for item in paper.items:
             anchor = item.name.lower().replace(" ", "-")
             link = f"[{item.name}]({paper.folder.name}/verdicts.md#{anchor})"
-            glance.append([paper.title, link, item.claim, item.verdict, str(item.seeds or "")])
+            study = f"`{paper.folder.name}/{item.study}`" if item.study else ""
+            glance.append([paper.title, link, item.claim, study, item.verdict, str(item.seeds or "")])
     return f"{as_markdown(lines)}\n\n{as_markdown(glance)}\n"
 
 

@@ -81,7 +81,8 @@ def read(path: Path) -> Study:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
     axes = said.get("axes", {})
-    for name, kind in (("title", str), ("methods", list), ("options", dict), ("axes", dict)):
+    kinds = {"title": str, "methods": list, "options": dict, "axes": dict, "against": str}
+    for name, kind in kinds.items():
         if not isinstance(said.get(name, kind()), kind):
             raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
     if not said.get("methods"):
