@@ -71,6 +71,7 @@ def compare(
     partition_seeds: int = 1,
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
+    against: str | None = None,
     log: str | Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
@@ -85,6 +86,7 @@ def compare(
       partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table, one or a list of those of ``jaxfl report --help``.
+      against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: where else metrics go.
       changed_code: whether runs go on, and finished ones are kept, where your own files have changed since.
       max_seconds: as for `run`.
@@ -110,6 +112,7 @@ def compare(
             _path(run_dir),
             partition_seeds=partition_seeds,
             show=_several(show),
+            against=against,
             log=_several(log),
             changed_code=changed_code,
             max_seconds=max_seconds,
@@ -164,6 +167,7 @@ def report(
     *run_dirs: str | Path,
     show: str | Sequence[str] = (),
     target: float | Sequence[float] = (),
+    against: str | None = None,
     out: str | Path | None = None,
 ) -> Table:
     """Tabulate and plot finished runs, as ``jaxfl report`` does.
@@ -172,19 +176,21 @@ def report(
       *run_dirs: folders of runs, or folders that contain some.
       show: further columns, one or a list of those of ``jaxfl report --help``.
       target: accuracies: further columns say what runs have spent until they reached them.
+      against: a row of the table: a further column says how much more accurate the others are, seed by seed.
       out: where the table and the curves are written; by default the folder if it is one, else runs/report.
 
     Returns:
       The table; as text it is Markdown.
 
     Raises:
-      JaxflError: if a folder holds no finished run, or a damaged one.
+      JaxflError: if a folder holds no finished run, or a damaged one, or `against` is in no row.
     """
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [Path(run_dir) for run_dir in run_dirs]
     targets = (target,) if isinstance(target, int | float) else tuple(target)
-    return reports.report(folders, _path(out) or store.report_folder(folders), _several(show), targets)
+    out = _path(out) or store.report_folder(folders)
+    return reports.report(folders, out, _several(show), targets, against)
 
 
 def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:
@@ -197,7 +203,8 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
     Returns:
       Of a run a `Loaded`: accuracies and losses as arrays, ``models[3].predict(images)``, what the method
       knows of clients, the configuration. Of a comparison what `compare` returns, with its runs by label and
-      seed: ``load("runs/compare-digits").runs["fedper", 0]``.
+      seed: ``load("runs/compare-digits").runs["fedper", 0]``, and ``.against("fedper")``, its table with a
+      column that says how much more accurate the others are.
 
     Raises:
       JaxflError: if the folder holds neither, or its files are damaged.

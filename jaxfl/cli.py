@@ -202,8 +202,7 @@ def _compare(arguments: list[str]) -> None:
     common = {name: value for name, value in vars(training).items() if value != getattr(Training(), name)}
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
-        options = {"show": columns.show, "log": logs.log, "observer": bar.observer}
-        options |= vars(insist) | vars(limit)
+        options = {"log": logs.log, "observer": bar.observer} | vars(columns) | vars(insist) | vars(limit)
         made = comparisons.compare(
             variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
         )
@@ -211,7 +210,7 @@ def _compare(arguments: list[str]) -> None:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
         total = len(variants) * seeds.seeds * seeds.partition_seeds
-        raise JaxflError(f"{len(made.failures)} of {total} runs have not finished: {' '.join(made.failures)}")
+        raise JaxflError(_unfinished(f"{total} runs", made.failures))
 
 
 def _study(arguments: list[str]) -> None:
@@ -244,7 +243,12 @@ def _study(arguments: list[str]) -> None:
         OUT.print(as_text(table))
         OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, and a folder per setting")
     if failures:
-        raise JaxflError(f"{len(failures)} runs or settings have not finished: {' '.join(failures)}")
+        raise JaxflError(_unfinished("the study's runs or settings", failures))
+
+
+def _unfinished(of: str, failures: list[str]) -> str:
+    """Why not all runs have finished; what holds of several seeds is said once."""
+    return f"{len(failures)} of {of} have not finished: {' '.join(dict.fromkeys(failures))}"
 
 
 def _resume(arguments: list[str]) -> None:
@@ -297,7 +301,7 @@ def _report(arguments: list[str]) -> None:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    print_table(reports.report(folders, out, columns.show, targets.target), out)
+    print_table(reports.report(folders, out, target=targets.target, **vars(columns)), out)
 
 
 def _partition(arguments: list[str]) -> None:

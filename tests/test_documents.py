@@ -1,8 +1,9 @@
-"""What the README and the notebook show is run as it stands."""
+"""What README and notebook show is run as it stands; pages that are made are what they are made from."""
 
 import ast
 import doctest
 import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 
 from jaxfl import registry
 from jaxfl.cli import main
-from jaxfl.runs import store
+from jaxfl.runs import store, study
 
 ROOT = Path(__file__).parent.parent
+EXPERIMENTS = ROOT / "experiments"
 
 
 @pytest.mark.long
@@ -146,3 +148,56 @@ def test_readme_lists_every_method():
 def test_readme_has_a_block_for_newcomers(kind):
     readme = (ROOT / "README.md").read_text()
     assert re.search(rf"<!-- newcomer: {kind} -->\n```bash\n.+\n```", readme)
+
+
+@pytest.fixture(scope="module")
+def overview():
+    """The script that makes the pages of verdicts."""
+    spec = importlib.util.spec_from_file_location("overview", EXPERIMENTS / "overview.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_of_verdicts_are_what_is_kept(overview):
+    made = overview.pages()
+    assert len(made) == 7
+    for path, text in made.items():
+        assert path.read_text() == text, f"{path} is not what is kept; run python experiments/overview.py"
+
+
+def test_every_study_belongs_to_a_table_or_figure(overview):
+    items = {path.parent.name: overview.read(path.parent).items for path in EXPERIMENTS.glob("*/items.toml")}
+    named = {f"{folder}/{item.study}" for folder, its in items.items() for item in its if item.study}
+    assert named == set(study.found_below(EXPERIMENTS))
+    for path in (path for folder in items for path in (EXPERIMENTS / folder).glob("*.args")):
+        assert any(path.name in item.setups for item in items[path.parent.name]), path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"verdict": "likely"}, "'likely' is no verdict"),
+        ({"seeds": 2}, "has 1 seeds of fedavg, and items.toml says 2"),
+        ({"commit": ""}, "what has run, and nothing else, has figures, seeds and a commit"),
+        ({"verdict": "not run"}, "what has run, and nothing else"),
+        ({"study": "table-99"}, "there is no .*table-99.toml"),
+        (
+            {"figures": [{"title": "a", "file": "small.csv", "column": "accuracy %", "rows": ["fedcmd"]}]},
+            "no one",
+        ),
+        (
+            {"figures": [{"title": "a", "file": "README.md", "column": "trained", "rows": ["fedcmd"]}]},
+            "no one",
+        ),
+    ],
+)
+def test_verdicts_on_what_is_not_there_are_refused(overview, change, words):
+    folder = EXPERIMENTS / "fedcmd"
+    (item,) = (item for item in overview.read(folder).items if item.name == "Figure 8")
+    figures = [overview.figures_of(its) for its in change.get("figures", [])] or item.figures
+    changed = item._replace(**change | {"figures": figures})
+    with pytest.raises(SystemExit, match=words):
+        overview.check(folder, changed)
+        overview.gather(folder, changed)

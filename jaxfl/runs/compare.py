@@ -18,6 +18,7 @@ from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import Taken
+from jaxfl.runs.paired import check_against
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report, table_of
 from jaxfl.runs.table import Table, check_columns
@@ -39,6 +40,20 @@ class Comparison(NamedTuple):
     runs: dict[tuple, Loaded]
     failures: list[str]
 
+    def against(self, label: str) -> Table:
+        """The table with a column that says how much more accurate the others are than one method.
+
+        Args:
+          label: of that method, as the table has it.
+
+        Raises:
+          JaxflError: if it is in no row of the table.
+        """
+        table = table_of(self.folder, label)
+        if table is None:
+            raise JaxflError(f"No run in {self.folder} has finished: there is nothing to compare.")
+        return table
+
 
 def compare(
     variants: Sequence[Variant],
@@ -48,6 +63,7 @@ def compare(
     *,
     partition_seeds: int = 1,
     show: Sequence[str] = (),
+    against: str | None = None,
     log: Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
@@ -63,15 +79,17 @@ def compare(
         runs/compare-DATASET.
       partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
+      against: a variant's label: a further column has how much more accurate the others are, see
+        `jaxfl.runs.paired`, once all runs have finished.
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
       observer: is told what happens.
 
     Raises:
-      JaxflError: if a method is named twice, the folder holds anything else, or runs of other files of the
-        user's, another process was given something else to compare, a finished run is damaged, or the table
-        cannot be written.
+      JaxflError: if a method is named twice, `against` is none of them, the folder holds anything else, or
+        runs of other files of the user's, another process was given something else to compare, a finished run
+        is damaged, or the table cannot be written.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
@@ -82,6 +100,8 @@ def compare(
             f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
         )
     check_columns(show)
+    if against is not None:
+        check_against(against, [variant.label for variant in variants])
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
     first, first_partition = setup.run.seed, setup.partition.partition_seed
@@ -115,8 +135,9 @@ def compare(
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = [run for run in planned if store.holds(run, store.RESULT)]
     errors = {run: error for run, error in errors.items() if run not in finished}
-    failures = [str(error) for error in errors.values()]
-    table = report([folder], folder, show, setup.run.target) if finished else None
+    failures = [_told(planned[run].variant.label, error) for run, error in errors.items()]
+    paired = against if len(finished) == len(planned) else None
+    table = report([folder], folder, show, setup.run.target, paired) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         end = {"runs": len(planned), "finished": len(finished), "failures": failures}
         store.write_json(folder / store.END, end)
@@ -126,6 +147,11 @@ def compare(
         if store.holds(run, store.CONFIG)
     ]
     return Comparison(folder, table, _by_label(opened), failures)
+
+
+def _told(label: str, error: JaxflError) -> str:
+    """Why a run has not finished, and which one, where the sentence does not say it."""
+    return str(error) if label in str(error) else f"{label}: {error}"
 
 
 def load(folder: Path, changed_code: bool = False) -> Comparison:

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 
-from jaxfl.runs.table import OF_ACCURACY, Table
+from jaxfl.runs.table import OF_ACCURACY, Cell, Table
 
 LINES = ("-", "--", ":", "-.")
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
@@ -110,16 +110,22 @@ def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int,
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:
-    """A table as bars: a group for each column, a bar for each row, whiskers for its standard deviations."""
-    width, places = 0.8 / len(table.rows), np.arange(len(table.titles))
+    """A table as bars: a group for each column, a bar for each row, whiskers for its standard deviations.
+
+    Columns of differences are left out.
+    """
+    _, first = table.rows[0]
+    titles = [title for title, cell in zip(table.titles, first, strict=True) if isinstance(cell, Cell)]
+    width, places = 0.8 / len(table.rows), np.arange(len(titles))
     figure = Figure((max(5, 1.2 * len(places) + 3), 4.2), layout="constrained", dpi=150)
     axes = figure.add_subplot(title=title, ylabel=unit)
-    for number, (label, cells) in enumerate(table.rows):
+    for number, (label, of_row) in enumerate(table.rows):
+        cells = [cell for cell in of_row if isinstance(cell, Cell)]
         at = places + width * (number - (len(table.rows) - 1) / 2)
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
         wrapped = textwrap.fill(label.replace(",", ", "), LABEL_WIDTH)
         axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, label=wrapped)
-    axes.set_xticks(places, [textwrap.fill(column.replace(",", ", "), 20) for column in table.titles])
+    axes.set_xticks(places, [textwrap.fill(column.replace(",", ", "), 20) for column in titles])
     axes.grid(alpha=0.3, axis="y")
     figure.legend(fontsize="small", loc="outside right upper")
     return figure

@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,17 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, tabulate
+from jaxfl.runs.paired import UNPAIRED, Draw, check_against, explained, paired
+from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, measure, tabulate
 from jaxfl.runs.target import by_target, check_targets
 
 
 def report(
-    folders: Sequence[Path], out: Path, show: Sequence[str] = (), target: Sequence[float] = ()
+    folders: Sequence[Path],
+    out: Path,
+    show: Sequence[str] = (),
+    target: Sequence[float] = (),
+    against: str | None = None,
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -30,15 +35,18 @@ def report(
       show: further columns, see `jaxfl.runs.table.tabulate`; also drawn.
       target: accuracies, for what runs have spent until they reached them; whether they were asked for or not
         when the runs were begun.
+      against: a label of the table: a further column has how much more accurate the others are, in pairs of
+        the same seed and partition, see `jaxfl.runs.paired`.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two are the
-        same but for their folders, or the table cannot be written.
+        same but for their folders, `against` is in no row or has other partitions than another row, or the
+        table cannot be written.
     """
     from jaxfl.runs import plot  # here: whoever draws nothing does not wait for it
 
     check_targets(target)
-    table, metrics = _tabulated(folders, show, target)
+    table, metrics = _tabulated(folders, show, target, against)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     store.write_texts(out, {name: form(table) for name, form in forms.items()})
     pictures = {"curves.png": plot.draw_curves, "architectures.png": plot.draw_architectures}
@@ -47,17 +55,17 @@ def report(
     return table
 
 
-def table_of(folder: Path) -> Table | None:
+def table_of(folder: Path, against: str | None = None) -> Table | None:
     """The table of the finished runs in a folder, as `report` makes it; None if there are none.
 
     Raises:
-      JaxflError: if a run is damaged, or two are the same but for their folders.
+      JaxflError: if a run is damaged, two are the same but for their folders, or `against` is in no row.
     """
-    return _tabulated([folder], (), ())[0] if store.finished_below(folder) else None
+    return _tabulated([folder], (), (), against)[0] if store.finished_below(folder) else None
 
 
 def _tabulated(
-    folders: Sequence[Path], show: Sequence[str], target: Sequence[float]
+    folders: Sequence[Path], show: Sequence[str], target: Sequence[float], against: str | None
 ) -> tuple[Table, dict[str, list]]:
     """The table of all finished runs in some folders, and by label the metrics of each."""
     runs = store.finished_in(list(folders))
@@ -65,12 +73,13 @@ def _tabulated(
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
     repeated = _crossed([experiment(config) for config in configs], draws)
     labels = _labels(configs, ("partition_seed",) if repeated else ())
-    results, metrics, folder_of = [], {}, {}
+    results, metrics, by_draw, folder_of = [], {}, {}, {}
     for folder, label, draw in zip(runs, labels, draws, strict=True):
         result, of_run = store.read_finished(folder)
         results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
-        same = folder_of.setdefault((label, draw), folder)
+        by_draw.setdefault(label, {})[draw] = result
+        same = folder_of.setdefault(label, {}).setdefault(draw, folder)
         if same != folder:
             raise JaxflError(f"{folder} and {same} are both {label} with one seed; report one of them.")
     notes = _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
@@ -79,7 +88,56 @@ def _tabulated(
         number = f"{seeds} seed{'s' if seeds > 1 else ''}"
         notes.append(f"Mean and standard deviation over {partition_seeds} partitions with {number} each.")
     table = tabulate(results, show)
-    return table._replace(notes=(*table.notes, *notes)), metrics
+    table = table._replace(notes=(*table.notes, *notes))
+    if against is not None:
+        check_against(against, folder_of)
+        _check_partitions(against, folder_of)
+        table = _compared(table, against, by_draw)
+    return table, metrics
+
+
+def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, dict]]) -> Table:
+    """The table with a column behind the accuracies: how far they are above those of one label.
+
+    Args:
+      table: of all labels.
+      against: one of them.
+      by_draw: the results of each label by seed and partition seed.
+    """
+    _, value, of_clients = measure("accuracy")
+    differences = {
+        label: paired(results, by_draw[against], value, of_clients) if label != against else UNPAIRED
+        for label, results in by_draw.items()
+    }
+    lonely = [label for label, its in differences.items() if not its.pairs and label != against]
+    notes = explained(against, differences.values())
+    notes += [f"{label} and {against} have no seed in common: nothing can be paired." for label in lonely]
+    first, *others = table.titles
+    rows = [(label, [cells[0], differences[label], *cells[1:]]) for label, cells in table.rows]
+    return Table([first, f"minus {against}", *others], rows, (*table.notes, *notes))
+
+
+def _check_partitions(against: str, folders: Mapping[str, Mapping[Draw, Path]]) -> None:
+    """Refuse to pair runs that have other clients.
+
+    Args:
+      against: the label that others are compared with.
+      folders: the run of each label and draw.
+
+    Raises:
+      JaxflError: naming two runs.
+    """
+    others = folders[against]
+    for of_label in folders.values():
+        pairs = [(draw, draw) for draw in of_label.keys() & others.keys()]
+        # Where no draw is common, the reason may be the partition.
+        pairs = pairs or [(one, two) for one, two in itertools.product(of_label, others) if one[0] == two[0]]
+        for one, two in sorted(pairs):
+            if store.checksums(of_label[one]) != store.checksums(others[two]):
+                raise JaxflError(
+                    f"{of_label[one]} and {others[two]} have different partitions and cannot be paired; "
+                    "report runs of one partition, or leave --against out."
+                )
 
 
 def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:

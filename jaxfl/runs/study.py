@@ -21,6 +21,7 @@ from jaxfl.errors import JaxflError, nearest, unreadable
 from jaxfl.runs import store
 from jaxfl.runs.compare import compare
 from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.paired import UNPAIRED, Difference, Draw, explained, paired
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
 from jaxfl.runs.variant import Variant, choose
@@ -41,6 +42,8 @@ class Study(NamedTuple):
       partition_seeds: how often all of that is repeated, on other divisions of the data.
       columns: the axis over whose values the table's columns go, `METHOD` among them.
       show: what the table shows: "accuracy", or a column of `jaxfl.runs.table.SHOWN`.
+      against: one of the methods, with which the others are compared in columns of their own, see
+        `jaxfl.runs.paired`.
     """
 
     title: str
@@ -52,6 +55,7 @@ class Study(NamedTuple):
     partition_seeds: int = 1
     columns: str = METHOD
     show: str = "accuracy"
+    against: str = ""
 
 
 class Cells(NamedTuple):
@@ -59,11 +63,11 @@ class Cells(NamedTuple):
 
     Args:
       study: which.
-      results: by setting (a text of its values) and choice of a method the results of all seeds.
+      results: by setting (a text of its values) and choice of a method, of every seed and partition seed.
     """
 
     study: Study
-    results: dict[tuple[str, str], list[dict]]
+    results: dict[tuple[str, str], dict[Draw, dict]]
 
 
 def read(path: Path) -> Study:
@@ -72,17 +76,13 @@ def read(path: Path) -> Study:
     Raises:
       JaxflError: naming what the file lacks, or has too much of, or what is no option or no value of it.
     """
-    try:
-        said = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise JaxflError(f"{path} is no TOML: {error}.") from error
+    said = _said(path)
     for name in said:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
     axes = said.get("axes", {})
-    for name, kind in (("title", str), ("methods", list), ("options", dict), ("axes", dict)):
+    kinds = {"title": str, "methods": list, "options": dict, "axes": dict, "against": str}
+    for name, kind in kinds.items():
         if not isinstance(said.get(name, kind()), kind):
             raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
     if not said.get("methods"):
@@ -95,6 +95,10 @@ def read(path: Path) -> Study:
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, (METHOD, *axes))}")
     study = Study(path.stem, tuple(said.pop("methods")))._replace(**said)
     measure(study.show)
+    if study.against and study.against not in study.methods:
+        raise JaxflError(
+            f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
+        )
     for setting in settings(study):
         _planned(study, setting)
     return study
@@ -161,9 +165,10 @@ def run(
                 max_seconds=max_seconds,
                 observer=observer,
             )
-            failures += made.failures
+            said = made.failures
         except JaxflError as error:  # of this setting; the others go on
-            failures.append(f"{named(setting)}: {error}")
+            said = [str(error)]
+        failures += [f"{named(setting)}: {sentence}" if setting else sentence for sentence in said]
     cells = finished(study, folder)
     if not cells.results:
         return None, failures
@@ -172,8 +177,8 @@ def run(
     store.write_texts(folder, {name: form(table) for name, form in forms.items()})
     from jaxfl.runs.plot import draw_table  # here: whoever draws nothing does not wait for it
 
-    what, _ = measure(study.show)
-    store.write_pictures(folder, {"study.png": lambda: draw_table(table, study.title, what)})
+    unit = measure(study.show).title
+    store.write_pictures(folder, {"study.png": lambda: draw_table(table, study.title, unit)})
     return table, failures
 
 
@@ -186,39 +191,67 @@ def finished(study: Study, folder: Path) -> Cells:
         of_setting = _folder(folder, setting)
         for found in store.finished_in([of_setting]) if store.finished_below(of_setting) else []:
             result, _ = store.read_finished(found)
-            results.setdefault((named(setting), choice_of[result["method"]]), []).append(result)
+            draw = result["seed"], store.read_config(found)["options"]["partition_seed"]
+            results.setdefault((named(setting), choice_of[result["method"]]), {})[draw] = result
     return Cells(study, results)
 
 
 def tabulate(cells: Cells) -> Table:
-    """A study's table: a column for each value of `columns`, a row for each combination of the others."""
-    study, (what, value) = cells.study, measure(cells.study.show)
-    columns, rows = [], {}
+    """A study's table: a column for each value of `columns`, a row for each combination of the others.
+
+    Where the study compares methods `against` one of them, columns of differences stand behind these.
+    """
+    study, (what, value, of_clients) = cells.study, measure(cells.study.show)
+    rows = {}
+
+    def title(value):
+        return value if study.columns == METHOD else named({study.columns: value})
+
     for choice, setting in itertools.product(study.methods, settings(study)):
         if of_seeds := cells.results.get((named(setting), choice)):
-            values = [value(result) for result in of_seeds]
+            values = [value(result) for result in of_seeds.values()]
             where = setting | {METHOD: choice}
-            column = where.pop(study.columns)
-            title = str(column) if study.columns == METHOD else named({study.columns: column})
+            column = title(where.pop(study.columns))
             method, others = where.pop(METHOD, None), named(where)
             row = " ".join(filter(None, [method, others])) or study.title
-            columns += [title] if title not in columns else []
             std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            rows.setdefault(row, {})[title] = Cell(float(np.mean(values)), std)
-    nothing = Cell(float("nan"), None)
+            rows.setdefault(row, {})[column] = Cell(float(np.mean(values)), std)
+            if study.against and choice != study.against:
+                rivals = cells.results.get((named(setting), study.against), {})
+                rows[row][f"{column} minus {study.against}"] = paired(of_seeds, rivals, value, of_clients)
     number = study.seeds * study.partition_seeds
     spread = f", mean and standard deviation over {number} runs" if number > 1 else ""
     notes = [f"{study.title}: {what}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
     missing = number * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
     notes += [f"{missing} of its runs are not there yet."] if missing else []
-    body = [(row, [of_row.get(title, nothing) for title in columns]) for row, of_row in rows.items()]
-    return Table(columns, body, tuple(notes))
+    means = list(map(title, study.methods if study.columns == METHOD else study.axes[study.columns]))
+    nothing = dict.fromkeys(means, Cell(float("nan"), None))
+    nothing |= {f"{column} minus {study.against}": UNPAIRED for column in means}
+    nothing = {
+        column: cell for column, cell in nothing.items() if any(column in its for its in rows.values())
+    }
+    body = [(row, [*(nothing | of_row).values()]) for row, of_row in rows.items()]
+    differences = [cell for _, of_row in body for cell in of_row if isinstance(cell, Difference)]
+    return Table([*nothing], body, (*notes, *explained(study.against, differences)))
 
 
 def found_below(folder: Path) -> dict[str, Study]:
-    """The studies of a folder by their names, which are their paths without the ending."""
-    paths = sorted(folder.rglob("*.toml"))
+    """The studies of a folder by their names, which are their paths without the ending.
+
+    Other files of TOML, which name no methods, are none.
+    """
+    paths = [path for path in sorted(folder.rglob("*.toml")) if "methods" in _said(path)]
     return {path.relative_to(folder).with_suffix("").as_posix(): read(path) for path in paths}
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What a file of TOML says."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise JaxflError(f"{path} is no TOML: {error}.") from error
 
 
 def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:

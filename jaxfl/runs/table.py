@@ -12,6 +12,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.runs.paired import Difference
 
 
 class Cell(NamedTuple):
@@ -54,11 +55,12 @@ def _of_newcomers(result: dict, moment: str) -> float:
 class Table(NamedTuple):
     """Rows of a label and cells, with a title per column; as text it is Markdown.
 
-    Notes say what is to be known of all rows: what the spread is over, what is not comparable.
+    The first column has means. Notes say what is to be known of all rows: what the spread is over, what is
+    not comparable.
     """
 
     titles: list[str]
-    rows: list[tuple[str, list[Cell]]]
+    rows: Sequence[tuple[str, Sequence[Cell | Difference]]]
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -133,20 +135,38 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     return Table([title for title, _ in columns], rows, tuple(filter(None, notes)))
 
 
-def measure(name: str) -> tuple[str, Callable[[dict], float]]:
-    """What a study shows: its title, and the function from a result to its value.
+class Measure(NamedTuple):
+    """What results are compared by.
+
+    Args:
+      title: in words, with its unit.
+      value: of a result.
+      of_clients: of a result the same of every client by id, None of newcomers; None where clients have none.
+    """
+
+    title: str
+    value: Callable[[dict], float]
+    of_clients: Callable[[dict], list[float | None]] | None = None
+
+
+def measure(name: str) -> Measure:
+    """What a study shows.
 
     Raises:
       JaxflError: if nobody knows it.
     """
-    known = {name: column for name in SHOWN if name != "per-class" for column in _on_request(name, [])}
-    known["accuracy"] = ("accuracy, mean over clients %", lambda r: 100 * r["accuracy"]["mean"])
-    known["received"] = ("received %", lambda r: 100 * r["received"]["mean"])
-    known["megabytes"] = ("MB sent and received", lambda r: (r["bytes_up"] + r["bytes_down"]) / 1e6)
-    known["rounds-to-target"] = ("rounds to the first target", lambda r: _to_target(r, "round"))
-    known["megabytes-to-target"] = (
-        "MB to the first target",
-        lambda r: _to_target(r, "bytes_up", "bytes_down") / 1e6,
+    of_run = [name for name in SHOWN if name != "per-class"]
+    known = {name: Measure(*column) for name in of_run for column in _on_request(name, [])}
+    for moment, title in (("accuracy", "accuracy, mean over clients %"), ("received", "received %")):
+        known[moment] = Measure(
+            title,
+            lambda r, moment=moment: 100 * r[moment]["mean"],
+            lambda r, moment=moment: [_percent(share) for share in r[moment]["per_client"]],
+        )
+    known["megabytes"] = Measure("MB sent and received", lambda r: (r["bytes_up"] + r["bytes_down"]) / 1e6)
+    known["rounds-to-target"] = Measure("rounds to the first target", lambda r: _to_target(r, "round"))
+    known["megabytes-to-target"] = Measure(
+        "MB to the first target", lambda r: _to_target(r, "bytes_up", "bytes_down") / 1e6
     )
     if name not in known:
         raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
@@ -244,11 +264,13 @@ def as_latex(table: Table) -> str:
             text = text.replace(mark, "\\" + mark)
         return text
 
+    def typeset(cell):
+        if isinstance(cell, Cell):
+            return cell.text("{\\scriptsize$\\pm$}")
+        return cell.text().replace("-", "$-$").replace("+", "$+$")
+
     lines = [["method", *map(escaped, table.titles)]]
-    lines += [
-        [escaped(label), *(cell.text("{\\scriptsize$\\pm$}") for cell in cells)]
-        for label, cells in table.rows
-    ]
+    lines += [[escaped(label), *map(typeset, cells)] for label, cells in table.rows]
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     columns = "l" + "r" * len(table.titles)
     notes = "".join(f"% {note}\n" for note in table.notes)
@@ -257,12 +279,21 @@ def as_latex(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Comma-separated, means and standard deviations in columns of their own."""
+    """Comma-separated, means, standard deviations and the ends of intervals in columns of their own."""
+
+    def parts(cell):
+        if isinstance(cell, Cell):
+            return {"": cell.mean, " std": cell.std}
+        return {"": cell.mean, " low": cell.low, " high": cell.high}
+
+    def text(part):
+        return "" if part is None or math.isnan(part) else f"{part:.4f}"
+
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", *(f"{title}{kind}" for title in table.titles for kind in ("", " std"))])
+    _, first = table.rows[0]
+    titles = zip(table.titles, first, strict=True)
+    writer.writerow(["method", *(f"{title}{kind}" for title, cell in titles for kind in parts(cell))])
     for label, cells in table.rows:
-        flat = [part for cell in cells for part in (cell.mean, cell.std)]
-        known = [part is not None and not math.isnan(part) for part in flat]
-        writer.writerow([label, *(f"{flat[i]:.4f}" if known[i] else "" for i in range(len(flat)))])
+        writer.writerow([label, *(text(part) for cell in cells for part in parts(cell).values())])
     return out.getvalue()

@@ -110,6 +110,8 @@ REFUSED = [
     ("compare fedavg @own.args --seeds 0", "--seeds must be at least 1, not 0"),
     ("compare ditto @own.args --lam 1", "not of jaxfl compare METHOD ...; write ditto,lam=VALUE"),
     ("report", "Name the run folders"),
+    ("report runs --against fedpr", "--against fedpr: there is no such row in the table; known are fedavg"),
+    ("compare fedavg @own.args --against fedavgg", "no such row in the table; did you mean 'fedavg'?"),
     ("report runs divided", "no finished run in divided"),
     ("resume", "needs a RUN first"),
     ("resume divided", "divided is not a run folder: it has no config.json"),

@@ -12,6 +12,7 @@ import statistics
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 from conftest import arrays_of, comparable, long
 
 import jaxfl
@@ -340,6 +341,44 @@ def test_report_tells_what_all_methods_share_where_it_differs(compared, tmp_path
             and f"have different {words}" in noted[0]
             and noted[0] in (tmp_path / "table.md").read_text()
         )
+
+
+def test_report_says_how_much_better_the_others_are(compared, tmp_path):
+    """In pairs of one seed; with a single common seed in pairs of one client; the same from Python."""
+    folder, (fedavg, compfl) = compared / "compared", METHODS
+    cli.main(["report", str(folder), "--against", fedavg, "--out", str(tmp_path / "both")])
+    results = [read(run / "result.json") for run in runs(compared)]
+    ours, theirs = (
+        [100 * result["accuracy"]["mean"] for result in results if result["method"] == method]
+        for method in (compfl, fedavg)
+    )
+    low, high = scipy.stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    (_, (_, empty, *_)), (_, (_, difference, *_)) = jaxfl.load(folder).against(fedavg).rows
+    assert empty.text() == "-"
+    assert difference[:3] == pytest.approx((np.mean(ours) - np.mean(theirs), low, high))
+    with (tmp_path / "both" / "table.csv").open() as file:
+        _, row = csv.DictReader(file)
+    assert float(row["minus fedavg low"]) == pytest.approx(low, abs=1e-4)
+
+    one, _, other, later = runs(compared)
+    table = jaxfl.report(one, other, against=compfl, out=tmp_path / "one")
+    assert table.rows[0][1][1][3:] == (4, "clients") and "over 4 clients of one seed" in table.notes[-1]
+    lonely = jaxfl.report(one, later, against=compfl, out=tmp_path / "lonely")
+    assert lonely.notes == ("fedavg and compfl,kd=false have no seed in common: nothing can be paired.",)
+    assert lonely.rows[0][1][1].text() == "-"
+
+
+@pytest.mark.parametrize("partition_seed", [0, 1])
+def test_report_pairs_no_runs_of_other_partitions(compared, tmp_path, partition_seed):
+    """Whether the options tell or the rows alone."""
+    one, _, other, _ = runs(compared)
+    altered(other, tmp_path / "other", partition_seed=partition_seed)
+    with np.load(other / "partition.npz") as file:
+        arrays = dict(file)
+    np.savez(tmp_path / "other" / "partition.npz", **arrays | {"test": arrays["test"][::-1]})
+    against = "fedavg" + ",partition_seed=0" * partition_seed
+    with pytest.raises(JaxflError, match="have different partitions and cannot be paired"):
+        jaxfl.report(one, tmp_path / "other", against=against, out=tmp_path)
 
 
 def test_a_comparison_over_partitions(dataset, tmp_path):

@@ -4,6 +4,7 @@ import csv
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxfl.errors import JaxflError
@@ -66,6 +67,38 @@ def test_the_table_has_every_setting_of_every_method(toy):
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_table_compares_with_one_method(toy):
+    """At every setting, over clients where there is one seed; a setting that is not there has a dash."""
+    found, folder = toy
+    cells = study.finished(found._replace(against="local"), folder)
+    table = study.tabulate(cells)
+    assert table.titles[2:] == [f"{title} minus local" for title in table.titles[:2]]
+    for row, (label, (*_, first, second)) in enumerate(table.rows):
+        assert label.startswith("fedprox" if row < 2 else "local")
+        if row >= 2:
+            assert first.text() == second.text() == "-"
+            continue
+        setting = study.named(study.settings(found)[3 * row])
+        ours, theirs = (
+            np.array(cells.results[setting, method][0, 0]["accuracy"]["per_client"])
+            for method in found.methods
+        )
+        assert first[3:] == (4, "clients")
+        assert first.mean == pytest.approx(100 * (ours - theirs).mean())
+    assert "Minus local" in table.notes[-1]
+
+
+def test_a_method_that_lacks_something_ends_alone(dataset, tmp_path):
+    """FedMD without public images; what it says names the setting and the method."""
+    text = TEXT.format(dataset=dataset[1]).partition("[axes]")[0].replace("fedprox", "fedmd")
+    axes = '[axes]\npartition = ["iid"]\npublic = ["none"]\n'
+    (tmp_path / "toy.toml").write_text(text + axes)
+    table, failures = study.run(study.read(tmp_path / "toy.toml"), tmp_path / "toy")
+    (sentence,) = failures
+    assert sentence.startswith("partition=iid,public=none: fedmd: The method needs public images")
+    assert table is not None and [label for label, _ in table.rows] == ["local partition=iid"]
+
+
 def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     found, whole = toy
     before = results(whole)
@@ -97,6 +130,7 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["fedavg"]\nmethod = 1', "no 'method' in a study; did you mean 'methods'?"),
         ('methods = ["fedavg"]\n[axes]\nlr = 0.1', "the axis lr is no list of values"),
         ('methods = ["fedavg"]\ncolumns = "lr"', "no axis 'lr'"),
+        ('methods = ["fedavg"]\nagainst = "fedper"', "no method 'fedper' is compared; known are fedavg"),
         ('methods = ["fedavg"]\nshow = "acuracy"', "cannot show 'acuracy'; did you mean 'accuracy'?"),
         ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "no method of it has an option 'lam'"),
         ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),

@@ -1,0 +1,273 @@
+"""Pages of verdicts on the papers' tables and figures, made from what is kept in this folder.
+
+    python experiments/overview.py
+
+Each folder with an items.toml gets a page verdicts.md, and README.md here a table of all items. An items.toml
+says of each item what it shows, the paper's claim, the study or command that repeats it, a verdict and its
+reason. Figures are not written there. They are read from the tables that runs have left, CSV or Markdown:
+`figures` names the file, the column and the rows.
+"""
+
+import csv
+import statistics
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+VERDICTS = ("agrees", "differs", "cannot be told at this scale", "not run")
+BEGIN, END = "<!-- overview: made by overview.py -->\n", "<!-- end of overview -->\n"
+
+
+class Figures(NamedTuple):
+    """A column of an item's figures.
+
+    Args:
+      title: of the column; figures with one title are one column.
+      file: a CSV, or a page of Markdown.
+      column: of a table in it.
+      rows: their labels in the table by those on the page: the beginning of a row, cells divided by " | ".
+      under: of a page the heading, without its marks, under which the table stands.
+      table: which one there, from 1 on.
+    """
+
+    title: str
+    file: str
+    column: str
+    rows: dict[str, str]
+    under: str = ""
+    table: int = 1
+
+
+class Item(NamedTuple):
+    """A table or figure of a paper.
+
+    Args:
+      name: as the paper numbers it.
+      shows: what it is a table or picture of.
+      claim: what the paper says by it, in a line.
+      verdict: one of `VERDICTS`.
+      reason: of the verdict, or what is missing, in up to three sentences.
+      study: the file of TOML here that repeats it, without its ending.
+      command: whose results are kept, where no study made them.
+      setups: argument files here.
+      seeds: how many the figures are of, in words where they differ; none where nothing has run.
+      commit: of the code that gave them.
+      figures: what came out.
+      pictures: of it.
+    """
+
+    name: str
+    shows: str
+    claim: str
+    verdict: str
+    reason: str
+    study: str = ""
+    command: str = ""
+    setups: list[str] = []
+    seeds: int | str = 0
+    commit: str = ""
+    figures: list[Figures] = []
+    pictures: list[str] = []
+
+
+class Paper(NamedTuple):
+    """What an items.toml says.
+
+    Args:
+      folder: of the paper.
+      title: of the method, or of what is tried.
+      source: of the claims.
+      note: on what is no item.
+      items: in the order of the paper.
+    """
+
+    folder: Path
+    title: str
+    source: str
+    note: str
+    items: list[Item]
+
+
+def main() -> None:
+    """Write all pages."""
+    for path, text in pages().items():
+        path.write_text(text)
+        print(path)
+
+
+def pages() -> dict[Path, str]:
+    """What every page has to say, by its path."""
+    papers = [read(path.parent) for path in sorted(HERE.glob("*/items.toml"))]
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    made = {paper.folder / "verdicts.md": page(paper) for paper in papers}
+    return made | {readme: before + BEGIN + overview(papers) + END + after}
+
+
+def read(folder: Path) -> Paper:
+    """A paper's items, checked."""
+    said = tomllib.loads((folder / "items.toml").read_text())
+    items = [
+        Item(**entries | {"figures": [figures_of(its) for its in entries.get("figures", [])]})
+        for entries in said["item"]
+    ]
+    for item in items:
+        check(folder, item)
+    return Paper(folder, said["title"], said["source"], said.get("note", ""), items)
+
+
+def figures_of(said: dict[str, Any]) -> Figures:
+    """Rows may be a list, where the page has the labels of the table."""
+    rows = said["rows"]
+    return Figures(**said | {"rows": rows if isinstance(rows, dict) else {row: row for row in rows}})
+
+
+def check(folder: Path, item: Item) -> None:
+    """Refuse what is not there, and verdicts on nothing."""
+    where = f"{folder / 'items.toml'}, {item.name}:"
+    if item.verdict not in VERDICTS:
+        raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
+    files = [f"{item.study}.toml"] * bool(item.study) + item.setups + item.pictures
+    for file in [*files, *(its.file for its in item.figures)]:
+        if not (folder / file).is_file():
+            raise SystemExit(f"{where} there is no {folder / file}.")
+    has_run = item.verdict != "not run"
+    if any(bool(its) != has_run for its in (item.seeds, item.commit, item.figures)):
+        raise SystemExit(f"{where} what has run, and nothing else, has figures, seeds and a commit.")
+
+
+def page(paper: Paper) -> str:
+    """A paper's verdicts, one section for each item."""
+    parts = [
+        f"# Verdicts on {paper.title}",
+        f"{paper.source} {paper.note}".strip(),
+        "What the verdicts mean stands [beside the overview](../README.md#every-table-and-figure). "
+        "Made by `python experiments/overview.py` from items.toml and the tables that are kept here. "
+        "Each command takes `--data-dir DIR` as well, where tensorflow-datasets keeps its data.",
+    ]
+    return "\n\n".join(parts + [section(paper.folder, item) for item in paper.items]) + "\n"
+
+
+def section(folder: Path, item: Item) -> str:
+    """All that is known of an item."""
+    made = ", ".join(filter(None, [_seeds(item), f"commit {item.commit}" if item.commit else ""]))
+    parts = [
+        f"## {item.name}",
+        f"{item.shows} **Claim:** {item.claim}",
+        f"**Verdict: {item.verdict}**{f' ({made})' if made else ''}. {item.reason}",
+    ]
+    commands = [item.command] * bool(item.command)
+    commands += [f"jaxfl study {folder.name}/{item.study}"] * bool(item.study)
+    if commands:
+        parts.append("```bash\n" + "\n".join(commands) + "\n```")
+    if item.setups:
+        parts.append("Setup: " + ", ".join(f"[{name}]({name})" for name in item.setups) + ".")
+    if item.figures:
+        files = list(dict.fromkeys(its.file for its in item.figures))
+        parts += [
+            as_markdown(gather(folder, item)),
+            "Read from " + ", ".join(f"[{file}]({file})" for file in files) + ".",
+        ]
+    parts += [f"![{item.name}]({picture})" for picture in item.pictures]
+    return "\n\n".join(parts)
+
+
+def _seeds(item: Item) -> str:
+    match item.seeds:
+        case int(number):
+            return {0: "", 1: "one seed"}.get(number, f"{number} seeds")
+        case words:
+            return words
+
+
+def gather(folder: Path, item: Item) -> list[list[str]]:
+    """An item's figures as lines of cells, the first one their titles."""
+    titles = list(dict.fromkeys(its.title for its in item.figures))
+    cells = {label: {} for its in item.figures for label in its.rows}
+    for its in item.figures:
+        for label, row in its.rows.items():
+            cells[label][its.title] = figure(folder, item, its, row)
+    body = [[label, *(of_row.get(title, "") for title in titles)] for label, of_row in cells.items()]
+    return [["", *titles], *body]
+
+
+def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
+    """A figure as it is kept; the mean and deviation of several lines of a CSV that has one for each seed."""
+    head, *lines = (from_csv if its.file.endswith(".csv") else from_markdown)(folder / its.file, its)
+    found = [line for line in lines if f"{' | '.join(line)} | ".startswith(f"{row} | ")]
+    of_seeds = "seed" in head
+    if its.column not in head or not found or len(found) > 1 and not of_seeds:
+        raise SystemExit(f"{folder / its.file} has no one figure of {row!r} under {its.column!r}.")
+    if of_seeds and isinstance(item.seeds, int) and len(found) != item.seeds:
+        raise SystemExit(
+            f"{folder / its.file} has {len(found)} seeds of {row}, and items.toml says {item.seeds} of "
+            f"{item.name}: look at its verdict again."
+        )
+    place, spread = head.index(its.column), f"{its.column} std"
+    texts = [line[place] for line in found]
+    if not its.file.endswith(".csv"):
+        return texts[0]
+    values = [float(text) for text in texts]
+    std = found[0][head.index(spread)] if spread in head else ""
+    deviation = statistics.stdev(values) if len(values) > 1 else float(std) if std else None
+    return f"{statistics.mean(values):.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+
+
+def from_csv(path: Path, its: Figures) -> list[list[str]]:
+    """The lines of a CSV."""
+    with path.open() as file:
+        return [*csv.reader(file)]
+
+
+def from_markdown(path: Path, its: Figures) -> list[list[str]]:
+    """The lines of a table under a heading of a page, or anywhere on it."""
+    lines, at = path.read_text().splitlines(), 0
+    if its.under:
+        headings = [line.lstrip("#").strip() if line.startswith("#") else None for line in lines]
+        if its.under not in headings:
+            raise SystemExit(f"{path} has no heading {its.under!r}.")
+        at = headings.index(its.under) + 1
+    tables, begun = [], False
+    for line in lines[at:]:
+        if line.startswith("#") and its.under:
+            break
+        if line.startswith("|"):
+            tables += [] if begun else [[]]
+            tables[-1].append([cell.strip().strip("*`") for cell in line.strip().strip("|").split("|")])
+        begun = line.startswith("|")
+    if len(tables) < its.table:
+        raise SystemExit(f"{path} has no table {its.table} under {its.under!r}.")
+    head, _, *body = tables[its.table - 1]
+    return [head, *body]
+
+
+def overview(papers: list[Paper]) -> str:
+    """How many items have which verdict, and all items at a glance."""
+    counts = {paper.title: Counter(item.verdict for item in paper.items) for paper in papers}
+    lines = [["", *VERDICTS, "items"]]
+    lines += [
+        [name, *(str(of[verdict]) for verdict in VERDICTS), str(of.total())] for name, of in counts.items()
+    ]
+    all_of_them = sum(counts.values(), Counter())
+    lines += [["all", *(str(all_of_them[verdict]) for verdict in VERDICTS), str(all_of_them.total())]]
+    glance = [["", "item", "claim", "study", "verdict", "seeds"]]
+    for paper in papers:
+        for item in paper.items:
+            anchor = item.name.lower().replace(" ", "-")
+            link = f"[{item.name}]({paper.folder.name}/verdicts.md#{anchor})"
+            study = f"`{paper.folder.name}/{item.study}`" if item.study else ""
+            glance.append([paper.title, link, item.claim, study, item.verdict, str(item.seeds or "")])
+    return f"{as_markdown(lines)}\n\n{as_markdown(glance)}\n"
+
+
+def as_markdown(lines: list[list[str]]) -> str:
+    """A table whose first line is its head."""
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|" + " --- |" * len(lines[0]), *body])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Is one method better than another? The mean of paired differences, and its 95 % interval.
+
+Runs with one seed on one partition meet the same rows, first weights and cohorts, and what of that is luck is
+the same for both: their differences scatter less than their accuracies do. So differences are averaged,
+
+    d_s = accuracy of a run with seed s - accuracy of the other method's with seed s,
+    mean(d) ± t_0.975(n - 1) std(d) / sqrt(n)        (Student's t over n pairs).
+
+A pair is a seed. Where there are several partitions it is a partition, with the mean over its seeds, because
+seeds of one partition have its luck in common. With a single run of each it is a client, which is the same in
+both: the interval then says what other clients would give, and not what another seed would.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from jaxfl.errors import JaxflError, nearest
+
+CONFIDENCE = 0.95
+Draw = tuple[int, int]  # a run's seed and partition seed
+
+
+class Difference(NamedTuple):
+    """A mean of paired differences and its interval, in the unit of what is compared; NaN where unknown.
+
+    Args:
+      mean: of the differences.
+      low: end of the interval.
+      high: end of the interval.
+      pairs: how many.
+      of: what a pair is: "seeds", "partitions" or "clients".
+    """
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+    of: str
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval contains 0: no difference can be told from the spread."""
+        return self.low <= 0 <= self.high
+
+    def text(self) -> str:
+        """``+1.20 [+0.31, +2.09]``, and whether that is inside the spread; a dash without a mean."""
+        if math.isnan(self.mean):
+            return "-"
+        if math.isnan(self.low):
+            return f"{self.mean:+.2f}"
+        inside = ", inside the spread" if self.inside else ""
+        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]{inside}"
+
+
+UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")
+
+
+def check_against(against: str, labels: Iterable[str]) -> None:
+    """Refuse to compare with what is not there.
+
+    Raises:
+      JaxflError: naming a label like it, or all of them.
+    """
+    labels = list(labels)
+    if against not in labels:
+        raise JaxflError(
+            f"--against {against}: there is no such row in the table; {nearest(against, labels)}"
+        )
+
+
+def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:
+    """The mean of differences, one for each pair, and its interval; NaN for a single pair."""
+    number, mean = len(differences), float(np.mean(differences))
+    if number == 1:
+        return Difference(mean, math.nan, math.nan, 1, of)
+    error = float(np.std(differences, ddof=1)) / math.sqrt(number)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1)) * error
+    return Difference(mean, mean - half, mean + half, number, of)
+
+
+def paired(
+    ours: Mapping[Draw, dict],
+    others: Mapping[Draw, dict],
+    value: Callable[[dict], float],
+    of_clients: Callable[[dict], Sequence[float | None]] | None = None,
+) -> Difference:
+    """How much one method's runs are above another's.
+
+    Args:
+      ours: results by seed and partition seed.
+      others: of the other method, on the same partitions. Draws that only one of both has are left out.
+      value: of a result, what is compared.
+      of_clients: of a result the same of every client by id, None of those without; None where no client has
+        such a value.
+
+    Returns:
+      `UNPAIRED` if no draw is common.
+    """
+    common = sorted(ours.keys() & others.keys())
+    if not common:
+        return UNPAIRED
+    if len(common) == 1 and of_clients is not None:
+        (draw,) = common
+        own, other = (np.array(of_clients(runs[draw]), float) for runs in (ours, others))
+        there = np.isfinite(own - other)  # newcomers are in no mean
+        return interval((own - other)[there], "clients") if there.any() else UNPAIRED
+    differences = {}
+    for seed, partition in common:
+        draw = seed, partition
+        differences.setdefault(partition, []).append(value(ours[draw]) - value(others[draw]))
+    if len(differences) == 1:
+        (of_seeds,) = differences.values()
+        return interval(of_seeds, "seeds")
+    return interval([np.mean(of_seeds) for of_seeds in differences.values()], "partitions")
+
+
+def explained(against: str, differences: Iterable[Difference]) -> list[str]:
+    """What is to be known of a column of differences: what its pairs are, in a note for each kind."""
+    counts = {}
+    for its in differences:
+        if its.pairs:
+            counts.setdefault(its.of, set()).add(its.pairs)
+    said = {
+        "seeds": "over {} seed{}.",
+        "partitions": "over {} partition{}, each with the mean over its seeds.",
+        "clients": "over {} client{} of one seed: what another seed would give is not in it.",
+    }
+    notes = []
+    for of, numbers in counts.items():
+        number = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+        of_pairs = said[of].format(number, "" if number == "1" else "s")
+        notes.append(
+            f"Minus {against}: the mean of paired differences and its {100 * CONFIDENCE:g} % interval, "
+            f"Student's t {of_pairs}"
+        )
+    return notes

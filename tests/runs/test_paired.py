@@ -1,0 +1,81 @@
+"""How much better one method is than another: pairs, and what Student's t makes of them."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxfl.runs.paired import UNPAIRED, Difference, explained, interval, paired
+from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
+
+_, VALUE, OF_CLIENTS = measure("accuracy")
+OURS, THEIRS = [0.91, 0.93, 0.88, 0.94], [0.90, 0.91, 0.88, 0.91]
+
+
+def result(mean, per_client=()):
+    return {"accuracy": {"mean": mean, "per_client": list(per_client)}}
+
+
+def of_scipy(ours, theirs):
+    """Mean and interval of the differences of two samples, in percent."""
+    low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    return tuple(100 * np.array([np.mean(ours) - np.mean(theirs), low, high]))
+
+
+@pytest.mark.parametrize("seeds", [range(4), [3, 1, 0, 2]])
+def test_runs_pair_by_their_seeds_whatever_the_order(seeds):
+    """The other method's runs come in another order; seeds of one method alone are left out."""
+    ours = {(seed, 7): result(OURS[seed]) for seed in seeds} | {(8, 7): result(0.1)}
+    theirs = {(9, 7): result(0.9)} | {(seed, 7): result(THEIRS[seed]) for seed in range(4)}
+    found = paired(ours, theirs, VALUE, OF_CLIENTS)
+    assert found[:3] == pytest.approx(of_scipy(OURS, THEIRS))
+    assert found[3:] == (4, "seeds") and found.inside
+    assert paired(theirs, ours, VALUE)[:3] == pytest.approx([-found.mean, -found.high, -found.low])
+
+
+def test_one_seed_pairs_clients_and_leaves_newcomers_out():
+    ours, theirs = [0.5, 0.75, None, 1.0], [0.25, 0.75, None, 0.5]
+    found = paired({(0, 0): result(0.8, ours)}, {(0, 0): result(0.5, theirs)}, VALUE, OF_CLIENTS)
+    assert found[:3] == pytest.approx(of_scipy([0.5, 0.75, 1.0], [0.25, 0.75, 0.5]))
+    assert found[3:] == (3, "clients")
+    alone = paired({(0, 0): result(0.8)}, {(0, 0): result(0.5)}, VALUE)
+    assert alone.text() == "+30.00" and alone.of == "seeds"
+
+
+def test_several_partitions_are_the_pairs():
+    """Seeds of one partition are no independent runs."""
+    draws = [(seed, partition) for partition in (0, 1) for seed in (0, 1)]
+    ours, theirs = ({d: result(m) for d, m in zip(draws, its, strict=True)} for its in (OURS, THEIRS))
+    found = paired(ours, theirs, VALUE)
+    means = [np.mean(np.reshape(its, (2, 2)), 1) for its in (OURS, THEIRS)]
+    assert found[:3] == pytest.approx(of_scipy(*means)) and found[3:] == (2, "partitions")
+
+
+def test_what_cannot_be_paired_is_no_difference():
+    assert paired({(0, 0): result(0.5)}, {(1, 0): result(0.5)}, VALUE, OF_CLIENTS) is UNPAIRED
+    assert UNPAIRED.text() == "-" and not explained("fedavg", [UNPAIRED])
+
+
+@pytest.mark.parametrize(
+    ("differences", "text"),
+    [
+        ([1.0, 2.0, 3.0], "+2.00 [-0.48, +4.48], inside the spread"),
+        ([-1.9, -2.0, -2.1], "-2.00 [-2.25, -1.75]"),
+        ([0.0, 0.0], "+0.00 [+0.00, +0.00], inside the spread"),
+        ([0.5, 0.5], "+0.50 [+0.50, +0.50]"),
+    ],
+)
+def test_a_difference_says_whether_it_is_inside_the_spread(differences, text):
+    assert interval(differences, "seeds").text() == text
+
+
+def test_tables_hold_the_ends_of_intervals():
+    differences = [UNPAIRED, Difference(-1.5, -2.0, 0.25, 3, "seeds")]
+    rows = [(f"m{i}", [Cell(90.0, None), its, Cell(1.0, 0.5)]) for i, its in enumerate(differences)]
+    table = Table(["accuracy %", "minus m0", "MB up"], rows, tuple(explained("m0", differences)))
+    head, first, second = as_csv(table).splitlines()
+    assert head == "method,accuracy %,accuracy % std,minus m0,minus m0 low,minus m0 high,MB up,MB up std"
+    assert first == "m0,90.0000,,,,,1.0000,0.5000"
+    assert second == "m1,90.0000,,-1.5000,-2.0000,0.2500,1.0000,0.5000"
+    assert "| -1.50 [-2.00, +0.25], inside the spread |" in as_markdown(table)
+    assert "Student's t over 3 seeds." in as_markdown(table)
+    assert "& $-$1.50 [$-$2.00, $+$0.25], inside the spread &" in as_latex(table)
