@@ -329,10 +329,13 @@ def _bench(arguments: list[str]) -> None:
     named, flags = _words_and_flags(arguments)
     (options,) = _parse("bench [WORKLOAD ...]", flags, measuring=Bench())
     command = shlex.join(["jaxfl", "bench", *arguments])
-    records = bench(named, options, command, OUT.print)
-    OUT.print(speed.table(records))
-    if options.out:
-        OUT.print(f"{options.out}, {speed.save(records, options.out)}")
+    measured = bench(named, options, command, OUT.print)
+    if measured.records:
+        OUT.print(speed.table(measured.records))
+        if options.out:
+            OUT.print(f"{options.out}, {speed.save(measured.records, options.out)}")
+    if measured.failures:
+        raise JaxflError(" ".join(measured.failures))
 
 
 def _list(arguments: list[str]) -> None:
