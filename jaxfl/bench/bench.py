@@ -1,6 +1,7 @@
 """The benchmark from its options to its records."""
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     records, failures = unfinished(options.out, facts), []
     if records:
         say(f"{len(records)} records of this command are there already; it goes on behind them.")
-    images = {}  # of the last workload
+    images, once = {}, functools.cache(say)  # those of the last workload; every sentence about images
 
     def measured(name, workload, choice, **more):
         """Have the records of a method on a workload, which goes by this name: measured by now, and kept."""
@@ -105,7 +106,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
         setup = setup_of(workload).replace(data_dir=options.data_dir)
         if name not in images:
             images.clear()
-            images[name] = source_of(workload, setup, say)
+            images[name] = source_of(workload, setup, once)
         source, data = images[name]
         new = measure(
             workload,

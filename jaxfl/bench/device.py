@@ -140,7 +140,8 @@ class Device:
     """Begin no part that may end later than so many seconds from now; exit with code 75 where some are
     left."""
     small: bool = False
-    """Rehearse all of it with four clients in each: no figure is worth reading."""
+    """Rehearse all of it with four clients in each, and eight minutes for each part, as a CPU compiles
+    slowly: no figure is worth reading."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data, or mnist.npz and cifar10.npz are; random images take the
     place of a set that is missing."""
@@ -164,6 +165,8 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
     if options.out is None:
         raise JaxflError("Say where to: jaxfl bench device --out FOLDER.")
     chosen = {name: choices.lookup("part", PARTS, name) for name in options.parts or PARTS}
+    if options.small:
+        chosen = {name: part._replace(limit_s=LONGEST_S) for name, part in chosen.items()}
     begun, folder, later = time.monotonic(), options.out, []
     with owned(folder):
         ends = _read(folder / ENDS, {})
@@ -239,8 +242,8 @@ def _how(code: int | None, part: Part, folder: Path, name: str) -> str:
     sentences = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("jaxfl: ")]
     if sentences:
         return sentences[-1].removeprefix("jaxfl: ")
-    how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
-    return f"It was ended {how}; {log.name} has what it printed."
+    how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+    return f"It {how}; {log.name} has what it printed."
 
 
 def _records(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -265,6 +265,8 @@ def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypa
     assert "| mcmahan, 10 | W2 fedavg | convolution | patches | plain 1.30 | no: plain |" in said
     assert "| mcmahan, 10 | W2 fedavg | precision | full | bfloat16 1.01 | yes |" in said
     assert "| W2 fedavg | 60.0 x | 50 x | a PyTorch loop in turn on the same device |" in said
+    alone = device.summary({}, {"e": [RECORD | {"ratio_to_torch": None}]})
+    assert "| W2 fedavg | 65.4 x | 50 x | the PyTorch loop's kept figure of two CPU cores" in alone
     main([*command, "--parts", "c"])
     assert begun.read_text().split()[5:] == ["refuses"]
 
