@@ -63,7 +63,7 @@ def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
     def too_large():
         """By which factor."""
         try:
-            return needed(number) / limit
+            return needed(number) / max(limit, 1)
         except jax.errors.JaxRuntimeError as error:
             if not _out_of_memory(error):
                 raise
