@@ -330,13 +330,25 @@ def _bench(arguments: list[str]) -> None:
     from jaxfl.bench import report as speed  # here: no other command waits for what it needs
     from jaxfl.bench.bench import Bench, bench
 
+    if arguments[:1] == ["device"]:
+        return _bench_device(arguments[1:])
     named, flags = _words_and_flags(arguments)
     (options,) = _parse("bench [WORKLOAD ...]", flags, measuring=Bench())
     command = shlex.join(["jaxfl", "bench", *arguments])
-    records = bench(named, options, command, OUT.print)
-    OUT.print(speed.table(records))
-    if options.out:
-        OUT.print(f"{options.out}, {speed.save(records, options.out)}")
+    measured = bench(named, options, command, OUT.print)
+    if measured.records:
+        OUT.print(speed.table(measured.records))
+        if options.out:
+            OUT.print(f"{options.out}, {speed.save(measured.records, options.out)}")
+    if measured.failures:
+        raise JaxflError(" ".join(measured.failures))
+
+
+def _bench_device(arguments: list[str]) -> None:
+    from jaxfl.bench.device import Device, measure_device
+
+    (options,) = _parse("bench device", arguments, device=Device())
+    OUT.print(measure_device(options, OUT.print))
 
 
 def _list(arguments: list[str]) -> None:
@@ -442,7 +454,10 @@ COMMANDS = {
         True,
     ),
     "bench": Command(
-        "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench, True
+        "bench [WORKLOAD ... | device]",
+        "speed, beside a PyTorch loop; all that a device should tell; options: jaxfl bench --help",
+        _bench,
+        True,
     ),
     "list": Command(
         "list [NAME ...]", "methods, models, data sets, partitions; of each named the options", _list

@@ -1,17 +1,28 @@
 """The benchmark from its options to its records."""
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxfl import registry
 from jaxfl.bench.measure import measure
-from jaxfl.bench.report import machine, versions
-from jaxfl.bench.workloads import VARIANTS, WORKLOADS, repetitions_of, setup_of, source_of, strategies
+from jaxfl.bench.report import keep, machine, unfinished, versions
+from jaxfl.bench.workloads import (
+    VARIANTS,
+    WORKLOADS,
+    grown,
+    repetitions_of,
+    setup_of,
+    small,
+    source_of,
+    strategies,
+)
 from jaxfl.config import choices
 from jaxfl.config.options import check, within
+from jaxfl.errors import JaxflError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,21 +32,43 @@ class Bench:
     methods: tuple[str, ...] = ()
     """Methods, each perhaps with options; by default the workload's own, of `methods` all."""
     strategies: tuple[str, ...] = ("auto",)
-    """Ways to run them: auto, rows, patches, plain, bfloat16, "one device", "devices 1..all", "ten at once",
-    "5 seeds" (in turn, and as one program)."""
+    """Ways to run them: auto, rows, patches, plain, bfloat16, "one device", "devices 1..all",
+    "one at a time", "ten at once", "5 seeds" (in turn, and as one program)."""
     repetitions: int | None = within("[1, inf)", None)
     """How often each is timed; by default 5 times, W5 on a CPU twice."""
     rounds_per_repetition: int = within("[1, inf)", 1)
     """Rounds that are timed together."""
     torch: bool = True
     """Whether the PyTorch loop takes its turn, with fedavg, fedper, fedrep and ditto; never in `methods`."""
+    grow: tuple[int, ...] = ()
+    """FIRST LAST: train FIRST clients, twice as many, and so on up to LAST or until memory refuses; then
+    once more as many as it took."""
+    checksum: bool = False
+    """Record a checksum of what was trained: equal ones, equal bits."""
+    small: bool = False
+    """Four clients with ten images in place of the workload's: says that a command works, not how fast."""
     data_dir: Path | None = None
-    """Where tensorflow-datasets keeps its data; random images take the place of a set that is missing."""
+    """Where tensorflow-datasets keeps its data, or mnist.npz and cifar10.npz are; random images take the
+    place of a set that is missing."""
     out: Path | None = None
-    """A JSON file for the records; a picture is written beside it."""
+    """A JSON file for the records; a picture is written beside it. The same command again goes on where one
+    was cut short."""
 
 
-def bench(names: list[str], options: Bench, command: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+class Measured(NamedTuple):
+    """What a benchmark has come to.
+
+    Args:
+      records: those of `measure`, each with its "workload", "data" ("real" or "random"), "machine",
+        "versions" and "command", and behind a refusal "refused": how many "clients", and the "sentence".
+      failures: a sentence for each method that could not be measured.
+    """
+
+    records: list[dict[str, Any]]
+    failures: list[str]
+
+
+def bench(names: list[str], options: Bench, command: str, say: Callable[[str], None]) -> Measured:
     """Measure some workloads, all by default.
 
     Args:
@@ -44,48 +77,86 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
       command: what the user wrote, for the records.
       say: told what is going on.
 
-    Returns:
-      The records of `measure`, each with its "workload", "data" ("real" or "random"), "machine",
-      "versions" and "command".
-
     Raises:
       JaxflError: if a workload, strategy or method is unknown, a number out of range, or PyTorch missing.
     """
     check("bench", options)
+    if options.grow and (len(options.grow) != 2 or not 0 < options.grow[0] <= options.grow[1]):
+        raise JaxflError("--grow takes two numbers of clients, the first and the last: --grow 100 10000.")
     known = WORKLOADS | VARIANTS
     workloads = {name: choices.lookup("workload", known, name) for name in names or WORKLOADS}
+    if options.small:
+        workloads = {name: small(workload) for name, workload in workloads.items()}
     ways = strategies(options.strategies)
     for choice in options.methods:
         registry.method(choice)
     torch = options.torch and any(workload.rival is None for workload in workloads.values())
     if torch:
         importlib.import_module("jaxfl.bench.torch_loop")  # refuses at once where PyTorch is missing
-    computer = machine()
+    facts = {"machine": _idle(machine(), say), "versions": versions(torch), "command": command}
+    records, failures = unfinished(options.out, facts), []
+    if records:
+        say(f"{len(records)} records of this command are there already; it goes on behind them.")
+    images, once = {}, functools.cache(say)  # those of the last workload; every sentence about images
+
+    def measured(name, workload, choice, **more):
+        """Have the records of a method on a workload, which goes by this name: measured by now, and kept."""
+        if any((one["workload"], one["method"]) == (name, choice) for one in records):
+            return
+        setup = setup_of(workload).replace(data_dir=options.data_dir)
+        if name not in images:
+            images.clear()
+            images[name] = source_of(workload, setup, once)
+        source, data = images[name]
+        new = measure(
+            workload,
+            choice,
+            setup,
+            source,
+            ways,
+            repetitions=options.repetitions or repetitions_of(workload),
+            rounds=options.rounds_per_repetition,
+            torch=torch,
+            checksum=options.checksum,
+        )
+        records.extend({"workload": name, **one, "data": data, **more, **facts} for one in new)
+        keep(records, options.out)
+
+    def grow(name, workload, choice):
+        """Double the clients until memory refuses; then train once more as many as it took."""
+        first, last = (4, 16) if options.small else options.grow
+        clients, refused = first, None
+        while clients <= last and not refused:
+            say(f"{name}: {clients:,} clients")
+            try:
+                measured(f"{name}-{clients}", grown(workload, clients), choice)
+            except JaxflError as error:
+                refused = {"clients": clients, "sentence": str(error)}
+            clients *= 2
+        if refused:
+            say(refused["sentence"])
+            if refused["clients"] == first:
+                raise JaxflError(refused["sentence"])
+            fitted = refused["clients"] // 2
+            again = f"{name}-{fitted}, after a refusal"
+            measured(again, grown(workload, fitted), choice, refused=refused)
+
+    for name, workload in workloads.items():
+        say(f"{name}: {workload.what}")
+        for choice in options.methods or workload.methods or registry.METHODS:
+            try:
+                (grow if options.grow else measured)(name, workload, choice)
+            except JaxflError as error:  # of this method; the others go on
+                failures.append(f"{name}, {choice}: {error}")
+                say(failures[-1])
+    return Measured(records, failures)
+
+
+def _idle(computer: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """The same machine; whoever looks on is told where it is busy."""
     if (computer["load"] or 0) > computer["cores"] / 4:
         say(
             f"This machine is busy (load {computer['load']:.1f} on {computer['cores']} cores): the PyTorch "
             "loop suffers more from that than jaxfl; repeat this when it is idle."
         )
-    facts = {
-        "machine": computer,
-        "versions": versions(torch),
-        "command": command,
-    }
-    records = []
-    for name, workload in workloads.items():
-        say(f"{name}: {workload.what}")
-        setup = setup_of(workload).replace(data_dir=options.data_dir)
-        source, data = source_of(workload, setup, say)
-        for choice in options.methods or workload.methods or registry.METHODS:
-            measured = measure(
-                workload,
-                choice,
-                setup,
-                source,
-                ways,
-                repetitions=options.repetitions or repetitions_of(workload),
-                rounds=options.rounds_per_repetition,
-                torch=torch,
-            )
-            records += [{"workload": name, **record, "data": data, **facts} for record in measured]
-    return records
+    return computer

@@ -18,6 +18,7 @@ from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
+from jaxfl.machine.processes import digest
 from jaxfl.runs.variant import Variant
 
 TORCH = "torch"  # stands in place of a strategy
@@ -48,6 +49,8 @@ class Contestant(NamedTuple):
       compile_s: seconds of tracing and compiling; fewer where the persistent cache had the program, 0
         where an earlier contestant compiled the same one.
       peak_bytes: what the compiled rounds hold at once, see `jaxfl.core.memory.peak_bytes`.
+      convolution: how the networks convolve a batch, a word or several.
+      checksum: of the bits of what is trained by now.
     """
 
     strategy: str
@@ -58,6 +61,8 @@ class Contestant(NamedTuple):
     clients_at_once: int = 1
     compile_s: float | None = None
     peak_bytes: int | None = None
+    convolution: str | None = None
+    checksum: Callable[[], str] | None = None
 
 
 def chunks(cohorts: PerGroup, rounds: int) -> list[PerGroup]:
@@ -144,6 +149,7 @@ def in_jaxfl(
         states[i] = jax.block_until_ready(federation.replicate(state))
         return time.perf_counter() - begun
 
+    @memory.explained(federation)
     def train(turn):
         flops, host_s = [], 0.0
         for i, pieces in enumerate(of_turns[turn]):
@@ -152,6 +158,8 @@ def in_jaxfl(
                 flops.append(reports.flops)
                 host_s += between(host, i, cohort) if host else 0.0
         return Trained(flops, host_s)
+
+    used = dict.fromkeys(model.convolution_for(variant.config.batch_size) for model in federation.models)
 
     return Contestant(
         name,
@@ -162,6 +170,8 @@ def in_jaxfl(
         federation.clients_at_once,
         peak_bytes=needed(federation),
         compile_s=program.seconds - before,
+        convolution=" ".join(used),
+        checksum=lambda: digest(states).hex()[:16],
     )
 
 

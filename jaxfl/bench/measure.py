@@ -20,6 +20,7 @@ from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torc
 from jaxfl.bench.count import PHASES, work
 from jaxfl.bench.workloads import Strategy, Workload
 from jaxfl.config.setup import Setup
+from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.sources import Source
 from jaxfl.runs.prepare import prepare
@@ -50,6 +51,7 @@ def measure(
     repetitions: int,
     rounds: int,
     torch: bool,
+    checksum: bool = False,
 ) -> list[dict[str, Any]]:
     """Measure one method on one workload.
 
@@ -62,6 +64,7 @@ def measure(
       repetitions: how often each contestant is timed.
       rounds: that it trains each time.
       torch: whether the PyTorch loop takes part where it knows the method and the workload has no rival.
+      checksum: whether the bits of what was trained are to be known again.
 
     Returns:
       A record per contestant: "method"; "strategy"; "flops_per_s", "seconds_per_round" and
@@ -69,10 +72,15 @@ def measure(
       medians, and "flops_per_sample", all None of methods without an entry in `PHASES`; "ratio_to_torch" and
       "ratio_to_first" (contestant), medians of the ratios of samples/s, or else of rounds/s, within a
       repetition, the former None without the loop; "ratio_to_rival", the same of seconds per operation, and
-      "rival", None without one; "compile_s", "peak_bytes", "devices" and "clients_at_once", see `Contestant`;
+      "rival", None without one; "compile_s", "peak_bytes", "devices", "clients_at_once", "convolution",
+      "precision", "seeds" and "checksum" (None where it is not asked for), see `Contestant`; "models", their
+      names, "clients", how many there are, and "batch_size";
       "device_peak_bytes" of the process so far, where the device tells; "mfu", the FLOP/s as a share of
       "matmul_flops_per_s", see `matmul_flops`; "repetitions", with the "seconds", "host_s", "flops", perhaps
       "samples", and the rival's of each; "rounds_per_repetition".
+
+    Raises:
+      JaxflError: if a device's memory is exhausted.
     """
     variant = choose(choice, workload.training)
     setup = provided(setup, [variant])
@@ -87,17 +95,22 @@ def measure(
     phases = PHASES.get(variant.method.name)
     parts = tuple(phases(variant.config, model) for model in federation.models) if phases else ()
 
-    contestants = [
-        in_jaxfl(name, strategy, variant, setups[name], federations[name], runs[: strategy.seeds], rounds)
-        for name, strategy in strategies.items()
-    ]
-    ours = len(contestants)
-    if workload.rival:
-        beside = choose(workload.rival, workload.training)
-        contestants.append(in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds))
-    elif torch and len(parts) == 1:
-        config = variant.config
-        contestants.append(in_torch(federation, variant.method.name, config, parts[0], runs[0], rounds))
+    with memory.explained(federation):
+        for name, its_own in setups.items():  # now: states will fill the memory
+            matmul_flops(its_own.run.precision, federations[name].devices)
+        contestants = [
+            in_jaxfl(name, strategy, variant, setups[name], federations[name], runs[: strategy.seeds], rounds)
+            for name, strategy in strategies.items()
+        ]
+        ours = len(contestants)
+        if workload.rival:
+            beside = choose(workload.rival, workload.training)
+            contestants.append(
+                in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds)
+            )
+        elif torch and len(parts) == 1:
+            config = variant.config
+            contestants.append(in_torch(federation, variant.method.name, config, parts[0], runs[0], rounds))
 
     with_torch = contestants[-1].strategy == TORCH
     seconds, host_s, flops = _in_turn(contestants, repetitions, workload.patience_s)
@@ -150,6 +163,13 @@ def measure(
             "matmul_flops_per_s": peak,
             "devices": one.devices,
             "clients_at_once": one.clients_at_once,
+            "convolution": one.convolution,
+            "precision": one.precision,
+            "seeds": one.seeds,
+            "checksum": one.checksum() if checksum and one.checksum else None,
+            "models": [model.name for model in federation.models],
+            "clients": federation.clients,
+            "batch_size": variant.config.batch_size,
             "repetitions": [
                 dict(zip(done, values, strict=True)) for values in np.array([*done.values()]).T.tolist()
             ],

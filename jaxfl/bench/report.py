@@ -1,5 +1,6 @@
 """What a benchmark leaves: a table, a JSON list of records, and a picture of it."""
 
+import json
 import os
 import platform
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from jaxfl.errors import writing
 from jaxfl.machine.environment import environment
 from jaxfl.runs import store
 
+UNFINISHED = ".unfinished.json"  # in place of .json
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "": lambda record: record["workload"],
     "method": lambda record: record["method"],
@@ -39,14 +41,20 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 def table(records: list[dict[str, Any]]) -> Table:
     """The medians, one row a record; columns that say nothing are left out."""
     drawn = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    cells = {name: [cell(record) for record in records] for name, cell in COLUMNS.items()}
-    cells = {name: column for name, column in cells.items() if set(column) not in ({"-"}, {"auto"})}
-    for name in cells:
+    titles, rows = cells(records)
+    for name in titles:
         justify = "left" if name in ("", "method", "strategy") else "right"
         drawn.add_column(name, justify=justify, no_wrap=name != "method", overflow="fold")
-    for row in zip(*cells.values(), strict=True):
+    for row in rows:
         drawn.add_row(*row)
     return drawn
+
+
+def cells(records: list[dict[str, Any]]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The same as titles and rows of text."""
+    columns = {name: [cell(record) for record in records] for name, cell in COLUMNS.items()}
+    columns = {name: column for name, column in columns.items() if set(column) not in ({"-"}, {"auto"})}
+    return list(columns), list(zip(*columns.values(), strict=True))
 
 
 def _rate(value: float) -> str:
@@ -86,13 +94,34 @@ def versions(torch: bool) -> dict[str, str | None]:
     return {name: told[name] for name in known} | ({"torch": version("torch")} if torch else {})
 
 
+def keep(records: list[dict[str, Any]], path: Path | None) -> None:
+    """Write down what has been measured so far, for `unfinished` to find."""
+    if path:
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        store.write_json(path.with_suffix(UNFINISHED), records)
+
+
+def unfinished(path: Path | None, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of a command that was cut short, where command and versions in `facts` are the same."""
+    kept = path and path.with_suffix(UNFINISHED)
+    if not (kept and kept.is_file()):
+        return []
+    try:
+        records = json.loads(kept.read_text())
+    except ValueError:  # somebody has changed it
+        return []
+    same = all(record[name] == facts[name] for record in records for name in ("command", "versions"))
+    return records if same else []
+
+
 def save(records: list[dict[str, Any]], path: Path) -> Path:
     """Write the records to `path`, and their picture beside it, whose path is returned."""
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    store.write_json(path, records)
+    keep(records, path)
     picture = path.with_suffix(".png")
     draw(records, picture)
+    with writing(path):
+        path.with_suffix(UNFINISHED).replace(path)
     return picture
 
 

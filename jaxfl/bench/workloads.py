@@ -41,6 +41,7 @@ def strategies(names: Sequence[str]) -> dict[str, Strategy]:
         "auto": {"auto": Strategy()},
         "one device": {"one device": Strategy({"devices": 1})},
         "devices 1..all": {f"devices {n}": Strategy({"devices": n}) for n in range(1, every + 1)},
+        "one at a time": {"one at a time": Strategy({"clients_at_once": 1})},
         "ten at once": {"ten at once": Strategy({"clients_at_once": 10})},
         "rows": {"rows": Strategy({"convolution": "rows"})},
         "patches": {"patches": Strategy({"convolution": "patches"})},
@@ -152,7 +153,36 @@ METHODS = Workload(
     rival="fedavg",
     patience_s=60,
 )
-VARIANTS = {"W1-equal": EQUAL, "methods": METHODS} | GROWTH
+RESNET = WORKLOADS["W5"]._replace(
+    what="W5 with ResNet-18 and FedAvg alone: how much of the device do large networks use?",
+    setup=WORKLOADS["W5"].setup | {"models": ("resnet18",)},
+    methods=("fedavg",),
+)
+# As many images each however many clients there are, so that --grow finds the most.
+OWN = {
+    f"{model}-own": Workload(
+        f"CIFAR-10, clients of three images, each with a {model} of its own: how many fit in memory?",
+        4 * clients,
+        {"dataset": "cifar10", "models": (model,), "clients": clients, "partition": "iid", "test": "own"},
+        ("local",),
+        {"epochs": 1, "batch_size": 10},
+    )
+    for model, clients in (("lenet5", 1000), ("resnet18", 20))
+}
+VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET} | GROWTH | OWN
+
+
+def grown(workload: Workload, clients: int) -> Workload:
+    """The workload with so many clients, and as many images for each as before."""
+    images = workload.images * clients // workload.setup["clients"]
+    number = {"clients": clients}
+    return workload._replace(images=images, setup=workload.setup | number, on_cpu=workload.on_cpu | number)
+
+
+def small(workload: Workload) -> Workload:
+    """Its networks and methods with four clients of ten images: to see that it works, not how fast."""
+    few = {"clients": 4, "participation": 1.0} | _of_each_class(10)
+    return workload._replace(images=200, setup=workload.setup | few, on_cpu={}, repetitions_on_cpu=1)
 
 
 def setup_of(workload: Workload) -> Setup:
@@ -173,19 +203,25 @@ def repetitions_of(workload: Workload) -> int:
 def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> tuple[Source, str]:
     """The workload's images, and whether they are "real" or "random".
 
+    They are real where tensorflow-datasets has them prepared, or `data_dir` has them as arrays, mnist.npz.
+
     Args:
       workload: which.
       setup: its options; `data_dir` says where the data set may be.
       say: told why, where random images of the same shape take the place of a data set.
     """
+    name, folder = setup.data.dataset, setup.machine.data_dir
+    if folder and (folder / f"{name}.npz").is_file():
+        setup = setup.replace(dataset=str(folder / f"{name}.npz"))
     try:
         source = load_source(setup)
+        if name in IMAGES and source.train.sum() < workload.images:
+            raise JaxflError(f"It has {source.train.sum():,} images to train on, not {workload.images:,}.")
     except JaxflError as error:
-        shape = IMAGES.get(setup.data.dataset)
-        if shape is None:
+        if name not in IMAGES:
             raise
-        say(f"Random images take the place of {setup.data.dataset}, which changes no time. {error}")
-        return _random(setup.data.dataset, shape, workload.images), "random"
+        say(f"Random images take the place of {name}, which changes no time. {error}")
+        return _random(name, IMAGES[name], workload.images), "random"
     rows = np.r_[np.arange(min(workload.images, source.train.sum())), np.flatnonzero(~source.train)]
     return source._replace(**{name: getattr(source, name)[rows] for name in PER_ROW}), "real"
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import jax
@@ -47,6 +48,8 @@ def available_to_several(federation: Federation) -> int:
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
     """Halve a number until what it needs fits.
 
+    Half as many need at least half as much: what cannot fit by that is not tried, as each trial compiles.
+
     Args:
       number: of clients or runs that one would like at once.
       needed: the bytes that some programs hold with so many, see `peak_bytes`; where the compiler finds them
@@ -57,16 +60,17 @@ def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
       As many as fit; 1 where nothing fits.
     """
 
-    def fits():
+    def too_large():
+        """By which factor."""
         try:
-            return needed(number) <= limit
+            return needed(number) / max(limit, 1)
         except jax.errors.JaxRuntimeError as error:
             if not _out_of_memory(error):
                 raise
-            return False
+            return 2.0
 
-    while number > 1 and not fits():
-        number = -(-number // 2)
+    while number > 1 and (factor := too_large()) > 1:
+        number = -(-number // 2 ** math.ceil(math.log2(factor)))
     return number
 
 

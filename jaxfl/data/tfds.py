@@ -21,10 +21,17 @@ def read(name: str, data_dir: str | Path | None = None):
       one integer or word per row, (N,) each, by name.
 
     Raises:
-      JaxflError: if the set or label is unknown, not prepared, not readable or not about images.
+      JaxflError: if the set or label is unknown, not prepared, not readable or not about images, or the
+        library is missing.
     """
     # Imported here because it takes a second that only users of these sets should pay.
-    import tensorflow_datasets as tfds
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise JaxflError(
+            f"{name} is a set of tensorflow-datasets, which cannot be imported here ({error}); pip install "
+            "tensorflow-datasets, or give images as an .npz file."
+        ) from error
 
     set_name, _, label = name.partition(":")
     with quiet():

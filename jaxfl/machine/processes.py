@@ -191,7 +191,7 @@ def agree(what: str, tree: Any) -> None:
     """
     if _alone():
         return
-    digests = multihost_utils.process_allgather(np.frombuffer(_digest(tree), np.uint8))
+    digests = multihost_utils.process_allgather(np.frombuffer(digest(tree), np.uint8))
     others = [str(process) for process, digest in enumerate(digests) if (digest != digests[0]).any()]
     if others:
         whose = f"Process {others[0]} has" if len(others) == 1 else f"Processes {', '.join(others)} have"
@@ -220,17 +220,18 @@ def _alone() -> bool:
     return not jax.distributed.is_initialized() or _only_here.get()
 
 
-def _digest(tree: Any) -> bytes:
-    digest = hashlib.sha256()
+def digest(tree: Any) -> bytes:
+    """Of the bits of a tree's arrays, and of how its other leaves are written."""
+    bits = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(tree):
         if not isinstance(leaf, jax.Array | np.ndarray):
-            digest.update(f"{path} {leaf!r}".encode())
+            bits.update(f"{path} {leaf!r}".encode())
             continue
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        digest.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.digest()
+        bits.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
+        bits.update(np.ascontiguousarray(leaf).tobytes())
+    return bits.digest()
 
 
 def _outcome(f, args, kwargs) -> bytes:

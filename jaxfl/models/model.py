@@ -291,9 +291,13 @@ class Model:
             return tree
         return jax.tree.map(lambda leaf: leaf.astype(self.precision), tree)
 
+    def convolution_for(self, batch: int) -> str:
+        """The implementation by which so many examples are convolved, a key of `CONVOLUTIONS`."""
+        return suited(batch, self._narrowest) if self.convolution == "auto" else self.convolution
+
     def _convolving(self, batch: int):
         """The context in which blocks are applied to so many examples."""
-        return using(suited(batch, self._narrowest) if self.convolution == "auto" else self.convolution)
+        return using(self.convolution_for(batch))
 
     @functools.cached_property
     def _narrowest(self) -> int:

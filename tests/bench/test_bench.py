@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import sys
 
 import jax
@@ -10,11 +11,14 @@ import pytest
 from conftest import tiny_partition, tiny_source
 
 from jaxfl import registry
-from jaxfl.bench import count, measure, workloads
+from jaxfl.bench import bench, count, device, measure, workloads
 from jaxfl.bench.count import PHASES, Phase
+from jaxfl.bench.device import Part
 from jaxfl.bench.measure import matmul_flops
 from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
+from jaxfl.config.flags import parse_flags
+from jaxfl.core import engine
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import traced
 from jaxfl.core.protocol import Cohort
@@ -112,7 +116,7 @@ def test_strategies_are_records_of_their_own(tmp_path):
     names = ["rows", "devices 1..all", "bfloat16", "5 seeds"]
     main(
         ["bench", "tiny", "--methods", "fedavg", "--repetitions", "1", "--no-torch", "--out", str(out)]
-        + ["--strategies", *names]
+        + ["--checksum", "--strategies", *names]
     )
     records = {record["strategy"]: record for record in json.loads(out.read_text())}
     used = {name: (record["devices"], record["matmul_flops_per_s"]) for name, record in records.items()}
@@ -129,6 +133,142 @@ def test_strategies_are_records_of_their_own(tmp_path):
         flops_per_s = record["samples_per_s"] * record["flops_per_sample"]
         assert record["mfu"] == pytest.approx(flops_per_s / record["matmul_flops_per_s"])
         assert record["ratio_to_first"] == pytest.approx(record["samples_per_s"] / first["samples_per_s"])
+    bits = {name: record["checksum"] for name, record in records.items()}
+    assert bits["rows"] == bits["devices 2"] != bits["bfloat16"]  # an MLP convolves nothing
+
+
+def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
+    """Behind what was measured; the same command and the same code, or all begins again."""
+    asked, out = [], tmp_path / "tiny.json"
+
+    def one_then_the_end(workload, choice, *args, **options):
+        asked.append(choice)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [{"method": choice}]
+
+    monkeypatch.setattr(bench, "measure", one_then_the_end)
+    command = ["bench", "tiny", "--no-torch", "--out", str(out)]
+    monkeypatch.setattr("jaxfl.bench.report.table", lambda records: f"{len(records)} in all")
+    monkeypatch.setattr("jaxfl.bench.report.draw", lambda records, path: None)
+    with pytest.raises(SystemExit):
+        main(command)
+    assert not out.exists()
+    main(command)
+    assert asked == ["fedavg", "fedrep", "fedrep"]
+    assert [record["method"] for record in json.loads(out.read_text())] == ["fedavg", "fedrep"]
+    main(command)
+    assert asked[3:] == ["fedavg", "fedrep"]
+    assert "goes on behind them" in capsys.readouterr().out
+
+
+def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, monkeypatch):
+    out, call, held = tmp_path / "tiny.json", engine.Program.__call__, []
+
+    def of_eight_too_few(program, key, state, federation, cohorts):
+        held.append(sum(leaf.shape[:1] == (8,) for leaf in jax.live_arrays()))
+        if federation.clients >= 8:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
+        return call(program, key, state, federation, cohorts)
+
+    monkeypatch.setattr(engine.Program, "__call__", of_eight_too_few)
+    options = "--methods fedavg --no-torch --repetitions 1 --out"
+    main([*f"bench tiny --grow 2 64 {options}".split(), str(out)])
+    records = json.loads(out.read_text())
+    names = ["tiny-2", "tiny-4", "tiny-4, after a refusal"]
+    assert [(record["workload"], record["clients"]) for record in records] == list(
+        zip(names, (2, 4, 4), strict=True)
+    )
+    assert held[-3] and held[-2:] == [0, 0]  # what was refused is let go
+    (refused,) = [record["refused"] for record in records if "refused" in record]
+    assert refused["clients"] == 8 and "memory ran out with --clients-at-once 1;" in refused["sentence"]
+    with pytest.raises(SystemExit):
+        main([*f"bench tiny --grow 8 64 {options}".split(), str(tmp_path / "none.json")])
+
+
+def test_parts_of_a_device_are_commands_that_fit_a_short_lease():
+    known = workloads.WORKLOADS | workloads.VARIANTS
+    for part in device.PARTS.values():
+        name, *flags = shlex.split(part.command)
+        (options,), unknown = parse_flags("bench", flags, measuring=bench.Bench())
+        assert name in known and not unknown
+        assert workloads.strategies(options.strategies)
+        assert 0 < part.limit_s <= device.LONGEST_S == 480
+    assert sum(part.limit_s for part in device.PARTS.values()) <= device.ALL_S == 1500
+
+
+RECORD = {"workload": "W2", "method": "fedavg", "strategy": "auto", "seeds": 1, "devices": 1, "checksum": "a"}
+RECORD |= {
+    "machine": {"device": "gpu G", "devices": 1},
+    "versions": {"jax": "1"},
+    "command": "jaxfl bench W2",
+}
+RECORD |= {"ratio_to_torch": 60.0, "ratio_to_first": 1.0, "samples_per_s": 1e5, "steps_per_s": 1e4}
+RECORD |= {"convolution": "patches", "clients_at_once": 20, "precision": "full", "batch_size": 10}
+RECORD |= {"models": ["mcmahan"], "clients": 20, "seconds_per_round": 1.0, "host_s_per_round": 0.0}
+RECORD |= {"flops_per_round": 1e9, "ratio_to_rival": None, "compile_s": 1.0, "peak_bytes": 1, "mfu": 0.1}
+OTHERS = [
+    RECORD | {"strategy": "plain", "convolution": "plain", "ratio_to_first": 1.3},
+    RECORD | {"strategy": "bfloat16", "precision": "bfloat16", "ratio_to_first": 1.01},
+]
+# What a part does in place of `jaxfl bench`: its first word.
+FAKE = f"""
+import json, os, sys, time
+_, does, *words = sys.argv
+out = words[words.index("--out") + 1]
+open(os.path.join(os.path.dirname(out), "begun"), "a").write(does + " ")
+if does == "measures":
+    open(out, "w").write({json.dumps(json.dumps([RECORD, *OTHERS]))})
+if does == "hangs":
+    open(out.replace(".json", ".unfinished.json"), "w").write({json.dumps(json.dumps([RECORD]))})
+    time.sleep(60)
+if does == "refuses":
+    sys.exit(print("jaxfl: No memory is left.") or 2)
+if does == "dies":
+    os.kill(os.getpid(), 9)
+if does == "is":
+    print(os.environ["XLA_FLAGS"])
+"""
+
+
+def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypatch, capsys):
+    parts = {
+        "a": Part("Does it hang?", "hangs", 0.3),
+        "b": Part("Does it die?", "dies", 30),
+        "c": Part("Is it refused?", "refuses --no-torch", 30),
+        "d": Part("What is set?", "is", 30, {"XLA_FLAGS": "--x"}),
+        "e": Part("Does it work?", "measures", 40),
+    }
+    monkeypatch.setattr(device, "PARTS", parts)
+    monkeypatch.setattr(device, "COMMAND", (sys.executable, "-S", "-c", FAKE))
+    monkeypatch.setattr(jax, "devices", None)  # they are the parts'
+    monkeypatch.setenv("XLA_FLAGS", "--y")
+    command = ["bench", "device", "--out", str(tmp_path / "gpu")]
+    begun, summary = tmp_path / "gpu" / "begun", tmp_path / "gpu" / "summary.md"
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--max-seconds", "35"])
+    assert end.value.code == 75 and "1 parts are left" in capsys.readouterr().err
+    main(command)
+    main(command)
+    assert begun.read_text().split() == ["hangs", "dies", "refuses", "is", "measures"]
+    ends = json.loads((tmp_path / "gpu" / "ends.json").read_text())
+    assert {name: end["ended"] for name, end in ends.items()} == {
+        "a": "Its 0.3 s were over; it had written 1 records by then.",
+        "b": "It was ended by SIGKILL; b.log has what it printed.",
+        "c": "No memory is left.",
+        "d": "Done.",
+        "e": "Done.",
+    }
+    assert (tmp_path / "gpu" / "d.log").read_text() == "--y --x\n"
+    said = summary.read_text()
+    assert said in capsys.readouterr().out
+    assert "| mcmahan, 10 | W2 fedavg | convolution | patches | plain 1.30 | no: plain |" in said
+    assert "| mcmahan, 10 | W2 fedavg | precision | full | bfloat16 1.01 | yes |" in said
+    assert "| W2 fedavg | 60.0 x | 50 x | a PyTorch loop in turn on the same device |" in said
+    alone = device.summary({}, {"e": [RECORD | {"ratio_to_torch": None}]})
+    assert "| W2 fedavg | 65.4 x | 50 x | the PyTorch loop's kept figure of two CPU cores" in alone
+    main([*command, "--parts", "c"])
+    assert begun.read_text().split()[5:] == ["refuses"]
 
 
 def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(monkeypatch):
@@ -156,6 +296,9 @@ def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(mo
         ("bench tiny --methods fedpr", "no method 'fedpr'; did you mean 'fedper'?"),
         ("bench tiny --repetitions 0", "--repetitions must lie in [1, inf), but is 0"),
         ("bench tiny --repeat 3", "no option --repeat; did you mean '--repetitions'?"),
+        ("bench tiny --grow 5", "--grow takes two numbers of clients"),
+        ("bench device", "jaxfl bench device --out FOLDER"),
+        ("bench device --out x --parts W22", "no part 'W22'; did you mean 'W2'?"),
     ],
 )
 def test_refusals(command, words, capsys):
@@ -180,6 +323,29 @@ def test_workloads_fit_random_images_where_the_data_set_is_missing(tmp_path):
         assert data == "random" and "is not prepared" in said[0]
         clients = divide(setup, source).train
         assert sum(map(len, clients)) == {"W5": 200}.get(name, workload.images)  # of W5 a CPU does a part
+
+
+def test_small_workloads_and_grown_ones_can_be_divided(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    said = []
+    for workload in (workloads.WORKLOADS | workloads.VARIANTS).values():
+        small = workloads.small(workload)
+        for clients in (4, 16):
+            sized = workloads.grown(small, clients)
+            setup = workloads.setup_of(sized).replace(data_dir=tmp_path)
+            source, _ = workloads.source_of(sized, setup, said.append)
+            assert len(divide(setup, source).train) == clients
+    assert "is a set of tensorflow-datasets, which cannot be imported here" in said[0]
+
+
+def test_images_come_from_arrays_where_there_are_enough(tmp_path):
+    images, labels = np.zeros((60, 28, 28), np.uint8), np.arange(60) % 10
+    np.savez(tmp_path / "mnist.npz", images=images, labels=labels, split=np.arange(60) < 50)
+    few = workloads.WORKLOADS["W4"]._replace(images=40)
+    for wanted, data in ((few, "real"), (few._replace(images=51), "random")):
+        setup = workloads.setup_of(wanted).replace(data_dir=tmp_path)
+        source, found = workloads.source_of(wanted, setup, lambda sentence: None)
+        assert found == data and source.train.sum() == wanted.images
 
 
 @pytest.mark.long

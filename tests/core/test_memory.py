@@ -97,6 +97,17 @@ def test_one_client_is_tried_where_nothing_fits(data):
     assert memory.as_many_as_fit(data.federation, fail, 1).clients_at_once == 1
 
 
+def test_what_cannot_fit_is_not_tried():
+    tried = []
+
+    def needed(number):
+        tried.append(number)
+        return 100 + 10 * number
+
+    assert memory.most_that_fit(64, needed, 150) == 4
+    assert tried == [64, 8, 4]
+
+
 @pytest.mark.parametrize(
     ("at_once", "words"),
     [(6, "start again with --clients-at-once 3."), (1, "lower --batch-size, --eval-every or --devices")],

@@ -1,0 +1,257 @@
+"""Everything that an accelerator should tell, in parts that can be resumed.
+
+A part is a `jaxfl bench` command in a process of its own: one that hangs, or that the system ends for want of
+memory, ends alone, and what a part sets in its environment holds for it alone. All of them leave one folder:
+
+    ends.json                of every part that has ended how it did, its command and its seconds
+    W2.json, W2.png          what a part has measured
+    W2.unfinished.json       the same, as far as it came, of one that was cut short
+    W2.log                   what it printed
+    summary.md               what all of it says
+
+This process computes nothing and holds no device: the parts need all of its memory.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl.bench.report import UNFINISHED
+from jaxfl.bench.summary import summary
+from jaxfl.config import choices
+from jaxfl.config.options import check, within
+from jaxfl.errors import JaxflError
+from jaxfl.runs import store
+from jaxfl.runs.interrupt import OUT_OF_TIME, Interrupted
+from jaxfl.runs.owner import owned
+
+
+class Part(NamedTuple):
+    """A question, and the command that answers it.
+
+    Args:
+      asks: it.
+      command: words behind `jaxfl bench`.
+      limit_s: seconds after which it is ended; what it has measured by then is kept.
+      environment: what it sets; flags of XLA are added to those that are set.
+    """
+
+    asks: str
+    command: str
+    limit_s: int
+    environment: Mapping[str, str] = {}
+
+
+ENDS = "ends.json"
+COMMAND = (sys.executable, "-m", "jaxfl", "bench")
+LONGEST_S, ALL_S = 8 * 60, 25 * 60  # of a part, and of all: machines like these are lent by the minute
+
+LIKELY = 'auto plain bfloat16 "ten at once"'  # ways to be faster than `auto` on an accelerator
+UNLIKELY = 'auto rows "one at a time"'
+# Otherwise the second process would find what the first one has compiled, and its choices of kernels.
+ANEW = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+DETERMINISTIC = ANEW | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+TRAINED = "W2 --methods fedavg --no-torch --repetitions 3 --checksum"
+
+# In the order of their worth: a lease may end early. What a command measures in turn is lost together when
+# its time is over, so none measures much; what it has compiled is found again.
+PARTS = {
+    "W2": Part("How much faster than a PyTorch loop is a small CNN?", "W2 --repetitions 3", 120),
+    "W3": Part("And a larger one?", "W3 --repetitions 3", 80),
+    "W4": Part("And a thousand MLPs?", "W4 --repetitions 3", 80),
+    "W2-ways": Part(
+        "Which way is the best for small batches?",
+        f"W2 --methods fedavg --no-torch --rounds-per-repetition 5 --strategies {LIKELY}",
+        80,
+    ),
+    "W3-ways": Part(
+        "And for large ones?", f"W3 --no-torch --rounds-per-repetition 2 --strategies {LIKELY}", 80
+    ),
+    "resnet18": Part(
+        "How much of the device do ResNet-18 clients use?",
+        "resnet18 --no-torch --repetitions 3 --strategies auto bfloat16",
+        120,
+    ),
+    "resnet18-plain": Part(
+        "And with XLA's own convolution?",
+        "resnet18 --no-torch --repetitions 3 --strategies auto plain",
+        100,
+    ),
+    "W1-ways": Part(
+        "Which way is the best for unequal clients?",
+        f"W1 --methods fedavg --repetitions 3 --strategies {LIKELY}",
+        90,
+    ),
+    "W4-ways": Part(
+        "And for a thousand clients, and several seeds?",
+        "W4 --no-torch --rounds-per-repetition 10 --strategies auto bfloat16 "
+        '"one at a time" "ten at once" "devices 1..all" "5 seeds"',
+        80,
+    ),
+    "W5": Part(
+        "What does a mixed federation with ResNet-18 cost?",
+        "W5 --no-torch --repetitions 3 --strategies auto bfloat16",
+        110,
+    ),
+    "lenet5-own": Part(
+        "How many LeNet5 clients fit, and is a refusal survived?",
+        "lenet5-own --no-torch --repetitions 1 --grow 16384 262144",
+        80,
+    ),
+    "resnet18-own": Part(
+        "How many ResNet-18 clients fit?",
+        'resnet18-own --no-torch --repetitions 1 --strategies "ten at once" --grow 256 4096',
+        120,
+    ),
+    "default-1": Part("Are two processes equal to the bit?", TRAINED, 30, ANEW),
+    "default-2": Part("The second of them.", TRAINED, 30, ANEW),
+    "deterministic-1": Part("And with XLA's flag, at which price?", TRAINED, 30, DETERMINISTIC),
+    "deterministic-2": Part("The second of them.", TRAINED, 30, DETERMINISTIC),
+    "W2-rows": Part(
+        "What suits a CPU, on small batches?", f"W2 --methods fedavg --no-torch --strategies {UNLIKELY}", 50
+    ),
+    "W3-rows": Part("On large ones?", f"W3 --no-torch --repetitions 3 --strategies {UNLIKELY}", 50),
+    "W1-rows": Part("On unequal clients?", f"W1 --methods fedavg --no-torch --strategies {UNLIKELY}", 50),
+    "methods": Part(
+        "What does an operation cost in each method, as far as time allows?", "methods --repetitions 2", 90
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Everything that an accelerator should tell, in parts of minutes."""
+
+    out: Path | None = None
+    """The folder for records and summary. The same command again goes on where it was cut short."""
+    parts: tuple[str, ...] = ()
+    """Which, by their names, also those that have ended before; by default all that have not."""
+    max_seconds: float | None = within("(0, inf)", None)
+    """Begin no part that may end later than so many seconds from now; exit with code 75 where some are
+    left."""
+    small: bool = False
+    """Rehearse all of it with four clients in each, and eight minutes for each part, as a CPU compiles
+    slowly: no figure is worth reading."""
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data, or mnist.npz and cifar10.npz are; random images take the
+    place of a set that is missing."""
+
+
+def measure_device(options: Device, say: Callable[[str], None]) -> str:
+    """Measure the parts that are left.
+
+    Args:
+      options: which, and where to.
+      say: told what is going on.
+
+    Returns:
+      What is known by now, as Markdown; summary.md has it as well.
+
+    Raises:
+      JaxflError: if there is no such part, or the folder cannot be used.
+      Interrupted: if `max_seconds` leave some to do.
+    """
+    check("bench device", options)
+    if options.out is None:
+        raise JaxflError("Say where to: jaxfl bench device --out FOLDER.")
+    chosen = {name: choices.lookup("part", PARTS, name) for name in options.parts or PARTS}
+    if options.small:
+        chosen = {name: part._replace(limit_s=LONGEST_S) for name, part in chosen.items()}
+    begun, folder, later = time.monotonic(), options.out, []
+    with owned(folder):
+        ends = _read(folder / ENDS, {})
+        said = summarised(folder, ends)
+        for name, part in chosen.items():
+            if name in ends and name not in options.parts:
+                continue
+            left = math.inf if options.max_seconds is None else options.max_seconds - time.monotonic() + begun
+            if part.limit_s > left:
+                later.append(name)
+                continue
+            say(f"{name}: {part.asks} (at most {part.limit_s} s)")
+            ends |= {name: _end(folder, name, part, options)}
+            store.write_json(folder / ENDS, ends)
+            said = summarised(folder, ends)
+            say(f"{name}: {ends[name]['seconds']:.0f} s. {ends[name]['ended']}")
+    if later:
+        how = f"{len(later)} parts are left, for the next may not end within --max-seconds"
+        raise Interrupted(f"{how}; repeat the command to go on ({' '.join(later)}).", OUT_OF_TIME)
+    return said
+
+
+def summarised(folder: Path, ends: dict[str, dict]) -> str:
+    """What the folder says by now; it is written there."""
+    said = summary(ends, {name: _records(folder, name) for name in ends})
+    store.write_texts(folder, {"summary.md": said})
+    return said
+
+
+def _end(folder: Path, name: str, part: Part, options: Device) -> dict[str, Any]:
+    """Run a part to its end, and say how that was."""
+    words = [*shlex.split(part.command), "--out", str(folder / f"{name}.json")]
+    words += ["--small"] if options.small else []
+    words += ["--data-dir", str(options.data_dir)] if options.data_dir else []
+    if importlib.util.find_spec("torch") is None and "--no-torch" not in words:
+        words.append("--no-torch")
+    environment, log, begun = _environment(part), folder / f"{name}.log", time.monotonic()
+    with log.open("wb") as printed:
+        # The command, as a user would start it.
+        process = subprocess.Popen(
+            [*COMMAND, *words], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=environment
+        )
+        try:
+            code = process.wait(part.limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            process.kill()
+            process.wait()
+    return {
+        "asks": part.asks,
+        "command": shlex.join(["jaxfl", "bench", *words]),
+        "environment": dict(part.environment),
+        "limit_s": part.limit_s,
+        "seconds": time.monotonic() - begun,
+        "ended": _how(code, part, folder, name),
+    }
+
+
+def _environment(part: Part) -> dict[str, str]:
+    flags = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), part.environment.get("XLA_FLAGS")]))
+    return {**os.environ, **part.environment, "XLA_FLAGS": flags}
+
+
+def _how(code: int | None, part: Part, folder: Path, name: str) -> str:
+    """How a process has ended, in a sentence: its own where it said one."""
+    if code is None:
+        kept = len(_records(folder, name)) or "no"
+        return f"Its {part.limit_s} s were over; it had written {kept} records by then."
+    if code == 0:
+        return "Done."
+    log = folder / f"{name}.log"
+    sentences = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("jaxfl: ")]
+    if sentences:
+        return sentences[-1].removeprefix("jaxfl: ")
+    how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+    return f"It {how}; {log.name} has what it printed."
+
+
+def _records(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What a part has measured, or what it had when it was cut short; perhaps an earlier time."""
+    whole = folder / f"{name}.json"
+    return _read(whole.with_suffix(UNFINISHED), None) or _read(whole, [])
+
+
+def _read(path: Path, otherwise: Any) -> Any:
+    """What a file of JSON holds that is written at once."""
+    return json.loads(path.read_text()) if path.exists() else otherwise
