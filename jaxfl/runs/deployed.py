@@ -1,7 +1,7 @@
 """What the clients of a run deploy: models that predict on images as the data set has them."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
@@ -115,17 +115,33 @@ class Deployed:
 
     def scores(self, images: Any) -> np.ndarray:
         """What the method gives each of the client's outputs, (B, outputs); images are as for `predict`."""
-        images = self._checked(images)
-        batch = min(BATCH, 1 << max(0, len(images) - 1).bit_length())  # few lengths are few programs
-        found = [np.empty((0, self.model.classes), np.float32)]
-        for start in range(0, len(images), batch):
-            part = images[start : start + batch]
-            filled = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])
-            shared, own = self.predictor.shared, self.predictor.stacked
-            mean, std = self.images.mean, self.images.std
-            scores = _scores(self.predictor.predict, self.model, shared, own, filled, mean, std)
-            found.append(np.asarray(scores)[: len(part)])
-        return np.concatenate(found)
+        return self._over(self.predictor.predict, self.predictor.shared, self.predictor.stacked, images)
+
+    def outputs(self, images: Any) -> dict[str, np.ndarray]:
+        """What every block of the network puts out; images are as for `predict`.
+
+        Returns:
+          {block: (B, ...)}, in the blocks' order. The last but one gives the features (B, d) that the
+          classifier gets.
+
+        Raises:
+          JaxflError: if they have another shape or type, or a block is applied with several weights.
+        """
+        return dict(
+            zip(self.model.names, self._over(_outputs, self._of_network(), None, images), strict=True)
+        )
+
+    def taps(self, images: Any) -> dict[int, np.ndarray]:
+        """What every convolution of the network puts out; images are as for `predict`.
+
+        Returns:
+          {depth: (B, H, W, C)}, counted from 1 on the main path, without the convolutions of shortcuts: after
+          a norm that follows directly, before activation and pooling. Empty without convolutions.
+
+        Raises:
+          JaxflError: as `outputs`.
+        """
+        return dict(enumerate(self._over(_taps, self._of_network(), None, images), 1))
 
     @functools.cached_property
     def weights(self) -> dict[str, dict]:
@@ -145,9 +161,31 @@ class Deployed:
         if set(self.weights) - set(self.model.names):
             return False
         x = np.random.default_rng(0).normal(size=(8, *self.images.shape)).astype(self.images.mean.dtype)
-        weights = {name: self.weights.get(name, {}) for name in self.model.names}
+        weights = self._of_network()
         outputs, _ = self.model.apply(weights, weights, jnp.asarray(x), train=False)
         return np.allclose(outputs, self._predict(self.model, jnp.asarray(x)), rtol=1e-4, atol=1e-4)
+
+    def _of_network(self) -> dict[str, dict]:
+        """`weights`, with an entry for every block, also for one that has none."""
+        several = sorted(set(self.weights) - set(self.model.names))
+        if several:
+            raise JaxflError(
+                f"Client {self.client} applies blocks of its {self.model.name} with several weights "
+                f"({', '.join(several)}): what they put out is no single network's. See its `weights`."
+            )
+        return {name: self.weights.get(name, {}) for name in self.model.names}
+
+    def _over(self, function: Callable, shared: Any, own: Any, images: Any) -> Any:
+        """``function(model, shared, own, x)``, whose leaves are (B, ...), over raw images in batches."""
+        images = self._checked(images)
+        batch = min(BATCH, 1 << max(0, len(images) - 1).bit_length())  # few lengths are few programs
+        found = []
+        for start in range(0, max(len(images), 1), batch):
+            part = images[start : start + batch]
+            filled = np.resize(part, (batch, *images.shape[1:]))
+            leaves = _applied(function, self.model, shared, own, filled, self.images.mean, self.images.std)
+            found.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: len(part)], leaves))  # noqa: B023
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
     def _predict(self, model: Model, x):
         return self.predictor.predict(model, self.predictor.shared, self.predictor.stacked, x)
@@ -178,8 +216,16 @@ class Deployed:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _scores(predict, model: Model, shared, own, images, mean, std):
-    return predict(model, shared, own, normalised(images, mean, std))
+def _applied(function, model: Model, shared, own, images, mean, std):
+    return function(model, shared, own, normalised(images, mean, std))
+
+
+def _outputs(model: Model, weights, _, x):
+    return model.outputs(weights, weights, x, train=False)[0]
+
+
+def _taps(model: Model, weights, _, x):
+    return model.taps(weights, weights, x, tuple(range(1, model.convolutions + 1)))
 
 
 class Opened(NamedTuple):

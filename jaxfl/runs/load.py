@@ -17,6 +17,7 @@ from jaxfl.runs import store
 from jaxfl.runs.config import restore_setup
 from jaxfl.runs.deployed import Models
 from jaxfl.runs.export import export
+from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.log import scalars
 from jaxfl.runs.prepare import draw_shift, load_source
 from jaxfl.runs.variant import Variant
@@ -108,6 +109,16 @@ class Loaded:
     def embeddings(self) -> dict[str, np.ndarray]:
         """The vectors by which it describes clients, {architecture: (n, d)}, after the last checkpoint."""
         return store.newest_about_clients(self.folder, "embeddings")
+
+    @property
+    def findings(self) -> dict[str, dict[str, np.ndarray] | list]:
+        """What the method has found out, round by round; nothing of most methods.
+
+        Returns:
+          {panel: {line: (R,)}} of numbers, NaN where there is none, such as FedCMD's score of every layer;
+          any other form is a list with an entry per round, such as the networks that pFedClub assembled.
+        """
+        return over_rounds(self.metrics)
 
     @functools.cached_property
     def partition(self) -> Partition:

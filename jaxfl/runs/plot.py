@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 
+from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.table import OF_ACCURACY, Cell, Table
 
 LINES = ("-", "--", ":", "-.")
@@ -180,29 +181,23 @@ def _simulated_seconds(record: dict) -> float:
 
 def draw_findings(metrics: list[dict]) -> Figure | None:
     """A panel of lines for each finding ``{line: number}`` of a run, over the rounds; None without such."""
-    found = [record["findings"] for record in metrics if "findings" in record]
-    panels = [name for name, lines in (found[0] if found else {}).items() if _numbers(lines)]
+    panels = {name: lines for name, lines in over_rounds(metrics).items() if isinstance(lines, dict)}
     if not panels:
         return None
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure((4.5 * columns, 3.4 * rows), layout="constrained", dpi=150)
-    rounds = [record["round"] for record in metrics if "findings" in record]
-    lines = list(dict.fromkeys(line for name in panels for line in found[0][name]))  # one colour everywhere
-    for place, name in enumerate(panels, 1):
+    rounds = [record["round"] for record in metrics]
+    names = list(dict.fromkeys(line for lines in panels.values() for line in lines))  # one colour everywhere
+    for place, (name, lines) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, place, ylabel=name, xlabel="round")
-        for number, line in enumerate(found[0][name]):
-            values = [np.nan if of_round[name][line] is None else of_round[name][line] for of_round in found]
-            colour, style = f"C{lines.index(line) % 10}", LINES[number % len(LINES)]  # one hides no other
+        for number, (line, values) in enumerate(lines.items()):
+            colour, style = f"C{names.index(line) % 10}", LINES[number % len(LINES)]  # one hides no other
             axes.plot(rounds, values, color=colour, linestyle=style, label=line)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     return figure
-
-
-def _numbers(lines) -> bool:
-    return isinstance(lines, dict) and all(isinstance(value, int | float | None) for value in lines.values())
 
 
 def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure:

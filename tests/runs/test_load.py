@@ -1,5 +1,6 @@
 """A run opened from Python: its numbers as arrays, models that predict on raw images, and their export."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,9 +15,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import jaxfl
-from jaxfl import cli, registry
+from jaxfl import Predictor, cli, registry
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
+from jaxfl.runs.deployed import Deployed, Images
+from jaxfl.runs.findings import over_rounds
 
 OPTIONS = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --labels independent --clients 4 "
@@ -55,7 +58,7 @@ def test_numbers_are_arrays(run):
     assert run.loss.tolist() == [line["loss"] for line in lines]
     assert run.bytes_up.sum() == run.result["bytes_up"] and run.bytes_down.shape == (4,)
     assert {part: spent.sum() for part, spent in run.seconds.items()} == pytest.approx(run.result["seconds"])
-    assert run.matrices == run.embeddings == {}
+    assert run.matrices == run.embeddings == run.findings == {}
     assert str(run.folder) in repr(run) and "4 of 4 rounds" in repr(run)
     assert [len(rows) for rows in run.partition.train] == [10] * 4
 
@@ -170,6 +173,42 @@ def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
     (tmp_path / "tiny.npz").unlink()
     with pytest.raises(JaxflError, match="fits models to clients' images before use: There is no file"):
         jaxfl.load(tmp_path / "run").models[0]
+
+
+def test_findings_are_arrays_over_rounds():
+    first = {"score": {"fc1": 1, "fc2": None}, "assembled": [{"client": 3}]}
+    last = {"score": {"fc1": 3.5, "fc2": 4.0}, "assembled": []}
+    found = over_rounds([{"round": 1, "findings": first}, {"round": 2}, {"round": 3, "findings": last}])
+    np.testing.assert_array_equal(found["score"]["fc1"], [1, np.nan, 3.5])
+    np.testing.assert_array_equal(found["score"]["fc2"], [np.nan, np.nan, 4])
+    assert found["assembled"] == [[{"client": 3}], None, []]
+
+
+def test_a_model_shows_what_is_inside():
+    """Of every block and every convolution; not where several networks predict together."""
+    model = tiny_cnn("cnn", norm=True)
+    one, two = (model.init(jax.random.key(i)) for i in range(2))
+
+    def alone(model, shared, own, x):
+        return model.apply(shared.params, shared.stats, x, train=False)[0]
+
+    def together(model, shared, own, x):
+        return sum(alone(model, w, None, x) for w in shared)
+
+    mean, std = (np.full((1, 1, 1, 1), value, np.float32) for value in (100, 50))
+    images = Images((8, 8, 1), np.dtype("uint8"), mean, std)
+    client = Deployed(3, model, images, np.arange(CLASSES), None, Predictor(one, None, alone))
+    outputs, taps = client.outputs(SOURCE.images[:5]), client.taps(SOURCE.images[:5])
+    assert list(outputs) == list(model.names) and list(taps) == [1] and taps[1].shape == (5, 8, 8, 4)
+    pooled = np.maximum(taps[1], 0).reshape(5, 4, 2, 4, 2, 4).max((2, 4))
+    np.testing.assert_allclose(outputs["conv1"], pooled, rtol=1e-5)
+    np.testing.assert_allclose(outputs["classifier"], client.scores(SOURCE.images[:5]), rtol=1e-5)
+    assert client.outputs(SOURCE.images[:0])["fc1"].shape == (0, 6)
+    ensemble = dataclasses.replace(client, predictor=Predictor((one, two), None, together))
+    with pytest.raises(
+        JaxflError, match=re.escape("its cnn with several weights (classifier-2, conv1-2, fc1-2)")
+    ):
+        ensemble.taps(SOURCE.images[:5])
 
 
 # --- export
