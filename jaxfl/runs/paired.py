@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from jaxfl.errors import JaxflError, nearest
 
@@ -77,6 +76,8 @@ def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:
     number, mean = len(differences), float(np.mean(differences))
     if number == 1:
         return Difference(mean, math.nan, math.nan, 1, of)
+    from scipy import stats  # here: it takes most of a second to load
+
     error = float(np.std(differences, ddof=1)) / math.sqrt(number)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1)) * error
     return Difference(mean, mean - half, mean + half, number, of)

@@ -252,6 +252,47 @@ def test_every_method_killed_at_random_moments(commands, dataset, tmp_path, meth
     killed_and_resumed(commands, dataset, tmp_path, method, moments(method, rng), KILLS)
 
 
+@pytest.mark.long
+def test_a_study_that_is_killed_ten_times_ends_with_the_same_table(commands, dataset, tmp_path):
+    study = tmp_path / "toy.toml"
+    study.write_text(
+        f"""
+        title = "Toy"
+        methods = ["fedavg", "fedper"]
+        seeds = 2
+        axes = {{ momentum = [0.0, 0.5], batch_size = [2, 3] }}
+
+        [options]
+        dataset = "{dataset[1]}"
+        models = ["mlp,hidden=3"]
+        clients = 4
+        rounds = 4
+        epochs = 1
+        """
+    )
+
+    def table(folder):
+        return [(folder / f"study.{ending}").read_bytes() for ending in ("csv", "md", "tex")]
+
+    def work(folder, moment=None):
+        ended = commands(["study", str(study), "--run-dir", str(tmp_path / folder)], moment)
+        assert ended.code in (0, -signal.SIGKILL), ended.error
+        return ended.code
+
+    assert work("undisturbed") == 0
+    rng, killed = np.random.default_rng(0), 0
+    while killed < 10:
+        name = str(rng.choice(sorted(MOMENTS.keys() - {"in the server's step", "writing matrices"})))
+        delay = rng.uniform(0, 4) if name == "anywhere" else rng.uniform(0, 0.1)
+        if work("killed", Moment(name, int(rng.integers(1, 4)), delay)) == 0:  # all was done before
+            assert table(tmp_path / "killed") == table(tmp_path / "undisturbed")
+            shutil.rmtree(tmp_path / "killed")
+        else:
+            killed += 1
+    assert work("killed") == 0
+    assert table(tmp_path / "killed") == table(tmp_path / "undisturbed")
+
+
 def test_a_start_that_is_killed_leaves_its_folder_free(finished, dataset, tmp_path, capsys, monkeypatch):
     run = tmp_path / "method" / "run"
     words = ["run", "fedavg", *dataset, *PLAIN, "--run-dir", run]

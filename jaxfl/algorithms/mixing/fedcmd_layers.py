@@ -4,7 +4,6 @@ Which blocks are personal is data, (blocks,) bool. Blocks before the first of th
 personal ones a client's own, the others mixed (Chen et al. 2024, eqs. 7-8).
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -33,13 +32,8 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
 
     def of_block(b, name):
         before, mine, others = (Weights(w.params[name], w.stats[name]) for w in (shared, own, pool))
-        which = jnp.where(personal[b], 1, jnp.where(b > first, 2, 0))
-        branches = (
-            lambda: tree.stack(before, len(weights)),
-            lambda: mine,
-            lambda: mix(weights, others),
-        )
-        return jax.lax.switch(which, branches)
+        behind = tree.where(b > first, mix(weights, others), tree.stack(before, len(weights)))
+        return tree.where(personal[b], mine, behind)
 
     blocks = {name: of_block(b, name) for b, name in enumerate(model.names)}
     return Weights(
@@ -75,15 +69,17 @@ def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
 
 
 def _over_personal(model: Model, weights: Weights, personal, of_block: Callable):
-    """The sum of a function of the blocks' names over the personal ones; nothing is computed of others.
+    """The sum of a function of the blocks' names over the personal ones.
+
+    It is computed of all, which costs little. Were the others skipped in a branch, XLA would have devices
+    exchange their parts inside of it, where two CPU devices may wait for each other for ever.
 
     Blocks without parameters, such as resizing, have nothing to compare.
     """
 
     def counted(b, name):
-        result = functools.partial(of_block, name)
-        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(result))
-        return jax.lax.cond(personal[b], result, lambda: nothing)
+        value = of_block(name)
+        return jnp.where(personal[b], value, jnp.zeros_like(value))
 
     return tree.total(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
 

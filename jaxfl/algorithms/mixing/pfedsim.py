@@ -128,11 +128,8 @@ def build(config: PFedSim) -> Algorithm:
             kept, _ = divide(group.model, w)
             _, theta = divide(group.model, stored)
 
-            def mixed():
-                a = attention(pairs(state.phi, i, group.id), i, group.id)
-                return jax.vmap(tree.where)(apart, tree.combine(kept, mix(a, theta)), w)
-
-            return jax.lax.cond(apart.any(), mixed, lambda: w)
+            a = attention(pairs(state.phi, i, group.id), i, group.id)
+            return jax.vmap(tree.where)(apart, tree.combine(kept, mix(a, theta)), w)
 
         return per_group(
             of_group,
