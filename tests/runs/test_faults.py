@@ -264,6 +264,7 @@ def test_a_study_that_is_killed_ten_times_ends_with_the_same_table(commands, dat
 
         [options]
         dataset = "{dataset[1]}"
+        partition = "iid"
         models = ["mlp,hidden=3"]
         clients = 4
         rounds = 4
