@@ -68,8 +68,8 @@ class Programs(NamedTuple):
     """An algorithm's programs. Runs that share them (other seeds, other rates) share the compilations.
 
     Args:
-      init: ``(key, federation, hyper) -> state``; not compiled as a whole: its few draws are then compiled
-        once for all methods.
+      init: ``(key, federation, hyper) -> state``; not compiled as a whole: the draws of a network
+        are then one program for all methods.
       prepare: ``(key, state, federation, cohort) -> (state, report)``, the phase before the first round, or
         None.
       rounds: ``(key, state, federation, cohorts, score_key=None, conditions=Conditions()) -> (state,

@@ -7,6 +7,8 @@ building, where a change would recompile, shows as NaN in the results.
 import dataclasses
 import inspect
 import math
+import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +29,7 @@ from conftest import (
 )
 
 import jaxfl
-from jaxfl import cli
+from jaxfl import algorithms, cli
 from jaxfl.core import tree
 from jaxfl.core.check import check, checked
 from jaxfl.core.engine import traced
@@ -290,6 +292,13 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
             messages = counted if isinstance(counted, dict) else {1: counted}
             counted = sum(size * count for size, count in messages.items())
             assert counted.tolist() == of_each + [0] * (len(group.id) - len(present))
+
+
+def test_no_method_branches_on_its_own():
+    """In a branch devices may wait for each other for ever; those around the client map are counted ones."""
+    folder = Path(algorithms.__file__).parent
+    for path in folder.rglob("*.py"):
+        assert not re.search(r"lax\.(cond|switch)\b", path.read_text()), path
 
 
 # ---- the command, with several devices
