@@ -21,26 +21,31 @@ from jaxfl.errors import JaxflError
 LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
 
 
-def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own=None) -> PerGroup:
+def map_clients(
+    f, key, federation: Federation, cohort: Cohort, shared=None, own=None, weights: PerGroup | None = None
+) -> PerGroup:
     """Run a one-client function for every client of a cohort: the only door to the client axis.
 
     Args:
       f: ``(key, client, shared, own) -> outputs``, for one client. An absent client has size 0: it runs
-        no batch, and what it returns is not used.
+        no batch, and what it returns is not used. With `weights` it returns ``(outputs, parts)``.
       key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
       federation: the clients.
       cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.core.cohorts.balance`
         arranges clients so that the stretches weigh the same.
       shared: per group, what all its clients receive; None for nothing.
       own: per group, leaves (k_g, ...), of which each client gets its entry, see `gather`; None for nothing.
+      weights: per group (k_g,) float, those of a sum over clients that is taken while they run, so that
+        nothing holds the parts of all of them at once; 0 in an empty place.
 
     Returns:
-      Per group the outputs of `f`, with a leading axis (k_g, ...).
+      Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the sum
+      of its clients' parts times their weights.
     """
     mesh = federation.mesh
     f, nothing = flops.of_client(f), (None,) * len(federation.groups)
 
-    def of_group(group, slots, shared, own):
+    def of_group(group, slots, shared, own, weights):
         places = len(slots.mask)
         at_once = max(1, min(federation.clients_at_once, -(-places // federation.devices)))
         # Filled up with empty places: a remainder would be compiled as a program of its own.
@@ -49,21 +54,33 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own
             slots = Slots(
                 jnp.pad(slots.index, (0, fill), constant_values=len(group.id)), jnp.pad(slots.mask, (0, fill))
             )
-            own = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, fill)] + [(0, 0)] * (leaf.ndim - 1)), own)
-
-        def stretch(clients, own):
-            return jax.lax.map(
-                lambda one: f(jax.random.fold_in(key, one[0].id), one[0], shared, one[1]),
-                (clients, own),
-                batch_size=at_once if at_once > 1 else None,
+            own, weights = jax.tree.map(
+                lambda leaf: jnp.pad(leaf, [(0, fill)] + [(0, 0)] * (leaf.ndim - 1)), (own, weights)
             )
 
-        clients = _present(group, slots)
-        outputs = stretch(clients, own) if mesh is None else _over_devices(stretch, mesh, clients, own)
-        return jax.tree.map(lambda leaf: leaf[:places], outputs)
+        def one(client, own):
+            return f(jax.random.fold_in(key, client.id), client, shared, own)
 
-    done = per_group(of_group, federation.groups, cohort.groups, shared or nothing, own or nothing)
-    return tuple(_counted(federation, cohort, g, *of_group) for g, of_group in enumerate(done))
+        def with_parts(client, own):
+            (outputs, parts), operations = one(client, own)
+            return (outputs, operations), parts
+
+        def stretch(clients, own, weights):
+            if weights is None:
+                batch_size = at_once if at_once > 1 else None
+                return jax.lax.map(lambda entry: one(*entry), (clients, own), batch_size=batch_size), None
+            return _summed(with_parts, weights, at_once, clients, own)
+
+        everything = _present(group, slots), own, weights
+        done, total = stretch(*everything) if mesh is None else _over_devices(stretch, mesh, *everything)
+        return jax.tree.map(lambda leaf: leaf[:places], done), total
+
+    def counted(g, done, total):
+        outputs = _counted(federation, cohort, g, *done)
+        return outputs if weights is None else (outputs, total)
+
+    columns = federation.groups, cohort.groups, shared or nothing, own or nothing, weights or nothing
+    return tuple(counted(g, *done) for g, done in enumerate(per_group(of_group, *columns)))
 
 
 def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared, own) -> tuple[Any, PerGroup]:
@@ -151,8 +168,45 @@ def _counted(federation: Federation, cohort: Cohort, g: int, outputs, operations
     return outputs
 
 
+def _summed(f, weights, at_once: int, *args):
+    """Run ``f -> (outputs, parts)`` for each entry of its arguments, so many side by side.
+
+    Returns:
+      The outputs (n, ...) of the n entries, and the sum of their parts times their weights (n,).
+    """
+    alone = at_once == 1
+    f = jax.jit(f if alone else jax.vmap(f), inline=True)  # traced once, for its shapes and the loop
+
+    def dealt(leaf):
+        return leaf if alone else leaf.reshape(leaf.shape[0] // at_once, at_once, *leaf.shape[1:])
+
+    def collected(leaf):
+        return leaf if alone else leaf.reshape(leaf.shape[0] * at_once, *leaf.shape[2:])
+
+    entries = jax.tree.map(dealt, (weights, args))
+    _, parts = jax.eval_shape(lambda: f(*jax.tree.map(lambda leaf: leaf[0], entries[1])))
+    nothing = jax.tree.map(
+        lambda shape: jnp.zeros(shape.shape, shape.dtype), parts if alone else tree.one(parts)
+    )
+
+    def add(total, entry):
+        weights, args = entry
+        outputs, parts = f(*args)
+
+        def more(total, leaf):
+            return total + jnp.tensordot(weights.astype(leaf.dtype), leaf, weights.ndim, precision="highest")
+
+        return jax.tree.map(more, total, parts), outputs
+
+    total, outputs = jax.lax.scan(add, nothing, entries)
+    return jax.tree.map(collected, outputs), total
+
+
 def _over_devices(f, mesh, *args):
-    """``f(*args)`` with the leading axis of all arguments and outputs divided among the mesh's devices."""
+    """``f(*args) -> (outputs, total)`` with the clients divided among the mesh's devices.
+
+    They are the leading axis of all arguments and outputs; totals of the devices are added up.
+    """
     share = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // mesh.size, *leaf.shape[1:]), leaf.dtype), args
     )
@@ -161,11 +215,12 @@ def _over_devices(f, mesh, *args):
 
     def on_device(captured, args):
         leaves = jaxpr_as_fun(jaxpr.replace(consts=captured))(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
+        done, total = jax.tree.unflatten(jax.tree.structure(outputs), leaves)
+        return done, jax.lax.psum(total, mesh.axis_names)
 
     whole, divided = PartitionSpec(), PartitionSpec(*mesh.axis_names)
     mapped = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(whole, divided), out_specs=divided, check_vma=False
+        on_device, mesh=mesh, in_specs=(whole, divided), out_specs=(divided, whole), check_vma=False
     )
     return mapped(jaxpr.consts, args)
 

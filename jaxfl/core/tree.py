@@ -52,22 +52,21 @@ def one(stacked):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
 
 
+def shares(weights):
+    """Weights (k,) divided by their sum; zeros stay zeros."""
+    total = weights.sum()
+    return weights / jnp.where(total > 0, total, 1)
+
+
 def weighted_mean(stacked, weights, old):
     """Mean over the first axis of every leaf (k, ...) with weights (k,); `old` where all weights are 0."""
-    total = weights.sum()
-    share = weights / jnp.where(total > 0, total, 1)
+    share = shares(weights)
 
     def mean(leaf, before):
         value = jnp.tensordot(share.astype(leaf.dtype), leaf, 1, precision="highest")
-        return jnp.where(total > 0, value, before)
+        return jnp.where(weights.sum() > 0, value, before)
 
     return jax.tree.map(mean, stacked, old)
-
-
-def mean_change(stacked, weights, old):
-    """Mean of the differences from `old`, see `weighted_mean`: exactly 0 where nobody has moved."""
-    away = jax.tree.map(lambda leaf, before: leaf - before[None], stacked, old)
-    return weighted_mean(away, weights, jax.tree.map(jnp.zeros_like, old))
 
 
 def mean_of_holders(sums, counts, old, least: int = 1):

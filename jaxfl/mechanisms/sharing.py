@@ -72,38 +72,28 @@ Train = Callable[[Any, Participant, Federation], Trained]  # local training: (ke
 
 
 class Uploads(NamedTuple):
-    """What the server gets from the cohort's clients of one architecture.
+    """What the server makes of the answers of the cohort's clients of one architecture: means over them.
+
+    They are added up while clients train, so a round needs no room for all their models.
 
     Args:
-      models: the shared leaves after local training, (k, ...).
-      messages: what `Memory.update` sends, (k, ...).
-      rows: (k,) float, training rows; 0 in an empty place.
-      clients: () float, how many of this architecture in the federation, newcomers left out.
+      model: the mean of the shared leaves after local training.
+      message: the mean of what `Memory.update` sends.
+      share: () float, |S|/N, of the clients of this architecture who have answered; newcomers left out.
     """
 
-    models: Weights
-    messages: Any
-    rows: jax.Array
-    clients: jax.Array
-
-    @property
-    def present(self) -> jax.Array:
-        """(k,) float, 1 for a client and 0 for an empty place: weights of a uniform mean."""
-        return (self.rows > 0).astype(self.rows.dtype)
+    model: Weights
+    message: Any
+    share: jax.Array
 
 
 def nothing(*_) -> None:
     """No memory, no message."""
 
 
-def mean_by_rows(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
-    """FedAvg: sum_i n_i s_i / sum_i n_i."""
-    return tree.weighted_mean(uploads.models, uploads.rows, shared), server
-
-
-def mean_of_clients(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
-    """The uniform mean over the participants: sum_i s_i / |S_t|."""
-    return tree.weighted_mean(uploads.models, uploads.present, shared), server
+def take_mean(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
+    """FedAvg: the mean is the new model."""
+    return uploads.model, server
 
 
 class Memory(NamedTuple):
@@ -116,21 +106,23 @@ class Memory(NamedTuple):
       update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
       aggregate: ``(shared, server, Uploads, hyper) -> (shared, server)``; where nobody of an architecture is
         there, what it returns is not used.
+      by_rows: whether means weigh clients by their training rows, n_i / sum_i n_i, or all alike, 1 / |S_t|.
     """
 
     client: Callable = nothing
     server: Callable = nothing
     broadcast: Callable = nothing
     update: Callable = lambda participant, trained: (None, None)
-    aggregate: Callable = mean_by_rows
+    aggregate: Callable = take_mean
+    by_rows: bool = True
 
     @property
     def averaged(self) -> Averaged | None:
         """What the server averages, if nobody remembers anything and it does nothing else."""
         remembers = (self.client, self.server, self.broadcast) != (nothing,) * 3
-        if remembers or self.aggregate not in (mean_by_rows, mean_of_clients):
+        if remembers or self.aggregate is not take_mean:
             return None
-        return Averaged("shared", "kept", by_rows=self.aggregate is mean_by_rows)
+        return Averaged("shared", "kept", by_rows=self.by_rows)
 
 
 class State(NamedTuple):
@@ -297,8 +289,8 @@ def sharing(
         """(kept, shared)."""
         return separate(weights, keep(model), config.bn_stats)
 
-    def on_clients(f, key, state, federation, cohort):
-        """``f(key, Participant)`` for the clients of a cohort."""
+    def on_clients(f, key, state, federation, cohort, weights=None):
+        """``f(key, Participant)`` for the clients of a cohort; `weights` as `map_clients` takes them."""
 
         def client(key, client, common, own):
             (shared, broadcast), (kept, remembered) = common, own
@@ -307,7 +299,7 @@ def sharing(
 
         common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
         own = tuple(zip(gather(state.kept, cohort), gather(state.memory, cohort), strict=True))
-        return map_clients(client, key, federation, cohort, common, own)
+        return map_clients(client, key, federation, cohort, common, own, weights)
 
     def init(key, federation, hyper):
         weights = per_group(extend, federation.models, initial_weights(key, federation))
@@ -332,20 +324,24 @@ def sharing(
             trained = train(key, participant, federation)
             kept, shared = divide(participant.model, trained.weights)
             remembered, message = memory.update(participant, trained)
-            return kept, shared, remembered, message, trained.loss
-
-        outputs = on_clients(client, key, state, federation, cohort)
-        kept, shared, remembered, messages, loss = zip(*outputs, strict=True)
-
-        def serve(group, before, server, models, messages, rows):
-            uploads = Uploads(models, messages, rows, (~group.newcomer).astype(rows.dtype).sum())
-            after = memory.aggregate(before, server, uploads, state.hyper)
-            return tree.where((rows > 0).any(), after, (before, server))
+            return (kept, shared, remembered, trained.loss), (shared, message)
 
         n = rows_uploaded(federation, cohort)
-        served = per_group(serve, federation.groups, state.shared, state.server, shared, messages, n)
+        weights = n if memory.by_rows else per_group(lambda rows: (rows > 0).astype(rows.dtype), n)
+        weights = per_group(tree.shares, weights)
+        outputs, means = zip(*on_clients(client, key, state, federation, cohort, weights), strict=True)
+        kept, shared, remembered, loss = zip(*outputs, strict=True)
+
+        def serve(group, before, server, means, rows):
+            model, message = means
+            clients = (~group.newcomer).astype(rows.dtype).sum()
+            share = (rows > 0).astype(rows.dtype).sum() / clients
+            after = memory.aggregate(before, server, Uploads(model, message, share), state.hyper)
+            return tree.where((rows > 0).any(), after, (before, server))
+
+        served = per_group(serve, federation.groups, state.shared, state.server, means, n)
         new_shared, new_server = zip(*served, strict=True)
-        up = sent_up(cohort, per_group(lambda s, m: (s, tree.one(m)), state.shared, messages))
+        up = sent_up(cohort, means)
         down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
         trained = per_group(lambda s, k: Predictor(None, tree.combine(s, k), predict), shared, kept)
         return State(

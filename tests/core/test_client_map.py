@@ -1,13 +1,20 @@
 """Clients mapped inside loops and branches, and clients visited one after another."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
-from jaxfl.core import flops, loops
+from jaxfl.config.setup import Setup
+from jaxfl.core import engine, flops, loops, memory
 from jaxfl.core.client_map import map_clients, visit_clients
 from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.runs.job import job_of
+from jaxfl.runs.prepare import prepare
+from jaxfl.runs.variant import choose
 
 NOTHING = (None, None)
 OWN = (jnp.arange(3.0), jnp.arange(10.0, 12.0))
@@ -118,3 +125,37 @@ def test_visits_are_counted(federation):
     _, operations = counted(lambda: visits(federation, SOME), federation)
     assert operations[0].tolist() == [10 * int(federation.groups[0].size[i]) * (i != 1) for i in range(3)]
     assert sum(float(of.sum()) for of in operations) == 10 * rows_of(federation, ((0, 2), (1,)))
+
+
+@pytest.mark.parametrize(("at_once", "devices"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices):
+    """Three places and two, of which some are empty: the clients there divide evenly in no case."""
+    mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,)) if devices > 1 else None
+    here = dataclasses.replace(federation, mesh=mesh, clients_at_once=at_once)
+
+    def client(key, client, shared, own):
+        flops.add(10.0 * client.size.astype(float))
+        return own + 1, {"own": own * jnp.ones((2, 3)), "id": client.id.astype(float)}
+
+    weights = jnp.array([0.5, 2.0, 0.0]), jnp.array([3.0, 0.0])
+    run = lambda: map_clients(client, KEY, here, SOME, NOTHING, OWN, weights)  # noqa: E731
+    ((first, one), (second, two)), operations = counted(run, here)
+    np.testing.assert_array_equal(first, OWN[0] + 1)
+    np.testing.assert_array_equal(second, OWN[1] + 1)
+    ids = [group.id.tolist() for group in here.groups]
+    assert float(one["id"]) == 0.5 * ids[0][2] + 2 * ids[0][0] and float(two["id"]) == 3 * ids[1][1]
+    np.testing.assert_array_equal(one["own"], np.full((2, 3), 0.5 * OWN[0][0] + 2 * OWN[0][1]))
+    assert operations[0].tolist() == [10 * int(here.groups[0].size[i]) * (i != 1) for i in range(3)]
+
+
+def test_a_round_holds_no_more_models_where_more_clients_take_part():
+    """FedAvg's memory by the compiler: without the sum it grew by a model with each client."""
+    needed = []
+    for clients in (4, 12):
+        setup = Setup.of(dataset="digits", models=("mlp",), clients=clients, rounds=1)
+        federation = prepare(setup).federation
+        data = sum(leaf.nbytes for leaf in jax.tree.leaves(federation))
+        (rounds, *_) = engine.compiled(job_of([(choose("fedavg"), setup)], federation))
+        needed.append(memory.peak_bytes(rounds) - data)
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(federation.models[0].init(KEY)))
+    assert needed[1] - needed[0] < model

@@ -31,7 +31,6 @@ from jaxfl.authoring import (
     options,
     proximal,
     sharing,
-    tree,
     within,
 )
 
@@ -71,15 +70,14 @@ def dual(participant: Participant, trained: Trained):
 
 def aggregate(w: Weights, h, uploads: Uploads, hyper: FedDyn):
     """The server's two lines, h divided by alpha."""
-    mean = tree.weighted_mean(uploads.models, uploads.present, w)
-    share = uploads.present.sum() / uploads.clients
+    mean, _, share = uploads
     h = jax.tree.map(lambda h, mean, w: h - share * (mean - w), h, mean.params, w.params)
     return mean._replace(params=optax.tree.sub(mean.params, h)), h
 
 
 def build(config: FedDyn) -> Algorithm:
     """FedAvg with another loss, and a memory of clients and server."""
-    memory = Memory(zeros, zeros, update=dual, aggregate=aggregate)
+    memory = Memory(zeros, zeros, update=dual, aggregate=aggregate, by_rows=False)
     return sharing(config, train=local_training(config, objective=objective), memory=memory)
 
 

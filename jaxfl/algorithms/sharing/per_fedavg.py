@@ -39,7 +39,6 @@ from jaxfl.authoring import (
     Weights,
     cross_entropy,
     descend,
-    mean_of_clients,
     options,
     own_rows,
     sharing,
@@ -111,7 +110,7 @@ def build(config: PerFedAvg) -> Algorithm:
             optimizer=optax.sgd(inner_rate(hyper)),
         )
 
-    return sharing(config, train=train, tune=adapt, memory=Memory(aggregate=mean_of_clients))
+    return sharing(config, train=train, tune=adapt, memory=Memory(by_rows=False))
 
 
 per_fedavg = Method(

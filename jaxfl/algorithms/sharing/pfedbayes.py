@@ -203,12 +203,13 @@ def build(config: PFedBayes) -> Algorithm:
                 pairs=pairs,
             )
             sent = q_i._replace(params=Posterior(q, q_i.params.point))
-            return q_i, divide(client.model, sent)[1], loss
+            return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)
 
         own = gather(state.personal, cohort)
-        trained = map_clients(client, key, federation, cohort, state.shared, own)
-        q_i, sent, loss = zip(*trained, strict=True)
-        change = per_group(tree.mean_change, sent, rows_uploaded(federation, cohort), state.shared)
+        shares = per_group(tree.shares, rows_uploaded(federation, cohort))
+        done = map_clients(client, key, federation, cohort, state.shared, own, shares)
+        trained, change = zip(*done, strict=True)
+        q_i, loss = zip(*trained, strict=True)
         shared = per_group(optax.tree.add, state.shared, change)
         up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
         nothing = (None,) * len(q_i)

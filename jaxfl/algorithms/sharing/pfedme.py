@@ -123,18 +123,20 @@ def build(config: PFedMe) -> Algorithm:
                 batch_size=config.batch_size,
                 pairs=normalises(theta, client.model.names, config.batch_size),
             )
-            return theta, divide(client.model, Weights(v, theta.stats))[1], loss
+            sent = divide(client.model, Weights(v, theta.stats))[1]
+            return (theta, loss), optax.tree.sub(sent, w)
 
-        def serve(w, v, n):
+        def serve(w, change):
             """By the mean change, so that nothing moves where nobody has moved."""
-            mean = tree.mean_change(v, n, w)
-            params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, mean.params)
-            return Weights(params, optax.tree.add(w.stats, mean.stats))
+            params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, change.params)
+            return Weights(params, optax.tree.add(w.stats, change.stats))
 
         own = gather(state.personal, cohort)
-        trained = map_clients(client, key, federation, cohort, state.shared, own)
-        theta, v, loss = zip(*trained, strict=True)
-        shared = per_group(serve, state.shared, v, rows_uploaded(federation, cohort))
+        shares = per_group(tree.shares, rows_uploaded(federation, cohort))
+        done = map_clients(client, key, federation, cohort, state.shared, own, shares)
+        trained, change = zip(*done, strict=True)
+        theta, loss = zip(*trained, strict=True)
+        shared = per_group(serve, state.shared, change)
         up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
         state = State(hyper, shared, scatter(state.personal, cohort, theta))
         return state, Info(loss, up, down, trained=own_models.predictors(theta))

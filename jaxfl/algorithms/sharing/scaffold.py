@@ -29,7 +29,6 @@ from jaxfl.authoring import (
     local_training,
     options,
     sharing,
-    tree,
     within,
 )
 
@@ -68,16 +67,14 @@ def variate(participant: Participant, trained: Trained):
 
 def aggregate(x: Weights, c, uploads: Uploads, hyper: Scaffold):
     """The server's two averages."""
-    y = tree.weighted_mean(uploads.models, uploads.present, x)
-    change = tree.weighted_mean(uploads.messages, uploads.present, c)
-    share = uploads.present.sum() / uploads.clients
+    y, change, share = uploads
     params = jax.tree.map(lambda x, y: x + hyper.server_lr * (y - x), x.params, y.params)
     return y._replace(params=params), jax.tree.map(lambda c, d: c + share * d, c, change)
 
 
 def build(config: Scaffold):
     """FedAvg with a memory of clients and server."""
-    memory = Memory(zeros, zeros, broadcast=lambda c: c, update=variate, aggregate=aggregate)
+    memory = Memory(zeros, zeros, broadcast=lambda c: c, update=variate, aggregate=aggregate, by_rows=False)
     return sharing(config, train=local_training(config, correction=corrected), memory=memory)
 
 
