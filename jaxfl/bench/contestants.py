@@ -28,7 +28,7 @@ class Trained(NamedTuple):
     """What rounds leave that were trained to measure them.
 
     Args:
-      flops: arrays of floating-point operations to add up, see `jaxfl.core.engine.Report`.
+      flops: arrays of floating-point operations to add up, see `jaxfl.core.rounds.Report`.
       host_s: seconds of the steps between rounds outside of compiled programs, such as a server's.
     """
 

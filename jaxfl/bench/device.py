@@ -31,7 +31,7 @@ from jaxfl.bench.summary import summary
 from jaxfl.config import choices
 from jaxfl.config.options import check, within
 from jaxfl.errors import JaxflError
-from jaxfl.runs import store
+from jaxfl.machine import files
 from jaxfl.runs.interrupt import OUT_OF_TIME, Interrupted
 from jaxfl.runs.owner import owned
 
@@ -180,7 +180,7 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
                 continue
             say(f"{name}: {part.asks} (at most {part.limit_s} s)")
             ends |= {name: _end(folder, name, part, options)}
-            store.write_json(folder / ENDS, ends)
+            files.write_json(folder / ENDS, ends)
             said = summarised(folder, ends)
             say(f"{name}: {ends[name]['seconds']:.0f} s. {ends[name]['ended']}")
     if later:
@@ -192,7 +192,7 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
 def summarised(folder: Path, ends: dict[str, dict]) -> str:
     """What the folder says by now; it is written there."""
     said = summary(ends, {name: _records(folder, name) for name in ends})
-    store.write_texts(folder, {"summary.md": said})
+    files.write_texts(folder, {"summary.md": said})
     return said
 
 

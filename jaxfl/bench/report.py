@@ -16,8 +16,8 @@ from rich.table import Table
 
 from jaxfl.bench.contestants import TORCH
 from jaxfl.errors import writing
+from jaxfl.machine import files
 from jaxfl.machine.environment import environment
-from jaxfl.runs import store
 
 UNFINISHED = ".unfinished.json"  # in place of .json
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -99,7 +99,7 @@ def keep(records: list[dict[str, Any]], path: Path | None) -> None:
     if path:
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        store.write_json(path.with_suffix(UNFINISHED), records)
+        files.write_json(path.with_suffix(UNFINISHED), records)
 
 
 def unfinished(path: Path | None, facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
-"""The engine: rounds scanned in chunks, scores between chunks. It knows no method.
+"""The engine: chunks of rounds, and scores between them. It knows no method.
 
-A chunk of `eval_every` rounds is one compiled program whose state is donated; evaluation, logging and
-checkpoints happen between chunks. The key of round t is ``fold_in(stream, t)``, so nothing random sits in
-the state and a resumed run repeats the undisturbed one bit for bit.
+A chunk of `eval_every` rounds is one program, see `jaxfl.core.rounds`; evaluation, logging and checkpoints
+happen between chunks.
 """
 
 import dataclasses
@@ -14,190 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops, tree
-from jaxfl.core.answers import Ledger, answering, anybody, lost_answers, spent
+from jaxfl.core.answers import answering, anybody
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
-from jaxfl.core.evaluate import score
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
-from jaxfl.core.schedule import at_rate
+from jaxfl.core.protocol import Cohort, Info, Slots
+from jaxfl.core.rounds import Conditions, Programs, Report
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import agree
 
 CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of personal models built at once
-
-
-class Conditions(NamedTuple):
-    """What the rounds of a run meet, whatever the method; None where they do not.
-
-    Args:
-      rate: (rounds,) float, by which clients' learning rates are multiplied, see `jaxfl.core.schedule`.
-      dropped: per group (rounds, n_g) bool, who drops out if it takes part, see `jaxfl.core.answers`; there
-        where answers can be lost, be it by a deadline alone.
-      deadline: how long the server waits.
-    """
-
-    rate: Any = None
-    dropped: PerGroup | None = None
-    deadline: Deadline | None = None
-
-
-class Report(NamedTuple):
-    """What a round leaves behind beside the state.
-
-    Args:
-      info: what the algorithm reports, without its trained models.
-      flops: floating-point operations in the step, floats (n_g,) of each group's clients, and last a () of
-        what it computes outside of the client map; see `jaxfl.core.flops`. Host steps are not counted.
-      scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
-        training, "trained" right behind it where the method tells, "personal" at the end) and group a
-        `Score` with leaves (k_g,).
-      lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None where none can be.
-        What they have received and computed stands in the ledger as if they had come to the end, and so does
-        what they have sent, but for those who drop out.
-    """
-
-    info: Info
-    flops: tuple
-    scores: dict[str, PerGroup]
-    lost: PerGroup | None = None
-
-
-class Programs(NamedTuple):
-    """An algorithm's programs. Runs that share them (other seeds, other rates) share the compilations.
-
-    Args:
-      init: ``(key, federation, hyper) -> state``; not compiled as a whole: the draws of a network
-        are then one program for all methods.
-      prepare: ``(key, state, federation, cohort) -> (state, report)``, the phase before the first round, or
-        None.
-      rounds: ``(key, state, federation, cohorts, score_key=None, conditions=Conditions()) -> (state,
-        reports)``; the state is donated. With a `score_key` every round's cohort is scored.
-      rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None, conditions=Conditions()) ->
-        (states, reports)``: `rounds` of several runs as one program; all leaves but the federation's have a
-        leading axis.
-      of_run: ``(states, i) -> state`` of one of them.
-      received: ``(key, state, federation, cohort) -> scores`` before local training.
-      personal: the same of what clients deploy.
-      host: the algorithm's host step or None.
-      matrices: what the algorithm knows about pairs of clients, ``state -> {name: (N, N)}``, or None.
-      embeddings: its vectors of clients, ``state -> per group (n_g, d)``, or None.
-    """
-
-    init: Callable
-    prepare: Program | None
-    rounds: Program
-    rounds_of_runs: Program
-    of_run: Program
-    received: Program
-    personal: Program
-    host: Callable | None
-    matrices: Callable | None
-    embeddings: Callable | None
-
-    @property
-    def compilations(self) -> int:
-        """Programs compiled so far."""
-        return sum(program.compilations for program in self._compiled)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent on compiling so far."""
-        return sum(program.seconds for program in self._compiled)
-
-    @property
-    def _compiled(self) -> set[Program]:
-        return {entry for entry in self if isinstance(entry, Program)}
-
-
-def programs(algorithm: Algorithm) -> Programs:
-    """Prepare an algorithm for `simulate`."""
-
-    def received(key, state, federation, cohort):
-        predictors = algorithm.receive(key, state, federation, cohort)
-        return federation.keep_replicated(score(predictors, key, federation, cohort))
-
-    def personal(key, state, federation, cohort):
-        predictors = algorithm.personal(key, state, federation, cohort)
-        return federation.keep_replicated(score(predictors, key, federation, cohort))
-
-    def counted(step, key, state, federation, cohort):
-        """The state behind a step as it came, what the step reports, its trained models and operations."""
-        with flops.collect() as amounts:
-            state, info = step(key, state, federation, cohort)
-        operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
-        return federation.keep_replicated(state), info._replace(trained=None), info.trained, operations
-
-    def prepare(key, state, federation, cohort):
-        state, info, _, operations = counted(algorithm.prepare, key, state, federation, cohort)
-        return state, federation.keep_replicated(Report(info, operations, {}))
-
-    def rounds(key, state, federation, cohorts, score_key=None, conditions=Conditions()):  # noqa: B008
-        def one(state, of_round):
-            cohort, rate, dropped = of_round
-            step = algorithm.step if rate is None else at_rate(algorithm.step, rate)
-            round_key = jax.random.fold_in(key, cohort.round)
-            if dropped is None:
-                return answered(step, round_key, state, federation, cohort, score_key)
-            # Of this round only the ledger is used: the compiler leaves out the training.
-            _, info, _, operations = counted(step, round_key, state, federation, cohort)
-            whole = Ledger(info.up, info.down, operations)
-            lost = lost_answers(whole, dropped, conditions.deadline, federation, cohort)
-            there = answering(federation, cohort, lost)
-            after, report = answered(step, round_key, state, federation, there, score_key)
-            done = Ledger(report.info.up, report.info.down, report.flops)
-            up, down, operations = spent(done, whole, lost, dropped, federation, cohort)
-            report = Report(report.info._replace(up=up, down=down), operations, report.scores, lost)
-            # Where nobody answers nothing has happened.
-            after = tree.where(anybody(there), after, state)
-            return federation.keep_replicated(after), federation.keep_replicated(report)
-
-        return jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))
-
-    def answered(step, round_key, state, federation, cohort, score_key):
-        """A round whose clients all answer."""
-        scores = {}
-        if score_key is not None:
-            of_round = jax.random.fold_in(score_key, cohort.round)
-            scores["received"] = received(of_round, state, federation, cohort)
-        state, info, trained, operations = counted(step, round_key, state, federation, cohort)
-        if score_key is not None:
-            if trained is not None:
-                scores["trained"] = score(trained, of_round, federation, cohort)
-            if not algorithm.host:  # a host step is still to come
-                scores["personal"] = personal(of_round, state, federation, cohort)
-        return state, federation.keep_replicated(Report(info, operations, scores))
-
-    def rounds_of_runs(keys, states, federation, cohorts, score_keys=None, conditions=Conditions()):  # noqa: B008
-        def one(run):
-            key, state, cohorts, score_key, conditions = run
-            return rounds(key, state, federation, cohorts, score_key, conditions)
-
-        side_by_side = federation.clients_at_once > 1  # runs go as clients do
-        return jax.lax.map(
-            one,
-            (keys, states, cohorts, score_keys, conditions),
-            batch_size=len(keys) if side_by_side else None,
-        )
-
-    def of_run(states, i):
-        return jax.tree.map(lambda leaf: leaf[i], states)
-
-    score_received = Program(received)
-    same = algorithm.personal is algorithm.receive
-    return Programs(
-        init=algorithm.init,
-        prepare=Program(prepare) if algorithm.prepare else None,
-        rounds=Program(rounds, donate=(1,)),
-        rounds_of_runs=Program(rounds_of_runs, donate=(1,)),
-        of_run=Program(of_run),
-        received=score_received,
-        personal=score_received if same else Program(personal),
-        host=algorithm.host,
-        matrices=algorithm.matrices,
-        embeddings=algorithm.embeddings,
-    )
 
 
 class Job(NamedTuple):

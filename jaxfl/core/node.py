@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxfl.core import tree
 from jaxfl.core.cohorts import these_clients
-from jaxfl.core.engine import Programs, evaluate, scoring_key, training_key
+from jaxfl.core.engine import evaluate, scoring_key, training_key
 from jaxfl.core.protocol import Averaged
+from jaxfl.core.rounds import Programs
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
@@ -49,7 +50,7 @@ class Node:
     Attributes:
       programs: of the method.
       averaged: what its server averages.
-      federation: of this client alone, see `jaxfl.data.federation.of_one_client`.
+      federation: of this client alone, see `jaxfl.data.one_client.of_one_client`.
       state: of the method in this federation.
       run_key: of the run, which decides the client's batches.
     """

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from jaxfl.machine import files
 from jaxfl.machine.environment import versions
-from jaxfl.runs import store
 from jaxfl.runs.node import begun
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         architectures, or its method needs more than a server that averages.
     """
     run, folder = run.resolve(), folder.resolve()
-    store.check_empty(folder)
+    files.check_empty(folder)
     its, averaged = begun(run, after)
     setup, method = its.setup, its.variant.method
     after = its.record["round"] if after is None else after
@@ -50,7 +50,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
     contents = {name: (HERE / name).read_text() for name in COPIED}
     contents |= {"pyproject.toml": PROJECT.format(**as_toml), "README.md": README.format(**values)}
     for name, content in contents.items():
-        store.write_bytes(folder / name, content.encode())
+        files.write_bytes(folder / name, content.encode())
     return [folder / name for name in contents]
 
 

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from jaxfl.errors import JaxflError, quiet, unwritable
+from jaxfl.machine.files import reads, writes
 from jaxfl.machine.processes import ends_all
-from jaxfl.runs.store import CHECKPOINTS, reads, writes
+from jaxfl.runs.store import CHECKPOINTS
 
 
 class Damaged(JaxflError):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.errors import JaxflError
+from jaxfl.machine import files
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.batch import Planned, Runs, batches, run_batch
@@ -140,7 +141,7 @@ def compare(
     table = report([folder], folder, show, setup.run.target, paired) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         end = {"runs": len(planned), "finished": len(finished), "failures": failures}
-        store.write_json(folder / store.END, end)
+        files.write_json(folder / store.END, end)
     opened = [
         dataclasses.replace(open_run(run), variant=its.variant if its.variant.name is None else None)
         for run, its in planned.items()

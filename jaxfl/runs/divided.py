@@ -13,6 +13,7 @@ from jaxfl.data.federation import moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, of_vectors
+from jaxfl.machine import files
 from jaxfl.runs import store
 
 DRAWN = 8, 6  # so many clients, and images of each
@@ -50,7 +51,7 @@ def save_partition(
     if drawn and not of_vectors(source.images.shape[1:]):
         images, what = _seen(source, partition, drawn), " ".join(setup.data.shift)
         pictures["shift.png"] = lambda: draw_seen(images, what)
-    store.write_pictures(folder, pictures)
+    files.write_pictures(folder, pictures)
     written = [store.PARTITION, *pictures]
     if "json" in forms:
         peers.write_json(folder / "partition.json", partition, source)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxfl.errors import optional
+from jaxfl.machine import files
 from jaxfl.models.model import Model
 from jaxfl.runs import store
 from jaxfl.runs.config import experiment
@@ -33,18 +34,18 @@ def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -
         is not there, see `Models`.
     """
     safetensors = optional("safetensors.numpy", "safetensors", "An export")
-    store.check_empty(folder)
-    files: dict[str, list[Deployed]] = {}
+    files.check_empty(folder)
+    models_in: dict[str, list[Deployed]] = {}
     for client in range(len(models)) if clients is None else clients:
         model = models[client]
         owner = model.model.name if model.shared else f"client-{model.client}"
-        file = f"{store.file_name(owner)}.safetensors"
-        if file not in files:
+        name = f"{store.file_name(owner)}.safetensors"
+        if name not in models_in:
             content = safetensors.save(_arrays(model), metadata=_about(models.opened, model))
-            store.write_bytes(folder / file, content)
-        files.setdefault(file, []).append(model)
-    store.write_bytes(folder / CARD, _card(models.opened, models.folder, files).encode())
-    return [folder / file for file in (*files, CARD)]
+            files.write_bytes(folder / name, content)
+        models_in.setdefault(name, []).append(model)
+    files.write_bytes(folder / CARD, _card(models.opened, models.folder, models_in).encode())
+    return [folder / name for name in (*models_in, CARD)]
 
 
 def _arrays(model: Deployed) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
+from jaxfl.machine import files
 from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
 from jaxfl.runs import checkpoint, store
@@ -113,7 +114,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
 def _arrays(place: Path) -> dict[str, Arrays]:
     """What a run or a file holds, by architecture."""
     try:
-        if store.reads(Path.is_dir)(place):
+        if files.reads(Path.is_dir)(place):
             return by_architecture(final_arrays(place))
         if place.suffix == ".npz":
             return by_architecture(on_first_process(npz.read)(place, required=()))

@@ -12,7 +12,8 @@ from jaxfl.core import memory
 from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.check import check
 from jaxfl.core.cohorts import align, balance, draw_cohorts
-from jaxfl.core.engine import Conditions, Job, compiled, traced
+from jaxfl.core.engine import Job, compiled, traced
+from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import of_vectors

@@ -9,7 +9,7 @@ import numpy as np
 from jaxfl.core.engine import initial_state
 from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
 from jaxfl.core.protocol import Averaged
-from jaxfl.data.federation import Own, of_one_client
+from jaxfl.data.one_client import Own, of_one_client
 from jaxfl.errors import JaxflError
 from jaxfl.runs.deployed import Opened, opened
 from jaxfl.runs.init_from import started

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import psutil
 
 from jaxfl.errors import JaxflError
+from jaxfl.machine.files import writes
 from jaxfl.machine.processes import is_first
-from jaxfl.runs.store import OWNER, writes
+from jaxfl.runs.store import OWNER
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 

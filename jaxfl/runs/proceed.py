@@ -11,8 +11,10 @@ import numpy as np
 
 from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
-from jaxfl.core.engine import Chunk, Job, Programs, join, newcomers_in_places, simulate
+from jaxfl.core.engine import Chunk, Job, join, newcomers_in_places, simulate
+from jaxfl.core.rounds import Programs
 from jaxfl.errors import JaxflError
+from jaxfl.machine import files
 from jaxfl.machine.clock import Device
 from jaxfl.runs import checkpoint, clients, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
@@ -227,7 +229,7 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
     if job.federation.links.size:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
         pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)
-    store.write_pictures(folder, pictures)
-    store.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation)})
-    store.write_json(folder / store.RESULT, summary)
+    files.write_pictures(folder, pictures)
+    files.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation)})
+    files.write_json(folder / store.RESULT, summary)
     return summary

@@ -13,6 +13,7 @@ from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
+from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.paired import UNPAIRED, Draw, check_against, explained, paired
@@ -48,10 +49,10 @@ def report(
     check_targets(target)
     table, metrics = _tabulated(folders, show, target, against)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
-    store.write_texts(out, {name: form(table) for name, form in forms.items()})
+    files.write_texts(out, {name: form(table) for name, form in forms.items()})
     pictures = {"curves.png": plot.draw_curves, "architectures.png": plot.draw_architectures}
     pictures |= {"metrics.png": partial(plot.draw_metrics, shown=show)}
-    store.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
+    files.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
     return table
 
 

@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 
-from jaxfl.core.engine import Chunk, Report
+from jaxfl.core.engine import Chunk
 from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort
+from jaxfl.core.rounds import Report
 from jaxfl.data.federation import Federation
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device

@@ -23,14 +23,11 @@ it is complete, but for metrics.jsonl, whose lines are read up to the first that
 processes the first alone reads and writes the folder, and tells the others what it has read.
 """
 
-import contextlib
-import functools
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +37,13 @@ from jaxfl.data import npz, topology
 from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError, unreadable, unwritable
+from jaxfl.errors import JaxflError
+from jaxfl.machine.files import as_json, part, reads, replacing, writes
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 TOPOLOGY = "topology.txt"
@@ -54,25 +52,6 @@ OWNER, END = "owner.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
 LOGS = ("tensorboard", "wandb")
-
-
-def _border(sentence: Callable[[Path, OSError], JaxflError]) -> Callable:
-    """Where process 0 acts for all of them, and where what the system refuses becomes a sentence."""
-
-    def of(f):
-        @functools.wraps(f)
-        def on_disk(folder, *args, **kwargs):
-            try:
-                return f(folder, *args, **kwargs)
-            except OSError as error:
-                raise sentence(error.filename or folder, error) from error
-
-        return on_first_process(on_disk)
-
-    return of
-
-
-reads, writes = _border(unreadable), _border(unwritable)
 
 
 @writes
@@ -93,7 +72,7 @@ def check_free(folder: Path) -> None:
 
 def _of_no_run(path: Path) -> bool:
     """Whether a path is of a run that is about to begin, or was killed before its configuration was there."""
-    begun = [folder for folder in path.parents if _part(folder / CONFIG).exists()]
+    begun = [folder for folder in path.parents if part(folder / CONFIG).exists()]
     return path.is_dir() or path.name == OWNER or any(not (folder / CONFIG).exists() for folder in begun)
 
 
@@ -106,7 +85,7 @@ def create(folder: Path) -> None:
     """
     check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    probe = _part(folder / CONFIG)  # no name that a reader looks for
+    probe = part(folder / CONFIG)  # no name that a reader looks for
     probe.write_text("")
     probe.unlink()
 
@@ -239,68 +218,6 @@ def finished_in(folders: list[Path]) -> list[Path]:
     return sorted(ended, key=ended.__getitem__)
 
 
-@contextlib.contextmanager
-def replacing(path: Path):
-    """A binary file that takes the place of another at once: a reader sees the old one or the new one."""
-    try:
-        with _part(path).open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(_part(path), path)
-    except OSError as error:
-        error.filename = path  # which is what could not be written
-        raise
-
-
-def _part(path: Path) -> Path:
-    return path.with_suffix(".part")
-
-
-@writes
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON at once."""
-    with replacing(path) as file:
-        file.write(as_json(value))
-
-
-@writes
-def write_texts(folder: Path, texts: dict[str, str]) -> None:
-    """Write files of text by their names, into a folder that need not be there yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-
-
-@writes
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file into a folder that need not be there yet."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(content)
-
-
-@writes
-def check_empty(folder: Path) -> None:
-    """Refuse a folder for new files that holds any."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise JaxflError(f"{folder} already holds something; choose another folder.")
-
-
-@writes
-def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
-    """Write PNGs by their names; one of which there is nothing to draw is left out."""
-    for name, draw in pictures.items():
-        figure = draw()
-        if figure is not None:
-            figure.savefig(folder / name, format="png")
-
-
-def as_json(value: Any) -> bytes:
-    """What a file of JSON holds."""
-    return f"{json.dumps(value, indent=1)}\n".encode()
-
-
 def _read_json(path: Path, form: dict) -> dict:
     if not path.is_file():
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
@@ -325,7 +242,7 @@ def read_config(folder: Path) -> dict:
     Raises:
       JaxflError: if the folder holds no run or a link that leads out of it, or the file is damaged.
     """
-    if not (folder / CONFIG).exists() and _part(folder / CONFIG).exists():
+    if not (folder / CONFIG).exists() and part(folder / CONFIG).exists():
         raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
     _refuse_links(folder)
     return _read_json(folder / CONFIG, schema.CONFIG)
@@ -336,8 +253,8 @@ def _refuse_links(folder: Path) -> None:
 
     What logs are made of is their packages' own affair: W&B links to its cache.
     """
-    for part in folder.glob("*"):
-        for path in (part, *(part.rglob("*") if part.name not in LOGS else ())):
+    for entry in folder.glob("*"):
+        for path in (entry, *(entry.rglob("*") if entry.name not in LOGS else ())):
             if path.is_symlink() and not (path.exists() and inside(path, folder)):
                 raise JaxflError(
                     f"{path} is a link that leads out of the run folder or nowhere; put what it means in its "

@@ -18,6 +18,7 @@ from jaxfl.config.options import hints, text
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest, unreadable
+from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.compare import compare
 from jaxfl.runs.observer import NOBODY, Observer
@@ -174,11 +175,11 @@ def run(
         return None, failures
     table = tabulate(cells)
     forms = {"study.csv": as_csv, "study.md": as_markdown, "study.tex": as_latex}
-    store.write_texts(folder, {name: form(table) for name, form in forms.items()})
+    files.write_texts(folder, {name: form(table) for name, form in forms.items()})
     from jaxfl.runs.plot import draw_table  # here: whoever draws nothing does not wait for it
 
     unit = measure(study.show).title
-    store.write_pictures(folder, {"study.png": lambda: draw_table(table, study.title, unit)})
+    files.write_pictures(folder, {"study.png": lambda: draw_table(table, study.title, unit)})
     return table, failures
 
 

@@ -13,8 +13,8 @@ from jaxfl.config.options import Unread, check, hints, text
 from jaxfl.config.own_code import own_code
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.core.check import checked
-from jaxfl.core.engine import Programs, programs
 from jaxfl.core.protocol import Algorithm, Method
+from jaxfl.core.rounds import Programs, as_programs
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 
@@ -84,7 +84,7 @@ def _programs(build: Callable, config: Any) -> Programs:
 
 @functools.lru_cache(maxsize=64)
 def _programs_without_rates(build: Callable, options: Any) -> Programs:
-    return programs(_algorithm(build, options))
+    return as_programs(_algorithm(build, options))
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,9 +18,9 @@ from jaxfl.bench.measure import matmul_flops
 from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
 from jaxfl.config.flags import parse_flags
-from jaxfl.core import engine
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import traced
+from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import federate
@@ -163,7 +163,7 @@ def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, monkeypatch):
-    out, call, held = tmp_path / "tiny.json", engine.Program.__call__, []
+    out, call, held = tmp_path / "tiny.json", Program.__call__, []
     before = jax.live_arrays()  # of other tests
     theirs = set(map(id, before))
 
@@ -174,7 +174,7 @@ def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, 
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
         return call(program, key, state, federation, cohorts)
 
-    monkeypatch.setattr(engine.Program, "__call__", of_eight_too_few)
+    monkeypatch.setattr(Program, "__call__", of_eight_too_few)
     options = "--methods fedavg --no-torch --repetitions 1 --out"
     main([*f"bench tiny --grow 2 64 {options}".split(), str(out)])
     records = json.loads(out.read_text())

@@ -16,8 +16,8 @@ import pytest
 from conftest import arrays_of
 
 import jaxfl
-from jaxfl import cli, registry
-from jaxfl.cli import COMMANDS, main
+from jaxfl import registry
+from jaxfl.cli import COMMANDS, console, main
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import check, helps, hints, parse
@@ -390,9 +390,9 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert f" on {devices} x cpu" in ended.stdout
-    assert cli._cpu_devices(["resume", f"{tmp_path}/run"]) == devices
-    assert cli._cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
-    assert cli._cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
+    assert console.cpu_devices(["resume", f"{tmp_path}/run"]) == devices
+    assert console.cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
+    assert console.cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):

@@ -12,6 +12,7 @@ from jaxfl.core import engine
 from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.core.rounds import Conditions, as_programs
 from jaxfl.data.federation import federate
 from jaxfl.machine.clock import Deadline, Device, until
 from jaxfl.models import zoo
@@ -34,7 +35,7 @@ def federation():
 @pytest.fixture(scope="module")
 def programs():
     """FedPer: it has state of the server and of the clients."""
-    return engine.programs(METHODS["fedper"].build(CONFIG))
+    return as_programs(METHODS["fedper"].build(CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def cohorts():
 def conditions(dropped=NOBODY, rate=(1.0,) * ROUNDS, seconds=1e9):
     """All of the kinds; devices compute an operation and move a byte in a second."""
     deadline = Deadline(seconds, (Device(1.0, 1.0), Device(1.0, 1.0)))
-    return engine.Conditions(np.array(rate, np.float32), dropped, engine.traced(deadline))
+    return Conditions(np.array(rate, np.float32), dropped, engine.traced(deadline))
 
 
 def without(cohorts, dropped):

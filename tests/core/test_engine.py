@@ -27,6 +27,7 @@ from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
 from jaxfl.core.evaluate import Score, score
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
+from jaxfl.core.rounds import as_programs
 from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
 from jaxfl.models import zoo
@@ -53,7 +54,7 @@ def federation():
 @pytest.fixture(scope="module")
 def programs():
     """FedPer: it has state of the server and of the clients."""
-    return engine.programs(METHODS["fedper"].build(CONFIG))
+    return as_programs(METHODS["fedper"].build(CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_chunks_of_any_length_are_one_run(cohorts, name):
     method, source = METHODS[name], tiny_source()
     federation = federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
     config = method.config(epochs=1, batch_size=4, **CASES[name].short)
-    programs = engine.programs(method.build(config))
+    programs = as_programs(method.build(config))
 
     def run(eval_every):
         """What every round reports, and states and scores by the number of rounds before them."""
@@ -258,7 +259,7 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
 def test_runs_differ_by_rounding_between_convolutions(model):
     """In float32, after three rounds, up to the tolerance that docs/devices.md states."""
     config, source = METHODS["fedavg"].config(epochs=2, batch_size=3), tiny_source()
-    programs = engine.programs(METHODS["fedavg"].build(config))
+    programs = as_programs(METHODS["fedavg"].build(config))
     cohorts = draw_cohorts((5,), 0.6, 3, seed=3)
 
     def trained(convolution):
@@ -281,7 +282,7 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
     """With everyone in the cohort, the scores after a round are those of the evaluation."""
     method = METHODS[choice]
     config = method.config(epochs=1, batch_size=4, **options)
-    programs = engine.programs(method.build(config))
+    programs = as_programs(method.build(config))
     everyone = draw_cohorts(CLIENTS, 1.0, 2, seed=3)
 
     def run(score_cohort):
@@ -425,7 +426,7 @@ def rows_of_class(label, federation, cohorts, t):
 
 def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
     calls = []
-    programs = engine.programs(counting(calls))
+    programs = as_programs(counting(calls))
     run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
     chunks = list(run)
 
@@ -452,7 +453,7 @@ def test_bad_rows_of_one_client_do_not_reach_the_others():
     federation = dataclasses.replace(federation, images=jnp.asarray(images))
     cohorts = draw_cohorts(CLIENTS, 1.0, 1, seed=0)
     config = METHODS["local"].config(epochs=1, batch_size=4)
-    programs = engine.programs(METHODS["local"].build(config))
+    programs = as_programs(METHODS["local"].build(config))
     (chunk,) = simulate(programs, federation, config, cohorts, KEY, eval_every=1)
     loss = np.concatenate(chunk.reports[0].info.loss)
     assert chunk.diverged == (0, 0)
@@ -493,7 +494,7 @@ def disturbed(config):
 
 def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_elsewhere(federation, cohorts):
     config = METHODS["fedavg"].config(epochs=1, batch_size=4)
-    plain, told = (engine.programs(build(config)) for build in (METHODS["fedavg"].build, disturbed))
+    plain, told = (as_programs(build(config)) for build in (METHODS["fedavg"].build, disturbed))
     run = simulate(told, federation, config, cohorts, KEY, eval_every=ROUNDS, score_cohort=True)
     (chunk,) = run
     for t, report in enumerate(chunk.reports):
@@ -526,7 +527,7 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
         seen.append(tuple(slots.mask.shape for slots in cohort.groups))
         return fedper.step(key, state, federation, cohort)
 
-    prepared = engine.programs(fedper._replace(prepare=prepare))
+    prepared = as_programs(fedper._replace(prepare=prepare))
     keys = jax.random.split(KEY, 2)
 
     def alone(programs, key, **options):

@@ -13,6 +13,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import Chunk
 from jaxfl.core.examples import own_rows, sweep
 from jaxfl.core.protocol import Cohort, Info, Slots
+from jaxfl.core.rounds import Report, as_programs
 from jaxfl.core.training import Training, fit
 from jaxfl.data.federation import federate
 from jaxfl.machine.clock import profile
@@ -39,7 +40,7 @@ def reports(federation, choice, participation=1.0, rounds=1, **options):
     method = METHODS[choice]
     config = method.config(epochs=EPOCHS, batch_size=BATCH, **options)
     cohorts = draw_cohorts(CLIENTS, participation, rounds, seed=3)
-    programs = engine.programs(method.build(config))
+    programs = as_programs(method.build(config))
     state = jax.tree.map(jnp.copy, programs.init(KEY, federation, engine.traced(config)))
     of_rounds = Cohort(np.arange(rounds, dtype=np.int32), cohorts, rounds)
     _, found = programs.rounds(KEY, state, federation, of_rounds)
@@ -189,7 +190,7 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
     assert line["loss"] is None
 
 
-REPORT = engine.Report(
+REPORT = Report(
     Info(
         loss=(np.ones(2), np.ones(2)),
         up=(np.array([3, 1]), np.array([2, 0])),

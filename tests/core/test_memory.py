@@ -9,6 +9,7 @@ import pytest
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import engine, memory
+from jaxfl.core.programs import Program
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.runs import run, variant
@@ -113,7 +114,7 @@ def test_what_cannot_fit_is_not_tried():
     [(6, "start again with --clients-at-once 3."), (1, "lower --batch-size, --eval-every or --devices")],
 )
 def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_once, words):
-    monkeypatch.setattr(engine.Program, "__call__", fail)
+    monkeypatch.setattr(Program, "__call__", fail)
     federation = dataclasses.replace(data.federation, clients_at_once=at_once)
     with pytest.raises(JaxflError, match=f"memory ran out with --clients-at-once {at_once}; {words}"):
         start(tmp_path / "run", chosen, data._replace(federation=federation))

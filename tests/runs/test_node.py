@@ -9,7 +9,7 @@ from conftest import long
 
 from jaxfl import cli, registry
 from jaxfl.core.node import kept_by, sent_to_all
-from jaxfl.data.federation import Own
+from jaxfl.data.one_client import Own
 from jaxfl.errors import JaxflError
 from jaxfl.runs import node as nodes
 from jaxfl.runs.variant import choose

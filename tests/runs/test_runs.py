@@ -20,8 +20,9 @@ from jaxfl import cli, registry
 from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
+from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.runs import checkpoint, plot, run, store
+from jaxfl.runs import checkpoint, plot, run
 from jaxfl.runs.config import at_own_default
 from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
@@ -642,6 +643,6 @@ def test_pictures_of_few_and_of_many_clients(tmp_path, clients):
         "embeddings.png": lambda: plot.draw_embeddings({"mlp": counts[:, :2]}, {"mlp": counts}),
         "assembled.png": lambda: draw_assembled({"assembled": [*map(network, range(clients))]}),
     }
-    store.write_pictures(tmp_path, pictures)
+    files.write_pictures(tmp_path, pictures)
     assert len(list(tmp_path.iterdir())) == len(pictures)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())

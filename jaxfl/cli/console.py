@@ -1,0 +1,111 @@
+"""The console script: settings of this process, words to a command, errors to a sentence."""
+
+import contextlib
+import itertools
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from jaxfl.cli.commands import COMMANDS
+from jaxfl.cli.words import expand
+from jaxfl.config.own_code import OwnCodeError, own_code
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.environment import versions
+from jaxfl.machine.processes import explained_loss, leave
+from jaxfl.runs import store
+from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
+from jaxfl.runs.prepare import cache_folder
+from jaxfl.terminal import OUT
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with code 2 and one sentence where the user has to mend something.
+
+    After a Ctrl-C it exits with code 130, after a SIGTERM with 143, and where --max-seconds ended it with 75.
+    """
+    try:
+        with explained_loss(), terminable(), own_code():
+            _dispatch(expand(sys.argv[1:] if arguments is None else arguments))
+    except JaxflError as error:
+        if isinstance(error, OwnCodeError):  # its cause has the frames of the user's files alone
+            traceback.print_exception(error.__cause__, chain=False)
+        Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
+        leave(2)
+    except KeyboardInterrupt as stopped:
+        Console(stderr=True, soft_wrap=True).print(f"jaxfl: {str(stopped) or 'Stopped.'}", markup=False)
+        leave(stopped.code if isinstance(stopped, Interrupted) else CTRL_C)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    word, *rest = arguments or ["--help"]
+    if word in ("-h", "--help", "help"):
+        OUT.print(_help(), highlight=False)
+    elif word == "--version":
+        OUT.print(", ".join(f"{name} {version}" for name, version in versions().items()), highlight=False)
+    elif word not in COMMANDS:
+        raise JaxflError(f"There is no command {word!r}; {nearest(word, COMMANDS)}")
+    else:
+        command = COMMANDS[word]
+        if rest in (["-h"], ["--help"]) and not command.flags:
+            OUT.print(f"jaxfl {command.usage}: {command.does}")
+        else:
+            command.function(rest)
+
+
+def _help() -> RichTable:
+    table = RichTable.grid(padding=(0, 3))
+    for command in COMMANDS.values():
+        table.add_row(f"jaxfl {command.usage}", command.does)
+    table.add_row("", "")
+    table.add_row("jaxfl --version", "of jaxfl and what it stands on")
+    table.add_row("@FILE", "stands for the arguments in a file")
+    table.add_row("path/my.py:object", "stands for a method, model, data set or partition of your own")
+    return table
+
+
+def cpu_devices(arguments: list[str]) -> int:
+    """How many devices this process needs on a CPU: its share of --devices, else one per core.
+
+    So clients train on all cores at the same time. A run that is resumed or repeated has as many as before.
+    What is wrong with the arguments, `main` says.
+    """
+    devices, processes = None, 1
+    with contextlib.suppress(JaxflError, KeyError, ValueError):
+        words = [part for word in expand(arguments) for part in word.split("=", 1)]
+        for word, value in itertools.pairwise(words):
+            if word == "--devices":
+                devices = int(value)
+            elif word == "--processes":
+                processes = int(value)
+            elif word in ("resume", "--from"):
+                devices = store.read_config(Path(value))["options"]["devices"]
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, devices // max(1, processes)) if isinstance(devices, int) else cores
+
+
+def entry() -> None:
+    """The console script: settings of this process, then `main`."""
+    # Compiled programs are kept, so that the next run of the same shapes starts at once.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder()))
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
+        jax.config.update("jax_numcpu_devices", cpu_devices(sys.argv[1:]))
+    if "xla_cpu_collective" not in flags:
+        # Devices wait for each other at the end of a round, and so do processes; XLA would end those of one
+        # process after 40 seconds, and several processes after 30 minutes.
+        waits = ("call_terminate_timeout", "call_warn_stuck_timeout", "timeout")
+        days = " ".join(f"--xla_cpu_collective_{wait}_seconds=86400" for wait in waits)
+        os.environ["XLA_FLAGS"] = f"{flags} {days}".strip()
+    try:
+        main()
+    except Exception:  # a fault of ours; of several processes, none waits for the others to end
+        traceback.print_exc()
+        leave(1)

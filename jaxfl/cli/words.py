@@ -1,0 +1,54 @@
+"""The words behind `jaxfl`: files of arguments, names first and flags after them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.flags import parse_flags
+from jaxfl.config.options import hints
+from jaxfl.errors import JaxflError, nearest
+
+
+def expand(arguments: list[str]) -> list[str]:
+    """Replace @FILE by the arguments in it, one or several a line, # to the end of line a comment."""
+    expanded = []
+    for argument in arguments:
+        if not argument.startswith("@"):
+            expanded.append(argument)
+            continue
+        path = Path(argument[1:])
+        if not path.is_file():
+            raise JaxflError(f"There is no file {path} of arguments; check the path after @.")
+        for line in path.read_text().splitlines():
+            expanded += line.partition("#")[0].split()
+    return expanded
+
+
+def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **defaults: Any) -> list[Any]:
+    """Parse flags into dataclasses like `defaults`; all words must be such flags."""
+    parsed, unknown = parse_flags(program, arguments, **defaults)
+    if unknown:
+        raise JaxflError(_unknown_option(program, unknown[0], compared, defaults.values()))
+    return parsed
+
+
+def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: Iterable[Any]) -> str:
+    flag = word.partition("=")[0]
+    name = flag.lstrip("-").replace("-", "_")
+    owners = [method.name for method in registry.METHODS.values() if name in hints(method.config)]
+    if not word.startswith("-"):
+        return f"jaxfl {program} does not know what to do with {word!r}; see jaxfl {program} --help."
+    if owners:
+        meant = [choice for choice in compared if choices.split(choice)[0] in owners] or owners
+        advice = f"write {meant[0]},{name}=VALUE" if compared else f"see jaxfl {program} --help"
+        return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
+    known = ["--" + option.replace("_", "-") for part in defaults for option in hints(type(part))]
+    return f"jaxfl {program} has no option {flag}; {nearest(flag, known)}"
+
+
+def names_and_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The words before the first flag, and all others."""
+    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    return arguments[:count], arguments[count:]

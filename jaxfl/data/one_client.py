@@ -1,0 +1,78 @@
+"""A federation of one client, which has no images but its own."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.data.federation import Client, Federation
+from jaxfl.errors import JaxflError
+
+
+class Own(NamedTuple):
+    """The labelled images of one client, as a data set has them.
+
+    Args:
+      images: (n, H, W, C), to train on.
+      labels: (n,) int, classes of the data set.
+      test_images: (m, H, W, C).
+      test_labels: (m,) int.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
+    """A federation of a single client, which has no images but its own.
+
+    Args:
+      own: these images.
+      whole: a federation, perhaps without data; its moments normalise them.
+      client: its id in there.
+
+    Raises:
+      JaxflError: if there are not as many labels as images, or one is of a class that the client lacks.
+    """
+    (group,) = (group for group in whole.groups if client in np.asarray(group.id))
+    (relabel,) = np.asarray(group.relabel)[np.asarray(group.id) == client]
+    sizes = {"training": own[:2], "test": own[2:]}
+    for what, (images, labels) in sizes.items():
+        known = np.isin(labels, np.nonzero(relabel >= 0)[0])
+        if len(images) != len(labels) or not known.all():
+            raise JaxflError(
+                f"Client {client} has {len(images)} {what} images and {len(labels)} labels, of which "
+                f"{known.sum()} are classes that it knows; give one such label for each image."
+            )
+
+    def filled(array):  # clients whose rows are filled up to the same number share a program
+        return np.resize(array, (1 << max(0, len(array) - 1).bit_length(), *array.shape[1:]))
+
+    train, test = filled(np.arange(len(own.labels))), filled(np.arange(len(own.test_labels)))
+    class_counts = np.bincount(relabel[own.labels], minlength=group.model.classes)
+    leaves = {
+        "id": client,
+        "rows": train,
+        "size": len(own.labels),
+        "validation_rows": np.zeros(0),
+        "validation_size": 0,
+        "test_rows": len(train) + test,
+        "test_size": len(own.test_labels),
+        "relabel": relabel,
+        "class_counts": class_counts,
+    }
+    arrays = {name: jnp.asarray(leaf, jnp.int32)[None] for name, leaf in leaves.items()}
+    arrays["newcomer"] = jnp.zeros(1, bool)
+    labels = np.concatenate([own.labels[train], own.test_labels[test]])
+    return dataclasses.replace(
+        whole,
+        images=jnp.asarray(np.concatenate([own.images[train], own.test_images[test]])),
+        labels=jnp.asarray(labels, jnp.int32),
+        groups=(Client(**arrays, model=group.model),),
+        public=whole.public[:0],
+        links=whole.links[:0, :0],
+        initial=None,
+    )
