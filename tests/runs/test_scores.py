@@ -44,18 +44,18 @@ def test_newcomers_are_in_nobodys_mixture():
     source = tiny_source()
     federation = federate(source, tiny_partition(source), tiny_models())
     apart = set_apart(federation, [np.array([False, True, False]), np.array([False, True])])
-    cohort = these_clients(apart, [np.array([True, True, False]), np.array([False, False])], rounds=1)
+    cohort = these_clients(apart, [np.array([True, True, False]), np.array([True, False])], rounds=1)
     pool = dataclasses.replace(cohort, part=True)
     found = [slots.index[slots.mask].tolist() for slots in jax.device_get(among(apart, pool).groups)]
     assert found == [[0, 2], [0]]
     assert class_counts_of(apart) == class_counts_of(federation)
-    counted = []
-    memory = Memory(aggregate=lambda w, h, uploads, hyper: (counted.append(uploads.clients), (w, h))[1])
+    shares = []
+    memory = Memory(aggregate=lambda w, h, uploads, hyper: (shares.append(uploads.share), (w, h))[1])
     config = METHODS["fedavg"].config(epochs=1)
     algorithm = sharing(config, memory=memory)
     state = algorithm.init(jax.random.key(0), apart, config)
     algorithm.step(jax.random.key(1), state, apart, cohort)
-    assert [int(of_group) for of_group in counted] == [2, 1]
+    assert [float(of_group) for of_group in shares] == [1.0, 1.0]  # of two and one who are no newcomers
 
 
 def class_counts_of(federation):
