@@ -97,7 +97,7 @@ def entry() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     flags = os.environ.get("XLA_FLAGS", "")
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
-        jax.config.update("jax_numcpu_devices", cpu_devices(sys.argv[1:]))
+        jax.config.update("jax_num_cpu_devices", cpu_devices(sys.argv[1:]))
     if "xla_cpu_collective" not in flags:
         # Devices wait for each other at the end of a round, and so do processes; XLA would end those of one
         # process after 40 seconds, and several processes after 30 minutes.
