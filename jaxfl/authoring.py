@@ -44,10 +44,10 @@ from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
     FineTuning,
+    Means,
     Memory,
     Participant,
     Phase,
-    Uploads,
     body,
     every_leaf,
     fine_tuning,
@@ -80,7 +80,7 @@ __all__ = [
     "Slots",
     "Trained",
     "Training",
-    "Uploads",
+    "Means",
     "Weights",
     "arrays",
     "batches",

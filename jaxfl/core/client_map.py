@@ -27,16 +27,17 @@ def map_clients(
     """Run a one-client function for every client of a cohort: the only door to the client axis.
 
     Args:
-      f: ``(key, client, shared, own) -> outputs``, for one client. An absent client has size 0: it runs
-        no batch, and what it returns is not used. With `weights` it returns ``(outputs, parts)``.
+      f: ``(key, client, shared, own) -> outputs``, for one client; with `weights` ``-> (outputs, parts)``. An
+        absent client has size 0: it runs no batch, and what it returns is not used.
       key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
       federation: the clients.
       cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.core.cohorts.balance`
         arranges clients so that the stretches weigh the same.
       shared: per group, what all its clients receive; None for nothing.
       own: per group, leaves (k_g, ...), of which each client gets its entry, see `gather`; None for nothing.
-      weights: per group (k_g,) float, those of a sum over clients that is taken while they run, so that
-        nothing holds the parts of all of them at once; 0 in an empty place.
+      weights: per group (k_g,) float, of a sum over clients that is taken while they run, so that nothing
+        holds the parts of all of them: floats, added up in their own dtype. 0 in an empty place. Devices
+        exchange their sums, so this is nothing for a branch.
 
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the sum
@@ -172,7 +173,8 @@ def _summed(f, weights, at_once: int, *args):
     """Run ``f -> (outputs, parts)`` for each entry of its arguments, so many side by side.
 
     Returns:
-      The outputs (n, ...) of the n entries, and the sum of their parts times their weights (n,).
+      The outputs (n, ...) of the n entries, and the sum of their parts times their weights (n,); what an
+      entry without weight returns, be it NaN, counts nothing.
     """
     alone = at_once == 1
     f = jax.jit(f if alone else jax.vmap(f), inline=True)  # traced once, for its shapes and the loop
@@ -194,6 +196,8 @@ def _summed(f, weights, at_once: int, *args):
         outputs, parts = f(*args)
 
         def more(total, leaf):
+            counts = weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)) != 0
+            leaf = jnp.where(counts, leaf, 0)
             return total + jnp.tensordot(weights.astype(leaf.dtype), leaf, weights.ndim, precision="highest")
 
         return jax.tree.map(more, total, parts), outputs

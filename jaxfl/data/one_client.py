@@ -1,4 +1,4 @@
-"""A federation of one client, which has no images but its own."""
+"""One client of a federation by itself, with images that nobody else has: what a real device sees."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,4 +1,7 @@
-"""Files on a disk: whole or not there, written by one process; what the system refuses is a sentence."""
+"""Files on a disk, written by one process for all; what the system refuses is a sentence.
+
+What is read again to go on takes its place when it is complete (`replacing`).
+"""
 
 import contextlib
 import functools
@@ -38,17 +41,17 @@ reads, writes = _border(unreadable), _border(unwritable)
 def replacing(path: Path):
     """A binary file that takes the place of another at once: a reader sees the old one or the new one."""
     try:
-        with part(path).open("wb") as file:
+        with unfinished(path).open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part(path), path)
+        os.replace(unfinished(path), path)
     except OSError as error:
         error.filename = path  # which is what could not be written
         raise
 
 
-def part(path: Path) -> Path:
+def unfinished(path: Path) -> Path:
     """Where a file is written before it takes its place."""
     return path.with_suffix(".part")
 

@@ -19,7 +19,7 @@ import optax
 from jaxfl.config.options import options, within
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.sharing import Memory, Uploads
+from jaxfl.mechanisms.sharing import Means, Memory
 from jaxfl.models.model import Weights
 
 
@@ -68,8 +68,8 @@ def server_steps(config: ServerSteps) -> Memory:
     def start(x: Weights) -> Any:
         return OPTIMIZERS[name](1.0, 0.9).init(x.params)  # it starts alike whatever the rates
 
-    def step(x: Weights, moments: Any, uploads: Uploads, hyper: ServerSteps) -> tuple[Weights, Any]:
-        mean = uploads.model
+    def step(x: Weights, moments: Any, means: Means, hyper: ServerSteps) -> tuple[Weights, Any]:
+        mean = means.model
         downhill = jax.tree.map(jnp.subtract, x.params, mean.params)
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
             change, moments = optimizer(hyper).update(downhill, moments, x.params)

@@ -71,10 +71,10 @@ class Participant(NamedTuple):
 Train = Callable[[Any, Participant, Federation], Trained]  # local training: (key, participant, federation)
 
 
-class Uploads(NamedTuple):
-    """What the server makes of the answers of the cohort's clients of one architecture: means over them.
+class Means(NamedTuple):
+    """What the server makes of the answers of the cohort's clients of one architecture.
 
-    They are added up while clients train, so a round needs no room for all their models.
+    They are added up while clients train: what is sent is there of no more clients than run side by side.
 
     Args:
       model: the mean of the shared leaves after local training.
@@ -91,9 +91,9 @@ def nothing(*_) -> None:
     """No memory, no message."""
 
 
-def take_mean(shared: Weights, server: Any, uploads: Uploads, hyper: Any) -> tuple[Weights, Any]:
+def take_mean(shared: Weights, server: Any, means: Means, hyper: Any) -> tuple[Weights, Any]:
     """FedAvg: the mean is the new model."""
-    return uploads.model, server
+    return means.model, server
 
 
 class Memory(NamedTuple):
@@ -104,7 +104,7 @@ class Memory(NamedTuple):
       server: shared leaves -> what the server remembers at the start.
       broadcast: the server's memory -> the part of it that clients receive with the model.
       update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
-      aggregate: ``(shared, server, Uploads, hyper) -> (shared, server)``; where nobody of an architecture is
+      aggregate: ``(shared, server, Means, hyper) -> (shared, server)``; where nobody of an architecture is
         there, what it returns is not used.
       by_rows: whether means weigh clients by their training rows, n_i / sum_i n_i, or all alike, 1 / |S_t|.
     """
@@ -299,7 +299,7 @@ def sharing(
 
         common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
         own = tuple(zip(gather(state.kept, cohort), gather(state.memory, cohort), strict=True))
-        return map_clients(client, key, federation, cohort, common, own, weights)
+        return map_clients(client, key, federation, cohort, common, own, weights=weights)
 
     def init(key, federation, hyper):
         weights = per_group(extend, federation.models, initial_weights(key, federation))
@@ -327,21 +327,21 @@ def sharing(
             return (kept, shared, remembered, trained.loss), (shared, message)
 
         n = rows_uploaded(federation, cohort)
-        weights = n if memory.by_rows else per_group(lambda rows: (rows > 0).astype(rows.dtype), n)
-        weights = per_group(tree.shares, weights)
-        outputs, means = zip(*on_clients(client, key, state, federation, cohort, weights), strict=True)
+        present = per_group(lambda rows: (rows > 0).astype(rows.dtype), n)
+        shares = per_group(tree.shares, n if memory.by_rows else present)
+        outputs, means = zip(*on_clients(client, key, state, federation, cohort, shares), strict=True)
         kept, shared, remembered, loss = zip(*outputs, strict=True)
 
-        def serve(group, before, server, means, rows):
-            model, message = means
-            clients = (~group.newcomer).astype(rows.dtype).sum()
-            share = (rows > 0).astype(rows.dtype).sum() / clients
-            after = memory.aggregate(before, server, Uploads(model, message, share), state.hyper)
-            return tree.where((rows > 0).any(), after, (before, server))
+        def serve(group, before, server, mean, present):
+            model, message = mean
+            clients = (~group.newcomer).astype(present.dtype).sum()
+            means = Means(model, message, present.sum() / clients)
+            after = memory.aggregate(before, server, means, state.hyper)
+            return tree.where(present.any(), after, (before, server))
 
-        served = per_group(serve, federation.groups, state.shared, state.server, means, n)
+        served = per_group(serve, federation.groups, state.shared, state.server, means, present)
         new_shared, new_server = zip(*served, strict=True)
-        up = sent_up(cohort, means)
+        up = sent_up(cohort, means)  # a mean has the shape of a message
         down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
         trained = per_group(lambda s, k: Predictor(None, tree.combine(s, k), predict), shared, kept)
         return State(

@@ -29,7 +29,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -38,12 +38,9 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.machine.files import as_json, part, reads, replacing, writes
+from jaxfl.machine.files import as_json, reads, replacing, unfinished, writes
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
-
-if TYPE_CHECKING:
-    pass
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 TOPOLOGY = "topology.txt"
@@ -72,7 +69,7 @@ def check_free(folder: Path) -> None:
 
 def _of_no_run(path: Path) -> bool:
     """Whether a path is of a run that is about to begin, or was killed before its configuration was there."""
-    begun = [folder for folder in path.parents if part(folder / CONFIG).exists()]
+    begun = [folder for folder in path.parents if unfinished(folder / CONFIG).exists()]
     return path.is_dir() or path.name == OWNER or any(not (folder / CONFIG).exists() for folder in begun)
 
 
@@ -85,7 +82,7 @@ def create(folder: Path) -> None:
     """
     check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    probe = part(folder / CONFIG)  # no name that a reader looks for
+    probe = unfinished(folder / CONFIG)  # no name that a reader looks for
     probe.write_text("")
     probe.unlink()
 
@@ -242,7 +239,7 @@ def read_config(folder: Path) -> dict:
     Raises:
       JaxflError: if the folder holds no run or a link that leads out of it, or the file is damaged.
     """
-    if not (folder / CONFIG).exists() and part(folder / CONFIG).exists():
+    if not (folder / CONFIG).exists() and unfinished(folder / CONFIG).exists():
         raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
     _refuse_links(folder)
     return _read_json(folder / CONFIG, schema.CONFIG)

@@ -129,13 +129,14 @@ def test_visits_are_counted(federation):
 
 @pytest.mark.parametrize(("at_once", "devices"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices):
-    """Three places and two, of which some are empty: the clients there divide evenly in no case."""
+    """Of clients who are there; with and without places that fill up those of devices and of `at_once`."""
     mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,)) if devices > 1 else None
     here = dataclasses.replace(federation, mesh=mesh, clients_at_once=at_once)
 
     def client(key, client, shared, own):
         flops.add(10.0 * client.size.astype(float))
-        return own + 1, {"own": own * jnp.ones((2, 3)), "id": client.id.astype(float)}
+        there = jnp.where(client.size > 0, 1.0, jnp.nan)  # who is absent counts nothing
+        return own + 1, {"own": there * (own + 1) * jnp.ones((2, 3)), "id": there * client.id.astype(float)}
 
     weights = jnp.array([0.5, 2.0, 0.0]), jnp.array([3.0, 0.0])
     run = lambda: map_clients(client, KEY, here, SOME, NOTHING, OWN, weights)  # noqa: E731
@@ -144,7 +145,7 @@ def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices)
     np.testing.assert_array_equal(second, OWN[1] + 1)
     ids = [group.id.tolist() for group in here.groups]
     assert float(one["id"]) == 0.5 * ids[0][2] + 2 * ids[0][0] and float(two["id"]) == 3 * ids[1][1]
-    np.testing.assert_array_equal(one["own"], np.full((2, 3), 0.5 * OWN[0][0] + 2 * OWN[0][1]))
+    np.testing.assert_array_equal(one["own"], np.full((2, 3), 0.5 * (OWN[0][0] + 1) + 2 * (OWN[0][1] + 1)))
     assert operations[0].tolist() == [10 * int(here.groups[0].size[i]) * (i != 1) for i in range(3)]
 
 

@@ -50,10 +50,16 @@ def build(config):
                 return value + hyper.mu / 2 * distance, stats
 
             trained = descend(loss, start, key, own_rows(client, federation, hyper), hyper)
-            return trained.weights, trained.loss
+            return trained.loss, trained.weights
 
-        trained, loss = zip(*map_clients(client, key, federation, cohort, received), strict=True)
-        means = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), received)
+        shares = per_group(tree.shares, rows_uploaded(federation, cohort))
+        done = map_clients(client, key, federation, cohort, received, weights=shares)
+        loss, means = zip(*done, strict=True)
+
+        def unless_nobody(share, mean, before):
+            return tree.where((share > 0).any(), mean, before)
+
+        means = per_group(unless_nobody, shares, means, received)
         up, down = sent_up(cohort, received), sent_down(cohort, received)
         return (hyper, means), jaxfl.Info(loss, up, down)
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
+from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly import teachers
 from jaxfl.runs import checkpoint, store
 
@@ -52,7 +53,7 @@ MOMENTS = {
     "writing matrices": (store, "write_about_clients"),
     "writing a checkpoint": (checkpoint, "save"),
     "deleting an old checkpoint": (checkpoint, "shutil"),
-    "writing pictures and the result": (store, "write_pictures"),
+    "writing pictures and the result": (files, "write_pictures"),
     "cutting back for a resume": (store, "trim"),
 }
 

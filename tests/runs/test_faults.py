@@ -37,6 +37,7 @@ import jaxfl
 from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
+from jaxfl.machine import files
 from jaxfl.registry import METHODS
 from jaxfl.runs import checkpoint, interrupt, owner, proceed, store
 from jaxfl.runs import code as code_of_runs
@@ -685,8 +686,8 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
         long("writing the configuration", (partition, "save", 1)),
         long("writing metrics", (store, "append_metrics", 5)),
         ("writing a checkpoint", (checkpoint, "save", 2)),
-        long("drawing pictures", (store, "write_pictures", 1)),
-        long("writing the result", (store, "write_json", 1)),
+        long("drawing pictures", (files, "write_pictures", 1)),
+        long("writing the result", (files, "write_json", 1)),
     ],
 )
 @with_failed_io

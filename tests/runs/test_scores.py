@@ -50,7 +50,7 @@ def test_newcomers_are_in_nobodys_mixture():
     assert found == [[0, 2], [0]]
     assert class_counts_of(apart) == class_counts_of(federation)
     shares = []
-    memory = Memory(aggregate=lambda w, h, uploads, hyper: (shares.append(uploads.share), (w, h))[1])
+    memory = Memory(aggregate=lambda w, h, means, hyper: (shares.append(means.share), (w, h))[1])
     config = METHODS["fedavg"].config(epochs=1)
     algorithm = sharing(config, memory=memory)
     state = algorithm.init(jax.random.key(0), apart, config)

@@ -20,12 +20,12 @@ import optax
 
 from jaxfl.authoring import (
     Algorithm,
+    Means,
     Memory,
     Method,
     Participant,
     Trained,
     Training,
-    Uploads,
     Weights,
     local_training,
     options,
@@ -68,9 +68,9 @@ def dual(participant: Participant, trained: Trained):
     return jax.tree.map(lambda g, w, w_i: g - alpha * (w_i - w), participant.memory, w, w_i), None
 
 
-def aggregate(w: Weights, h, uploads: Uploads, hyper: FedDyn):
+def aggregate(w: Weights, h, means: Means, hyper: FedDyn):
     """The server's two lines, h divided by alpha."""
-    mean, _, share = uploads
+    mean, _, share = means
     h = jax.tree.map(lambda h, mean, w: h - share * (mean - w), h, mean.params, w.params)
     return mean._replace(params=optax.tree.sub(mean.params, h)), h
 

@@ -207,7 +207,7 @@ def build(config: PFedBayes) -> Algorithm:
 
         own = gather(state.personal, cohort)
         shares = per_group(tree.shares, rows_uploaded(federation, cohort))
-        done = map_clients(client, key, federation, cohort, state.shared, own, shares)
+        done = map_clients(client, key, federation, cohort, state.shared, own, weights=shares)
         trained, change = zip(*done, strict=True)
         q_i, loss = zip(*trained, strict=True)
         shared = per_group(optax.tree.add, state.shared, change)

@@ -133,7 +133,7 @@ def build(config: PFedMe) -> Algorithm:
 
         own = gather(state.personal, cohort)
         shares = per_group(tree.shares, rows_uploaded(federation, cohort))
-        done = map_clients(client, key, federation, cohort, state.shared, own, shares)
+        done = map_clients(client, key, federation, cohort, state.shared, own, weights=shares)
         trained, change = zip(*done, strict=True)
         theta, loss = zip(*trained, strict=True)
         shared = per_group(serve, state.shared, change)

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.authoring import (
+    Means,
     Memory,
     Method,
     Participant,
     Trained,
     Training,
-    Uploads,
     Weights,
     local_training,
     options,
@@ -65,9 +65,9 @@ def variate(participant: Participant, trained: Trained):
     return optax.tree.add(participant.memory, change), change
 
 
-def aggregate(x: Weights, c, uploads: Uploads, hyper: Scaffold):
+def aggregate(x: Weights, c, means: Means, hyper: Scaffold):
     """The server's two averages."""
-    y, change, share = uploads
+    y, change, share = means
     params = jax.tree.map(lambda x, y: x + hyper.server_lr * (y - x), x.params, y.params)
     return y._replace(params=params), jax.tree.map(lambda c, d: c + share * d, c, change)
 
