@@ -4,10 +4,10 @@
 
 RUN is a run folder, its data set has to be at hand. Each client's deployed network sees the client's own
 test images. What a layer puts out is known by its Gaussian, as FedCMD scores layers: mean and deviation of
-the values, scaled to [0, 1]. Writes NAME.csv and NAME.png beside this file; a curve is a client's Gaussian.
-Means over clients of the distance W (Chen et al. 2024, eq. 6): "between clients" from one half of a client's
-images to the other half of another one's, "within clients" to that of its own, which is chance; "from the
-layer before" is how far a layer moves a client's features.
+the values, scaled to [0, 1]. Writes NAME.csv, in hundredths, and NAME.png beside this file; a curve is a
+client's Gaussian. Means over clients of the distance W (Chen et al. 2024, eq. 6): "between clients" from one
+half of a client's images to the other half of another one's, "within clients" to that of its own, which is
+chance; "from the layer before" is how far a layer moves a client's features.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
             between = distances(layer[:, None, 0], layer[None, :, 1])
             moved = distances(layer, gaussians[number - 1]).mean() if number else np.nan
             figures = *layer.mean((0, 1)), between[~oneself].mean(), between[oneself].mean(), moved
-            lines.writerow([name, *(f"{figure:.3f}" for figure in figures)])
+            lines.writerow([name, *(f"{100 * figure:.2f}" for figure in figures)])
     draw(names, gaussians.mean(2)).savefig(HERE / f"{arguments.name}.png")
 
 
