@@ -44,8 +44,9 @@ class PartitionOptions:
     """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
     partition_seed: int = within("[0, inf)", 0)
     """Draws the partition. It is the data: fixed, whatever the seed of the run."""
-    labels: Literal["unified", "independent"] = "unified"
-    """Whether a label means the same on all clients, or each numbers its classes anew."""
+    labels: Literal["unified", "independent", "permuted"] = "unified"
+    """Whether a label means the same on all clients; or each numbers the classes that it is tested on
+    (independent), or all classes of the data (permuted), in an order of its own."""
     test: Literal["auto", "own", "source"] = "auto"
     """Test rows: cut from the client's own rows, or the source's test rows of its classes. auto: source
     for the partition `classes`, own for the others."""

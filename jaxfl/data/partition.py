@@ -53,7 +53,7 @@ def divide(
     seed: int,
     *,
     test: Literal["own", "source"],
-    labels: Literal["unified", "independent"] = "unified",
+    labels: Literal["unified", "independent", "permuted"] = "unified",
     test_fraction: float = 0.25,
     validation_fraction: float = 0.0,
     max_test: int | None = None,
@@ -74,9 +74,9 @@ def divide(
       test: "own" shares out all rows of the source, then takes test rows from each client's share.
         "source" shares out the source's training rows; a client is tested on the source's test rows
         of its classes, equally many of each.
-      labels: "unified", where a class means the same to everybody, or "independent", where every
-        client numbers its classes in a random order of its own: with test="source" only those that
-        it has, with test="own" all classes of the source.
+      labels: "unified", where a class means the same to everybody; or every client numbers classes in a
+        random order of its own: "permuted" all classes of the source, "independent" those that it is tested
+        on, which are its own with test="source" and all with test="own".
       test_fraction: of a client's share, with test="own".
       validation_fraction: of a client's training rows.
       max_test: most test rows of a client; all by default.
@@ -117,10 +117,12 @@ def divide(
         advice = "raise test_fraction, or give every client more rows"
     require_everyone("test", tested, advice)
     train, validation = _cut(train, validation_fraction, validation_rng)
-    if labels == "independent":
-        relabel = _renumber(known, source.classes, label_rng)
+    everything = [np.arange(source.classes)] * clients
+    if labels == "unified":
+        relabel = np.stack(everything).astype(np.int32)
     else:
-        relabel = np.tile(np.arange(source.classes, dtype=np.int32), (clients, 1))
+        numbered = known if labels == "independent" else everything
+        relabel = _renumber(numbered, source.classes, label_rng)
     return Partition(
         train=_int32(train),
         validation=_int32(validation),
@@ -145,8 +147,8 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
 def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public):
     if test not in ("own", "source"):
         raise JaxflError(f'test is {test!r}; it has to be "own" or "source".')
-    if labels not in ("unified", "independent"):
-        raise JaxflError(f'labels is {labels!r}; it has to be "unified" or "independent".')
+    if labels not in ("unified", "independent", "permuted"):
+        raise JaxflError(f'labels is {labels!r}; it has to be "unified", "independent" or "permuted".')
     if clients is not None and clients < 1:
         raise JaxflError(f"A federation of {clients} clients is empty; it needs at least 1.")
     if seed < 0:
@@ -185,10 +187,10 @@ def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]
     return left, taken
 
 
-def _renumber(known, classes: int, rng) -> np.ndarray:
-    """Per client a random order of the classes it knows, -1 for the others: (clients, classes)."""
-    relabel = np.full((len(known), classes), -1, np.int32)
-    for client, own in enumerate(known):
+def _renumber(numbered, classes: int, rng) -> np.ndarray:
+    """Per client a random order of its numbered classes, -1 for the others: (clients, classes)."""
+    relabel = np.full((len(numbered), classes), -1, np.int32)
+    for client, own in enumerate(numbered):
         relabel[client, own] = rng.permutation(len(own))
     return relabel
 

@@ -55,7 +55,7 @@ def require(federation: Federation) -> None:
     if not federation.unified:
         raise JaxflError(
             "The method compares clients' class means, which are of other classes on every client under "
-            "--labels independent; leave that out."
+            "--labels independent or permuted; leave that out."
         )
 
 

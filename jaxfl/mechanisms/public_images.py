@@ -27,7 +27,7 @@ def require(federation: Federation) -> None:
     if not federation.unified:
         raise JaxflError(
             "The method compares clients' predictions on public images, which mean other classes on every "
-            "client under --labels independent; leave that out."
+            "client under --labels independent or permuted; leave that out."
         )
 
 

@@ -30,7 +30,7 @@ class Comparison(NamedTuple):
     """What a comparison has come to.
 
     Args:
-      folder: of all its runs, and of table.csv, table.md, table.tex and curves.png.
+      folder: of all its runs, and of table.csv, table.md, table.tex and pictures.
       table: of the runs that have finished, None if none has.
       runs: all that have begun, by label and seed (and partition seed, where there are several).
       failures: for every run that has not finished the sentence that says why not.

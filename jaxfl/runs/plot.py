@@ -115,8 +115,7 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
 
     Columns of differences are left out.
     """
-    _, first = table.rows[0]
-    titles = [title for title, cell in zip(table.titles, first, strict=True) if isinstance(cell, Cell)]
+    titles = _of_means(table)
     width, places = 0.8 / len(table.rows), np.arange(len(titles))
     figure = Figure((max(5, 1.2 * len(places) + 3), 4.2), layout="constrained", dpi=150)
     axes = figure.add_subplot(title=title, ylabel=unit)
@@ -130,6 +129,53 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
     axes.grid(alpha=0.3, axis="y")
     figure.legend(fontsize="small", loc="outside right upper")
     return figure
+
+
+def draw_grid(table: Table, title: str, unit: str) -> Figure:
+    """A table as a heat map with its means in it. Columns of differences are left out."""
+    titles = _of_means(table)
+    means = np.array([[cell.mean for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows])
+    size = max(5, 1.2 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
+    figure = Figure(size, layout="constrained", dpi=150)
+    axes = figure.add_subplot(title=title)
+    field = axes.imshow(means, cmap="viridis", aspect="auto")
+    for (row, column), mean in np.ndenumerate(means):
+        if np.isfinite(mean):
+            dark = field.norm(mean) < 0.6
+            place = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
+            axes.text(column, row, f"{mean:.1f}", **place)
+    labels = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label, _ in table.rows]
+    axes.set_xticks(range(len(titles)), [textwrap.fill(column.replace(",", ", "), 20) for column in titles])
+    axes.set_yticks(range(len(labels)), labels)
+    figure.colorbar(field, label=unit)
+    return figure
+
+
+def _of_means(table: Table) -> list[str]:
+    """The titles of the columns that are no differences."""
+    _, first = table.rows[0]
+    return [title for title, cell in zip(table.titles, first, strict=True) if isinstance(cell, Cell)]
+
+
+def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
+    """Megabytes that a whole run sends up and down, a bar for each label; None where nothing is sent.
+
+    Args:
+      runs: per label the metrics of its seeds, as in `draw_curves`; a bar is their mean.
+    """
+    figure = Figure((8, 0.4 * len(runs) + 1.6), layout="constrained", dpi=150)
+    axes = figure.add_subplot(xlabel="megabytes in the whole run")
+    labels = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in runs]
+    before = np.zeros(len(runs))
+    for way in ("bytes_up", "bytes_down"):
+        of_runs = [[sum(record[way] for record in metrics) for metrics in seeds] for seeds in runs.values()]
+        megabytes = np.array([np.mean(of_seeds) for of_seeds in of_runs]) / 1e6
+        axes.barh(labels, megabytes, left=before, label=way.removeprefix("bytes_"))
+        before += megabytes
+    axes.invert_yaxis()  # the first one on top, as in tables
+    axes.grid(alpha=0.3, axis="x")
+    figure.legend(fontsize="small", loc="outside right upper")
+    return figure if before.any() else None
 
 
 def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:

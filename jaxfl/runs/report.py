@@ -51,7 +51,7 @@ def report(
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
     pictures = {"curves.png": plot.draw_curves, "architectures.png": plot.draw_architectures}
-    pictures |= {"metrics.png": partial(plot.draw_metrics, shown=show)}
+    pictures |= {"metrics.png": partial(plot.draw_metrics, shown=show), "bytes.png": plot.draw_bytes}
     files.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
     return table
 

@@ -176,10 +176,11 @@ def run(
     table = tabulate(cells)
     forms = {"study.csv": as_csv, "study.md": as_markdown, "study.tex": as_latex}
     files.write_texts(folder, {name: form(table) for name, form in forms.items()})
-    from jaxfl.runs.plot import draw_table  # here: whoever draws nothing does not wait for it
+    from jaxfl.runs.plot import draw_grid, draw_table  # here: whoever draws nothing does not wait for it
 
+    draw = draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else draw_table
     unit = measure(study.show).title
-    files.write_pictures(folder, {"study.png": lambda: draw_table(table, study.title, unit)})
+    files.write_pictures(folder, {"study.png": lambda: draw(table, study.title, unit)})
     return table, failures
 
 

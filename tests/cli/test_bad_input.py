@@ -543,7 +543,7 @@ def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
         ("fedper", {"max_test": 1.5}, "--max-test must be a whole number or none, but is 1.5"),
         ("fedper", {"models": 3}, "--models must be a tuple of texts, but is 3"),
         ("fedper", {"models": "mpl"}, "no model 'mpl'; did you mean 'mlp'?"),
-        ("fedper", {"labels": "both"}, "--labels must be unified or independent, but is 'both'"),
+        ("fedper", {"labels": "both"}, "--labels must be unified or independent or permuted, but is"),
         ("fedper", {"batch_size": 1.5}, "fedper: --batch-size must be a whole number, but is 1.5"),
         ("fedper", {"lr": None}, "--lr must be a number, but is None"),
         ("fedper", {"optimizer": "sgdd"}, "--optimizer must be sgd or adam or adamw, but is 'sgdd'"),

@@ -329,6 +329,16 @@ def test_independent_labels_number_the_classes_of_each_client():
     assert len(np.unique(result.relabel, axis=0)) > 1
 
 
+def test_permuted_labels_number_all_classes_and_change_no_row():
+    unified, permuted = (divided("classes", labels=labels) for labels in ("unified", "permuted"))
+    assert permuted.outputs == 6
+    assert (np.sort(permuted.relabel) == np.arange(6)).all()
+    assert len(np.unique(permuted.relabel, axis=0)) > 1
+    for part in ("train", "test"):
+        for rows, same in zip(getattr(permuted, part), getattr(unified, part), strict=True):
+            assert rows.tolist() == same.tolist()
+
+
 REFUSALS = {
     "too few natural clients": (
         partial(natural, column="user", min_samples=81),
@@ -388,7 +398,7 @@ REFUSALS = {
     "no clients": (iid, {"clients": 0}, "federation of 0 clients"),
     "seed": (iid, {"seed": -1}, "seed is -1"),
     "test": (iid, {"test": "theirs"}, 'has to be "own" or "source"'),
-    "labels": (iid, {"labels": "mixed"}, 'has to be "unified" or "independent"'),
+    "labels": (iid, {"labels": "mixed"}, 'has to be "unified", "independent" or "permuted"'),
     "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
     "max_test": (iid, {"max_test": 0}, "max_test is 0"),

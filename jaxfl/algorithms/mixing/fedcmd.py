@@ -20,16 +20,19 @@ layer. Where all clients are scored, models are mixed over all of them.
 Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.
 Eq. 7 mixes at upload in Algorithm 3 and at download in the text: here at download. `personal` fixes the
 layer or the layers (``fc1+classifier``) instead of voting, after the same K_p rounds; Phi is then taken over
-all of them, and "before" means before the first. The authors' results keep BatchNorm's statistics on the
-clients (``bn_stats="local"``).
+all of them, and "before" means before the first. With ``fc2/classifier`` clients differ (Section III-C): l_i
+stands for l* in the equations, client 0 has fc2, client 1 the classifier, client 2 fc2, and Phi_ij compares
+layers l_i. The paper gives the classifier to the clients that do badly with fc2. The authors' results keep
+BatchNorm's statistics on the clients (``bn_stats="local"``).
 """
 
+import itertools
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.mixing.fedcmd_layers import assemble, cosine, cosine_of_outputs
+from jaxfl.algorithms.mixing.fedcmd_layers import assemble, cosine, cosine_of_outputs, each_by_its_layers
 from jaxfl.algorithms.mixing.fedcmd_score import candidates, no_votes, of_batches, voting_loss
 from jaxfl.authoring import (
     Algorithm,
@@ -64,7 +67,8 @@ class FedCMD(Training):
     selection_rounds: int = within("[0, inf)", 20)
     """K_p, rounds of FedAvg in which clients vote for the layer."""
     personal: str = "vote"
-    """The personal layer: vote, or a name (fc2), or several (fc1+classifier)."""
+    """The personal layer: vote, or a name (fc2), or several (fc1+classifier); or, to have clients differ, one
+    after another in turn (fc2/classifier)."""
     distance: Literal["wasserstein", "mean"] = "wasserstein"
     """Between two distributions: of means and deviations, or of means alone."""
     score: Literal["signed", "absolute"] = "signed"
@@ -91,7 +95,8 @@ class State(NamedTuple):
       hyper: the options.
       shared: the global model.
       own: the clients' models w_i (n_g, ...).
-      personal: (blocks,) bool, the personal layers; none in the first phase.
+      personal: (blocks,) bool, the personal layers, (n_g, blocks) where clients differ; none in the first
+        phase.
       won: (candidates,) int32, rounds that each dense layer has won.
       scores: (candidates,), mean over the last cohort that had a client of the group.
       phi: (N, N), Phi of the pairs that have met, under the options of the authors' code; or None.
@@ -111,6 +116,7 @@ def build(config: FedCMD) -> Algorithm:
     voting, K_p = config.personal == "vote", config.selection_rounds
     remembers = config.tail == "softmax" or config.similarity == "updates"
     similar = cosine_of_outputs if config.similarity == "updates" else cosine
+    differ = "/" in config.personal
     if voting and K_p == 0:
         raise JaxflError("fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix --personal LAYER.")
 
@@ -123,43 +129,52 @@ def build(config: FedCMD) -> Algorithm:
             hyper,
             shared,
             own,
-            per_group(lambda model, won: elected(model, won) & (K_p == 0), federation.models, won),
+            per_group(lambda group, won: elected(group, won) & (K_p == 0), federation.groups, won),
             won,
             per_group(lambda won: won.astype(dtype), won),
             jnp.zeros((clients, clients), dtype) if remembers else None,
         )
 
-    def elected(model, won):
-        """The personal layers, (blocks,) bool: the fixed ones, or the one that has won most rounds."""
-        names = config.personal.split("+")
+    def elected(group, won):
+        """The personal layers, see `State`: the fixed ones, or the one that has won most rounds."""
+        model = group.model
         if voting:
             places = jnp.asarray([model.names.index(name) for name in candidates(model)], jnp.int32)
             return jnp.arange(len(model.names), dtype=jnp.int32) == places[won.argmax()]
-        for name in names:
+        choices = [choice.split("+") for choice in config.personal.split("/")]
+        for name in itertools.chain(*choices):
             if name not in model.names:
                 raise JaxflError(f"{model.name} has no layer {name!r}; {nearest(name, model.names)}")
-        return jnp.asarray([name in names for name in model.names])
+        layers = jnp.asarray([[name in chosen for name in model.names] for chosen in choices])
+        return layers[group.id % len(choices)] if differ else layers[0]
+
+    def of_cohort(state, cohort):
+        """The personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
+        return gather(state.personal, cohort) if differ else state.personal
 
     def assembled(state, federation, cohort):
         """What the clients of a cohort start from, per group (k_g, ...)."""
         pool = everyone(federation, cohort) if config.tail == "softmax" else among(federation, cohort)
 
         def of_group(model, shared, own, others, personal, i, j):
-            same = i[:, None] == j[None]
-            real = jnp.broadcast_to(j < federation.clients, same.shape)
-            if config.tail == "uniform":
-                phi = jnp.ones(same.shape, federation.mean.dtype)
-            elif remembers:
-                phi = pairs(state.phi, i, j)
-            else:
-                phi = jnp.maximum(cosine(model, own, others, personal), 0)
-            phi = jnp.where(real, jnp.where(same, 1, phi), 0)
-            if config.tail == "softmax":
-                weights = jax.nn.softmax(phi, axis=1, where=real)
-            else:
-                weights = rows_of_one(phi, i, j)
-            w = assemble(model, shared, own, others, personal, weights)
-            return w._replace(stats=own.stats) if config.bn_stats == "local" else w
+            def of_clients(personal, own, i):
+                same = i[:, None] == j[None]
+                real = jnp.broadcast_to(j < federation.clients, same.shape)
+                if config.tail == "uniform":
+                    phi = jnp.ones(same.shape, federation.mean.dtype)
+                elif remembers:
+                    phi = pairs(state.phi, i, j)
+                else:
+                    phi = jnp.maximum(cosine(model, own, others, personal), 0)
+                phi = jnp.where(real, jnp.where(same, 1, phi), 0)
+                if config.tail == "softmax":
+                    weights = jax.nn.softmax(phi, axis=1, where=real)
+                else:
+                    weights = rows_of_one(phi, i, j)
+                w = assemble(model, shared, own, others, personal, weights)
+                return w._replace(stats=own.stats) if config.bn_stats == "local" else w
+
+            return each_by_its_layers(of_clients, personal, own, i)
 
         return per_group(
             of_group,
@@ -167,7 +182,7 @@ def build(config: FedCMD) -> Algorithm:
             state.shared,
             gather(state.own, cohort),
             gather(state.own, pool),
-            state.personal,
+            of_cohort(state, cohort),
             ids(federation, cohort),
             ids(federation, pool),
         )
@@ -226,7 +241,7 @@ def build(config: FedCMD) -> Algorithm:
             state.won,
             tallies,
         )
-        leading = per_group(elected, federation.models, won)
+        leading = per_group(elected, federation.groups, won)
         if config.selection == "fedavg":
             leading = per_group(lambda layers: layers & (t + 1 >= K_p), leading)
             own = per_group(lambda own, w: restart(own, w, t + 1 == K_p), own, shared)
@@ -251,9 +266,13 @@ def build(config: FedCMD) -> Algorithm:
         def of_group(model, before, after, personal):
             if config.similarity == "updates":
                 after = jax.tree.map(jnp.subtract, after, before)
-            return jnp.maximum(similar(model, after, after, personal), 0)
 
-        new = per_group(of_group, federation.models, start, trained, state.personal)
+            def of_clients(personal, own):
+                return jnp.maximum(similar(model, own, after, personal), 0)
+
+            return each_by_its_layers(of_clients, personal, after)
+
+        new = per_group(of_group, federation.models, start, trained, of_cohort(state, cohort))
         phi = state.phi
         for of_pairs, i in zip(new, ids(federation, cohort), strict=True):
             phi = put_pairs(phi, i, i, of_pairs)
@@ -271,16 +290,15 @@ def build(config: FedCMD) -> Algorithm:
         present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
         voted = (cohort.round < K_p).astype(jnp.int32)
         up = per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
-        down = per_group(
-            lambda mask, sizes, personal: mask * jnp.where(personal, 0, sizes).sum(dtype=jnp.int32),
-            present,
-            of_blocks,
-            state.personal,
-        )
-        return up, down
+
+        def received(mask, sizes, personal):
+            sizes = jnp.broadcast_to(sizes, personal.shape)
+            return mask * jnp.where(personal, 0, sizes).sum(-1, dtype=jnp.int32)
+
+        return up, per_group(received, present, of_blocks, of_cohort(state, cohort))
 
     def findings(state, federation):
-        """Scores, rounds won and the choice, layer by layer, of each architecture."""
+        """Scores, rounds won and the choice (of clients that differ, how many), by layer and architecture."""
         found = {}
         of_groups = zip(federation.models, state.scores, state.won, state.personal, strict=True)
         for model, scores, won, personal in of_groups:
@@ -288,7 +306,8 @@ def build(config: FedCMD) -> Algorithm:
             names = candidates(model)
             found["score" + suffix] = dict(zip(names, scores, strict=True))
             found["rounds won" + suffix] = dict(zip(names, won, strict=True))
-            found["personal" + suffix] = dict(zip(model.names, personal.astype(jnp.int32), strict=True))
+            chosen = personal.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
+            found["personal" + suffix] = dict(zip(model.names, chosen, strict=True))
         return found
 
     return Algorithm(init, receive, step, personal)

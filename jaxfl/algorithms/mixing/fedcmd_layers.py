@@ -1,7 +1,7 @@
 """FedCMD's layers: models assembled around a personal layer, and how similar two personal layers are.
 
-Which blocks are personal is data, (blocks,) bool. Blocks before the first of them are the global model's, the
-personal ones a client's own, the others mixed (Chen et al. 2024, eqs. 7-8).
+Which blocks are personal is data, (blocks,) bool, or such a row for each client. Blocks before the first of
+them are the global model's, the personal ones a client's own, the others mixed (Chen et al. 2024, eqs. 7-8).
 """
 
 from collections.abc import Callable
@@ -40,6 +40,24 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
         {name: block.params for name, block in blocks.items()},
         {name: block.stats for name, block in blocks.items()},
     )
+
+
+def each_by_its_layers(f: Callable, personal, *own):
+    """``f(personal, *own)`` of clients whose personal layers are the same, or of each by its own.
+
+    Args:
+      f: function of layers (blocks,) and of what clients have (k, ...), which gives (k, ...).
+      personal: (blocks,) or (k, blocks) bool.
+      *own: (k, ...).
+    """
+    if personal.ndim == 1:
+        return f(personal, *own)
+
+    def of_one(personal, *own):
+        alone = jax.tree.map(lambda leaf: leaf[None], own)
+        return jax.tree.map(lambda leaf: leaf[0], f(personal, *alone))
+
+    return jax.vmap(of_one)(personal, *own)
 
 
 def cosine(model: Model, one: Weights, other: Weights, personal):

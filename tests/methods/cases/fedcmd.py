@@ -44,7 +44,7 @@ def start(clients, initial, options):
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
         "won": {g: dict.fromkeys(names, 0) for g, names in dense.items()},
         "scores": {g: dict.fromkeys(names, 0.0) for g, names in dense.items()},
-        "personal": {g: dict.fromkeys(of_net, False) for g, of_net in blocks.items()},
+        "personal": {i: dict.fromkeys(blocks[client.group], False) for i, client in enumerate(clients)},
     }
 
 
@@ -78,8 +78,9 @@ def step(state, clients, cohort, options):
         if present and phase_one:
             won[g][majority([seen[i] for i in present], list(won[g]), options)] += 1
         ends = cohort.t + 1 >= options.selection_rounds
-        layers = elected(won[g], options) if ends or not fedavg else []
-        personal[g] = {block: block in layers for block in state["personal"][g]}
+        for i in (i for i, client in enumerate(clients) if client.group == g):
+            layers = elected(won[g], i, options) if ends or not fedavg else []
+            personal[i] = {block: block in layers for block in state["personal"][i]}
     if fedavg and cohort.t + 1 == options.selection_rounds:
         own = {i: own[i] | shared[client.group] for i, client in enumerate(clients)}
     new = {"shared": shared, "own": own, "won": won, "scores": scores, "personal": personal}
@@ -146,9 +147,12 @@ def most_frequent(votes, names):
     return max(names, key=votes.count)
 
 
-def elected(won, options):
-    """The personal layers: fixed ones, or the one with most rounds."""
-    return [max(won, key=won.get)] if options.personal == "vote" else options.personal.split("+")
+def elected(won, i, options):
+    """Client i's personal layers: fixed ones, of alternatives in turn, or the one with most rounds."""
+    if options.personal == "vote":
+        return [max(won, key=won.get)]
+    alternatives = options.personal.split("/")
+    return alternatives[i % len(alternatives)].split("+")
 
 
 # ---- the second phase
@@ -159,7 +163,7 @@ def assembled(state, clients, present, options):
     begun = {}
     for i in present:
         g = clients[i].group
-        layers, order = personal_layers(state, g), list(state["personal"][g])
+        layers, order = personal_layers(state, i), list(state["personal"][i])
         pool = range(len(clients)) if options.tail == "softmax" else present
         peers = [j for j in pool if clients[j].group == g]
         weights = tail_weights(state, i, peers, layers, options)
@@ -201,8 +205,7 @@ def met(state, clients, begun, trained, options):
     for i in vectors:
         for j in vectors:
             if clients[i].group == clients[j].group:
-                layers = personal_layers(state, clients[i].group)
-                phi[i, j] = similarity(vectors[i], vectors[j], layers, options)
+                phi[i, j] = similarity(vectors[i], vectors[j], personal_layers(state, i), options)
     return phi
 
 
@@ -240,9 +243,9 @@ def scores(state, clients, draws, options, x):
 # ---- names
 
 
-def personal_layers(state, g):
-    """The personal blocks of an architecture."""
-    return [block for block, is_personal in state["personal"][g].items() if is_personal]
+def personal_layers(state, i):
+    """Client i's personal blocks."""
+    return [block for block, is_personal in state["personal"][i].items() if is_personal]
 
 
 def sent_of(weights, options):
@@ -271,9 +274,20 @@ def view(state, federation, t):
         "own": by_client(state.own, federation),
         "won": won,
         "scores": found,
-        "personal": by_name([model.names for model in federation.models], state.personal),
+        "personal": personal_of_clients(state, federation),
     }
     return view if state.phi is None else view | {"phi": state.phi}
+
+
+def personal_of_clients(state, federation):
+    """{client: {block: whether it is personal}}; in jaxfl one row (blocks,) may stand for a whole group."""
+    of_groups = [
+        np.broadcast_to(personal, (len(group.id), len(group.model.names)))
+        for group, personal in zip(federation.groups, state.personal, strict=True)
+    ]
+    names = [group.model.names for group in federation.groups for _ in group.id]
+    rows = by_client(of_groups, federation)
+    return {i: dict(zip(of_client, rows[i], strict=True)) for i, of_client in enumerate(names)}
 
 
 def by_name(names, arrays):
@@ -385,6 +399,22 @@ fedcmd = Case(
             },
             [("count", "clients"), ("tail", "cosine")],
             tiny_models(),
+            long=True,
+        ),
+        "clients that differ": Comparison(
+            {"selection_rounds": 1, "personal": "fc1/classifier"},
+            [("personal", "classifier/fc1"), ("personal", "fc1")],
+            ((NORMALISED, 5),),
+        ),
+        "clients that differ, of stored models": Comparison(
+            {
+                "selection_rounds": 1,
+                "personal": "fc1+classifier/fc1",
+                "tail": "softmax",
+                "similarity": "updates",
+            },
+            [("similarity", "parameters"), ("tail", "cosine")],
+            ((NORMALISED, 5),),
             long=True,
         ),
         "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),), long=True),

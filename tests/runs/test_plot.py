@@ -1,0 +1,29 @@
+"""Pictures of tables and of bytes: what is drawn is what was found."""
+
+import numpy as np
+
+from jaxfl.runs.paired import UNPAIRED
+from jaxfl.runs.plot import draw_bytes, draw_grid
+from jaxfl.runs.table import Cell, Table
+
+
+def test_a_grid_has_the_means_and_nothing_where_there_is_none():
+    rows = [
+        ("lr=0.1", [Cell(50.0, None), Cell(60.25, None), UNPAIRED]),
+        ("lr=0.2", [Cell(70.0, 1.0), Cell(float("nan"), None), UNPAIRED]),
+    ]
+    axes, _ = draw_grid(Table(["mu=0", "mu=1", "mu=1 minus other"], rows), "a study", "accuracy %").axes
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    assert written == {(0, 0): "50.0", (1, 0): "60.2", (0, 1): "70.0"}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["mu=0", "mu=1"]
+
+
+def test_bars_of_bytes_are_of_whole_runs_and_means_over_seeds():
+    def run(*megabytes_up):
+        return [{"bytes_up": up * 10**6, "bytes_down": 2 * 10**6} for up in megabytes_up]
+
+    (axes,) = draw_bytes({"one": [run(1, 2), run(3, 4)], "two": [run(5), run(5)]}).axes
+    up, down = ([(bar.get_x(), bar.get_width()) for bar in bars] for bars in axes.containers)
+    assert np.allclose(up, [(0, 5), (0, 5)])
+    assert np.allclose(down, [(5, 4), (5, 2)])
+    assert draw_bytes({"alone": [[{"bytes_up": 0, "bytes_down": 0}]]}) is None
