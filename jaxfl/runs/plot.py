@@ -139,11 +139,11 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
     figure = Figure(size, layout="constrained", dpi=150)
     axes = figure.add_subplot(title=title)
     field = axes.imshow(means, cmap="viridis", aspect="auto")
+    middle = (np.nanmin(means) + np.nanmax(means)) / 2
     for (row, column), mean in np.ndenumerate(means):
         if np.isfinite(mean):
-            dark = field.norm(mean) < 0.6
-            place = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
-            axes.text(column, row, f"{mean:.1f}", **place)
+            colour = "white" if mean < middle else "black"
+            axes.text(column, row, f"{mean:.1f}", ha="center", va="center", color=colour)
     labels = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label, _ in table.rows]
     axes.set_xticks(range(len(titles)), [textwrap.fill(column.replace(",", ", "), 20) for column in titles])
     axes.set_yticks(range(len(labels)), labels)
