@@ -141,8 +141,9 @@ def explained_loss() -> Iterator[None]:
         yield
     except EndsAll as error:
         raise JaxflError(str(error)) from error
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # jitted functions raise either
-        of_runtime = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+    # Jitted functions raise either of the first two, Orbax the third.
+    except (jax.errors.JaxRuntimeError, ValueError, TimeoutError) as error:
+        of_runtime = not isinstance(error, ValueError) or "Gloo" in str(error)
         if not (of_runtime and jax.distributed.is_initialized()):
             raise
         raise JaxflError(_gone(str(error).partition("\n")[0])) from error

@@ -45,6 +45,8 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
         with quiet():
             leaves = _named(jax.device_get(state))
             ocp.save(where, leaves, custom_metadata={"fingerprint": fingerprint})
+    except TimeoutError:  # another process did not come to the end, and says why
+        raise
     except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
         raise ends_all(unwritable(path, error)) from error
     trim(folder, rounds, keep)

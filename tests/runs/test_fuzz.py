@@ -9,6 +9,7 @@ import pytest
 from conftest import long, tiny_source
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from methods.cases import short
 
 import jaxfl
 from jaxfl import cli
@@ -335,7 +336,7 @@ def test_two_rounds_on_random_partitions(tmp_path_factory, method, data):
     assert_fits(saved, source)
     partitions.save(saved, sources.load(str(folder / "tiny.npz")), folder / "mine.npz")
     run = jaxfl.run(
-        method,
+        short(method),
         run_dir=folder / "run",
         dataset=str(folder / "tiny.npz"),
         partition=str(folder / "mine.npz"),
