@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from jaxfl.machine.memory_maps import crowded
 _compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
 _programs = weakref.WeakSet()
 _uses = itertools.count()
+_tracing = threading.RLock()  # one thread at a time traces, makes room or adds a program
 
 
 class Program:
     """A jitted function, compiled ahead of time once per shape of its arguments.
 
-    An executable is kept for the next run, until the process has no room for more: then those that were not
-    used for the longest time are let go, and compiled once more if they are asked for again.
+    Several threads may call it: one compiles, the others wait. An executable is kept for the next run, until
+    the process has no room for more: then those that were not used for the longest time are let go, and
+    compiled once more if they are asked for again.
 
     Attributes:
       compilations: how many programs were compiled.
@@ -39,7 +42,9 @@ class Program:
         self._last_use = next(_uses)
         self.compilations = 0
         self.seconds = 0.0
-        _programs.add(self)
+        self._compiling = threading.Lock()
+        with _tracing:
+            _programs.add(self)
 
     def begin(self, *args) -> None:
         """Let another thread compile it for arguments of these shapes, until it is asked for."""
@@ -54,19 +59,25 @@ class Program:
         """The executable for arguments of these shapes."""
         signature = _signature(args)
         self._last_use = next(_uses)
-        if signature not in self._compiled:
+        if compiled := self._compiled.get(signature):
+            return compiled
+        with self._compiling:
+            if compiled := self._compiled.get(signature):
+                return compiled
             start = time.perf_counter()
             begun = self._begun.pop(signature, None)
-            self._compiled[signature] = begun.result() if begun else self._lowered(args).compile()
+            compiled = begun.result() if begun else self._lowered(args).compile()
+            self._compiled[signature] = compiled
             self.seconds += time.perf_counter() - start
-        return self._compiled[signature]
+        return compiled
 
     def _lowered(self, args: tuple) -> jax.stages.Lowered:
         """What is to be compiled, for which there is room now."""
-        if crowded():
-            _let_go()
-        self.compilations += 1
-        return self._jitted.lower(*args)
+        with _tracing:
+            if crowded():
+                _let_go()
+            self.compilations += 1
+            return self._jitted.lower(*args)
 
     def formula(self, *args) -> Any:
         """What it computes for arguments of these shapes, to compare."""

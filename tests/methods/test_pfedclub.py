@@ -33,7 +33,7 @@ from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.colour import with_hue
 from jaxfl.data.federation import Batch, federate
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.reassembly import assembly, stitching, teachers, tuning
+from jaxfl.mechanisms.reassembly import assembly, server, stitching, teachers, tuning
 from jaxfl.mechanisms.reassembly.blocks import Pool
 from jaxfl.mechanisms.reassembly.chain import (
     CompiledParts,
@@ -366,7 +366,8 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, la
         options = PFedClub(server_epochs=epochs, server_batch=PUBLIC, labelled=labelled)
         rng = np.random.default_rng(1)
         chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES), members, rng)
-        loss, batches = tuning.objective(images, options, parts, rng)
+        drawn = tuning.draws(PUBLIC, options, rng)
+        loss, batches = tuning.objective(images, options, parts, drawn)
         return train(parts, chain, batches, loss, 0.005, trains=is_stitch, key=jax.random.key(0))
 
     before, after = tuned(0), tuned(60)
@@ -441,7 +442,8 @@ def test_two_views_of_an_image_belong_together(channels, parts):
     )
     images = Images((values - mean) / std, jnp.zeros(4, jnp.int32), mean, std, top)
     options = PFedClub(labelled=False, server_batch=4, server_epochs=2)
-    loss, batches = tuning.objective(images, options, parts, np.random.default_rng(0))
+    drawn = tuning.draws(len(values), options, np.random.default_rng(0))
+    loss, batches = tuning.objective(images, options, parts, drawn)
     batches = list(batches)
     assert loss is tuning.contrast and len(batches) == 2
     for views, (pairs, tau) in batches:
@@ -523,27 +525,43 @@ def test_what_does_not_learn_is_computed_once(federation, room):
     options, recording, epochs = PFedClub(server_epochs=2, server_batch=5), Recording(), 2
     key, round_ = jax.random.key(0), cohort(((0,), (0,)))
     known = (jnp.zeros(3, bool), jnp.zeros(2, bool))
-    server = take_apart(
-        key, options, is_stitch, own_weights(federation), known, federation, round_, recording
-    )
-    images, batches = server.images, PUBLIC // options.server_batch
-    server = server._replace(seen=Seen(recording, images.x, options.server_batch, room))
+    whole = take_apart(key, options, is_stitch, own_weights(federation), known, federation, round_, recording)
+    images, batches = whole.images, PUBLIC // options.server_batch
+    whole = whole._replace(seen=Seen(recording, images.x, options.server_batch, room))
     for places in (((3, 0), (3, 2), (3, 3)), ((3, 0), (0, 1))):
-        by_place = {(block.client, block.index): block for block in server.pool.blocks}
-        network = assembled(server, [by_place[place] for place in places])
+        by_place = {(block.client, block.index): block for block in whole.pool.blocks}
+        blocks, rng = [by_place[place] for place in places], copy.deepcopy(whole.rng)
+        network = assembled(whole._replace(rng=rng), blocks)
         assert [is_stitch(part) for part in network[:2]] == [False, True]
-        rng = copy.deepcopy(server.rng)
-        loss, drawn = tuning.objective(images, options, recording, rng)
+        drawn = tuning.draws(PUBLIC, options, rng)
+        loss, shown = tuning.objective(images, options, recording, drawn)
         lr = options.server_lr
-        expected = train(recording, network, drawn, loss, lr, trains=is_stitch, key=key)
+        expected = train(recording, network, shown, loss, lr, trains=is_stitch, key=key)
         logits = run(recording, expected, images.x)
         asked = recording.asked.copy()
-        found = tuned(server, network)
+        [found] = tuned(whole, [blocks])
         assert_same([part.weights for part in found], [part.weights for part in expected], tolerance=1e-5)
-        np.testing.assert_allclose(logits_of(server, found), logits, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(logits_of(whole, [found])[0], logits, rtol=1e-4, atol=1e-5)
         first, shape = network[0].layer, (options.server_batch, *SHAPE)
         again = recording.asked[first, shape] - asked[first, shape]
         assert again == (batches * (epochs + 1) if room == 0 else batches if places[1] == (3, 2) else 0)
+
+
+def test_networks_that_learn_at_the_same_time_learn_what_they_learn_in_turn(federation):
+    def taught(at_once):
+        recording, known = Recording(), (jnp.zeros(3, bool), jnp.zeros(2, bool))
+        options, round_ = PFedClub(server_epochs=2, server_batch=5), cohort(((0,), (0,)))
+        key, weights = jax.random.key(0), own_weights(federation)
+        alone = take_apart(key, options, is_stitch, weights, known, federation, round_, recording)
+        together = alone._replace(at_once=at_once)
+        by_place = {(block.client, block.index): block for block in together.pool.blocks}
+        several = [[by_place[place] for place in ((3, 0), (i, 1), (3, 3))] for i in (0, 3, 0, 3)]
+        networks = tuned(together, several)
+        return [part.weights for network in networks for part in network], recording.compilations
+
+    in_turn, at_the_same_time = taught(1), taught(3)
+    assert_same(at_the_same_time[0], in_turn[0])
+    assert at_the_same_time[1] == in_turn[1]
 
 
 def test_room_is_for_the_latest(federation, parts):
@@ -647,8 +665,8 @@ def test_a_round_reports_the_cohorts_models_after_training(federation):
 def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts, monkeypatch):
     """By value: which is chosen, by which likeness, its size, what it says; no client's own model moves."""
     begun, learnt = [], []
-    monkeypatch.setattr(pfedhr, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
-    monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.append(tuned(*args)) or learnt[-1])
+    monkeypatch.setattr(server, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
+    monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.extend(tuned(*args)) or learnt)
     config = PFedHR(server_epochs=1, candidates=2, shortest=2, longest=3, groups=2)
     done = teach(federation, config)
     assert_same(done.after.weights, done.before.weights)

@@ -21,15 +21,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from jaxfl.algorithms.reassembly.cmsr import Anchor, bounded, cmsr, describe, identity
 from jaxfl.authoring import Algorithm, Method, options, within
 from jaxfl.mechanisms.reassembly.chain import is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.reassembly.server import Server, assembled, logits_of, size, timed, tuned
+from jaxfl.mechanisms.reassembly.server import Server, logits_of, size, timed, tuned
 from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 
@@ -91,11 +89,9 @@ def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> T
     with timed(server.seconds, server.parts, "search"):
         candidates = bounded(search, lambda candidate: size(server, candidate.blocks), largest, own)
     with timed(server.seconds, server.parts, "stitching"):
-        networks = [tuned(server, assembled(server, c.blocks)) for c in candidates]
-        jax.block_until_ready([part.weights for network in networks for part in network])
+        networks = tuned(server, [candidate.blocks for candidate in candidates])
     with timed(server.seconds, server.parts, "matching"):
-        logits = [logits_of(server, network) for network in networks]
-        best, alpha = match(server.logits[client], logits)
+        best, alpha = match(server.logits[client], logits_of(server, networks))
     chosen = candidates[best]
     return Teacher(networks[best], size(server, chosen.blocks), describe(own), describe(chosen), alpha)
 

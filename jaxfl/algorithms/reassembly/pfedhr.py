@@ -29,7 +29,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-import jax
 import numpy as np
 
 from jaxfl.authoring import Algorithm, JaxflError, Method, options, within
@@ -38,7 +37,7 @@ from jaxfl.mechanisms.reassembly.chain import every_part
 from jaxfl.mechanisms.reassembly.matching import match
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.reassembly.server import Server, assembled, logits_of, size, timed, tuned
+from jaxfl.mechanisms.reassembly.server import Server, logits_of, size, timed, tuned
 from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 
@@ -67,10 +66,9 @@ def build(config: PFedHR) -> Algorithm:
         with timed(server.seconds, server.parts, "search"):
             chosen = candidates(server.pool, server.rng, lengths, config.candidates)
         with timed(server.seconds, server.parts, "stitching"):
-            networks = [tuned(server, assembled(server, blocks)) for blocks in chosen]
-            jax.block_until_ready([part.weights for network in networks for part in network])
+            networks = tuned(server, chosen)
         with timed(server.seconds, server.parts, "matching"):
-            logits = [logits_of(server, network) for network in networks]
+            logits = logits_of(server, networks)
             matches = {client: match(server.logits[client], logits) for client in server.cohort}
         return {
             client: Teacher(

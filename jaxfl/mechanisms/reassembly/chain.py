@@ -6,6 +6,7 @@ shape and shared by all chains of a run.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
 
 
 class CompiledParts:
-    """A cache: the programs of all parts that a run has met.
+    """A cache: the programs of all parts that a run has met, for several threads.
 
     Attributes:
       compilations: how many were compiled.
@@ -67,6 +68,7 @@ class CompiledParts:
 
     def __init__(self):
         self._programs = {}
+        self._adding = threading.Lock()
 
     @property
     def compilations(self) -> int:
@@ -78,11 +80,18 @@ class CompiledParts:
         """How long that took."""
         return sum(program.seconds for program in self._programs.values())
 
-    def program(self, make: Callable[..., Callable], *of) -> Program:
-        """The program of ``make(*of)``; functions are told apart by `make` and what it is called with."""
-        if (make, *of) not in self._programs:
-            self._programs[make, *of] = Program(make(*of))
-        return self._programs[make, *of]
+    def program(self, make: Callable[..., Callable], *of, donate: tuple[int, ...] = ()) -> Program:
+        """The program of ``make(*of)``; functions are told apart by `make` and what it is called with.
+
+        Args:
+          make: makes the function.
+          *of: what it is made of.
+          donate: numbers of the arguments whose memory the output may take; the same in every call.
+        """
+        with self._adding:
+            if (make, *of) not in self._programs:
+                self._programs[make, *of] = Program(make(*of), donate)
+            return self._programs[make, *of]
 
     def forward(self, part: Part, x, learns: bool = False, key=None) -> tuple[jax.Array, Any, dict]:
         """What a part puts out.
@@ -183,7 +192,8 @@ def train(
         isinstance(layer, Model) and layer.normalised for layer, _ in map(chain.__getitem__, places)
     )
     moments = {place: optax.scale_by_adam().init(chain[place].weights.params) for place in places}
-    update = parts.program(_update)  # part by part: compiled once per shape
+    # Part by part: compiled once per shape. Stitches may be large: gradients and moments leave their memory.
+    update = parts.program(_update, donate=(2, 3))
     trained = list(chain)
     for number, (x, target) in enumerate(batches):
         if normalises and len(x) == 1:

@@ -4,6 +4,7 @@ Parts that do not learn put out the same in every epoch, and in every network th
 """
 
 import math
+import threading
 from itertools import takewhile
 
 import numpy as np
@@ -16,14 +17,16 @@ ROOM = 2**29  # bytes
 class Seen:
     """The public images on their way through networks, of which the latest are remembered.
 
-    They take up to `room` bytes of the host's memory, and twice as much while the next ones are computed.
-    Where the images would not have room behind a part, they are left before it.
+    Several threads may ask; what one has computed the next one finds. The images take up to `room` bytes of
+    the host's memory, and twice as much while the next ones are computed. Where they would not have room
+    behind a part, they are left before it.
     """
 
     def __init__(self, parts: CompiledParts, images: np.ndarray, batch_size: int, room: int = ROOM):
         """Nothing is computed yet; images (P, ...) will go through a part in batches of one size."""
         self._parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
         self._remembered = {}
+        self._asked = threading.Lock()
 
     def behind(self, chain: Chain) -> tuple[int, np.ndarray]:
         """How far the images have come, and what they are there.
@@ -33,14 +36,15 @@ class Seen:
         """
         x, room = self._images, takewhile(self._has_room, chain)
         done = 0
-        for done, part in enumerate(room, 1):
-            begun = chain[:done]
-            if begun in self._remembered:
-                x = self._remembered.pop(begun)
-            else:
-                x = run_all(self._parts, (part,), x, self._batch_size)
-            self._remembered[begun] = x  # as the latest
-            self._forget()
+        with self._asked:
+            for done, part in enumerate(room, 1):
+                begun = chain[:done]
+                if begun in self._remembered:
+                    x = self._remembered.pop(begun)
+                else:
+                    x = run_all(self._parts, (part,), x, self._batch_size)
+                self._remembered[begun] = x  # as the latest
+                self._forget()
         return done, x
 
     def _has_room(self, part: Part) -> bool:

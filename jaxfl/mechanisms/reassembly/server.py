@@ -1,9 +1,8 @@
 """A server's round of re-assembly, step by step; a method takes the steps that it needs.
 
 server = take_apart(...)                         models -> blocks in groups
-chain  = assembled(server, blocks)               blocks -> a network
-chain  = tuned(server, chain)                    trained on the public images
-logits = logits_of(server, chain)                what it says of them
+chains = tuned(server, several)                  blocks -> networks, trained on the public images
+logits = logits_of(server, chains)               what they say of them
 logits = predictions(server, chain, images)      and of any others
 """
 
@@ -12,6 +11,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -53,6 +53,7 @@ class Server(NamedTuple):
       rng: of the round.
       key: of the round, for what needs JAX's randomness.
       seconds: by step, how long it has taken; see `timed`.
+      at_once: how many networks it works on at the same time, each on a core.
     """
 
     options: Reassembly
@@ -68,6 +69,7 @@ class Server(NamedTuple):
     rng: np.random.Generator
     key: jax.Array
     seconds: dict[str, float]
+    at_once: int
 
 
 def take_apart(
@@ -122,6 +124,7 @@ def take_apart(
         rng=rng,
         key=key,
         seconds=seconds,
+        at_once=federation.devices // jax.process_count(),
     )
 
 
@@ -151,21 +154,46 @@ def assembled(server: Server, blocks: Sequence[BlockRef]) -> Chain:
     return assembly.assemble(layers(server, blocks), server.networks, server.rng)
 
 
-def tuned(server: Server, network: Chain) -> Chain:
-    """A network of which the parts that learn have been trained on the public images."""
+def tuned(server: Server, several: Sequence[Sequence[BlockRef]]) -> list[Chain]:
+    """Blocks as networks, of each of which the parts that learn have been trained on the public images."""
+
+    def drawn(blocks):
+        network = assembled(server, blocks)
+        learns = any(map(server.trains, network))
+        return network, tuning.draws(len(server.images.y), server.options, server.rng) if learns else []
+
+    # What is random is drawn in order, before they learn at the same time.
+    return _at_once(server, lambda both: _learnt(server, *both), list(map(drawn, several)))
+
+
+def logits_of(server: Server, several: Sequence[Chain]) -> list[np.ndarray]:
+    """What networks say of the public images (P, C), in evaluation mode."""
+
+    def of_network(network):
+        images, rest = begun(server, network)
+        return predictions(server, rest, images.x)
+
+    return _at_once(server, of_network, several)
+
+
+def _learnt(server: Server, network: Chain, drawn: Sequence[tuning.Draw]) -> Chain:
     images, rest = server.images, network
     if server.options.labelled:  # otherwise every epoch has other views
         images, rest = begun(server, network)
-    loss, batches = tuning.objective(images, server.options, server.parts, server.rng)
+    loss, batches = tuning.objective(images, server.options, server.parts, drawn)
     lr = server.options.server_lr
     learnt = chain.train(server.parts, rest, batches, loss, lr, trains=server.trains, key=server.key)
+    jax.block_until_ready([part.weights for part in learnt])
     return network[: len(network) - len(rest)] + learnt
 
 
-def logits_of(server: Server, network: Chain) -> np.ndarray:
-    """What a network says of the public images (P, C), in evaluation mode."""
-    images, rest = begun(server, network)
-    return predictions(server, rest, images.x)
+def _at_once(server: Server, function: Callable, several: Sequence) -> list:
+    """``[function(one) for one in several]``, of which some run at the same time.
+
+    A part's program is too small for two cores, so every core has a network of its own.
+    """
+    with ThreadPoolExecutor(server.at_once) as threads:
+        return list(threads.map(function, several))
 
 
 def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:

@@ -1,6 +1,6 @@
 """What a server trains assembled networks on: public images with their labels, or two views of each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -56,22 +56,43 @@ def contrast(logits, pairs_and_tau):
         return optax.losses.ntxent(logits, *pairs_and_tau)
 
 
-def objective(
-    images: Images, options: Reassembly, parts: CompiledParts, rng: np.random.Generator
-) -> tuple[Callable, Iterator]:
-    """A loss, and the batches (x, target) of some epochs, as `chain.train` takes them.
+class Draw(NamedTuple):
+    """What is random in a batch.
 
     Args:
-      images: P of them, with labels perhaps behind some parts of a network; a batch has `server_batch`, or
-        all where there are fewer.
+      places: (B,), of its images.
+      views: seeds their views; 0 where labels are used.
+    """
+
+    places: np.ndarray
+    views: int
+
+
+def draws(total: int, options: Reassembly, rng: np.random.Generator) -> list[Draw]:
+    """The batches of some epochs over so many images: `server_batch`, or all where there are fewer."""
+    batch, found = min(options.server_batch, total), []
+    for _ in range(options.server_epochs):
+        # The last batch is filled up from the start: all have one shape.
+        order = np.resize(rng.permutation(total), -(-total // batch) * batch)
+        for places in order.reshape(-1, batch):
+            found.append(Draw(places, 0 if options.labelled else int(rng.integers(2**31))))
+    return found
+
+
+def objective(
+    images: Images, options: Reassembly, parts: CompiledParts, drawn: Sequence[Draw]
+) -> tuple[Callable, Iterator]:
+    """A loss, and the batches (x, target) that `chain.train` takes.
+
+    Args:
+      images: P of them, with labels perhaps behind some parts of a network.
       options: with their rates.
       parts: the run's programs.
-      rng: draws the order of images and their views.
+      drawn: which images, and which views of them, see `draws`.
     """
     if options.labelled:
-        orders = _orders(len(images.y), options, rng)
-        return cross_entropy, ((images.x[places], images.y[places]) for places in orders)
-    return contrast, _pairs_of_views(images, options, parts, rng)
+        return cross_entropy, ((images.x[places], images.y[places]) for places, _ in drawn)
+    return contrast, _pairs_of_views(images, options, parts, drawn)
 
 
 def two_views(key, images: Images):
@@ -81,19 +102,9 @@ def two_views(key, images: Images):
     return (views * images.top - images.mean) / images.std
 
 
-def _orders(total: int, options, rng) -> Iterator[np.ndarray]:
-    """The places of each batch (B,), epoch after epoch."""
-    batch = min(options.server_batch, total)
-    for _ in range(options.server_epochs):
-        # The last batch is filled up from the start: all have one shape.
-        order = np.resize(rng.permutation(total), -(-total // batch) * batch)
-        yield from order.reshape(-1, batch)
-
-
-def _pairs_of_views(images: Images, options, parts: CompiledParts, rng) -> Iterator:
-    for places in _orders(len(images.y), options, rng):
-        key = jax.random.key(int(rng.integers(2**31)))
-        views = parts.program(_two_views)(key, images._replace(x=images.x[places]))
+def _pairs_of_views(images: Images, options, parts: CompiledParts, drawn) -> Iterator:
+    for places, seed in drawn:
+        views = parts.program(_two_views)(jax.random.key(seed), images._replace(x=images.x[places]))
         yield views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
 
 
