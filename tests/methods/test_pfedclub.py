@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 from collections import Counter
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -45,7 +46,7 @@ from jaxfl.mechanisms.reassembly.chain import (
 )
 from jaxfl.mechanisms.reassembly.networks import Network, blocks_of, networks, references, weights_of
 from jaxfl.mechanisms.reassembly.seen import Seen
-from jaxfl.mechanisms.reassembly.server import assembled, logits_of, take_apart, tuned
+from jaxfl.mechanisms.reassembly.server import assembled, logits_of, take_apart, timed, tuned
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.mechanisms.reassembly.teachers import State, from_teacher
 from jaxfl.mechanisms.reassembly.tuning import Images
@@ -765,3 +766,11 @@ def test_one_client_alone_is_its_own_teacher(alone, parts):
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, without)
     assert np.abs(other["classifier"]["kernel"] - without["classifier"]["kernel"]).max() > 1e-3
+
+
+def test_no_step_takes_less_than_no_time():
+    """Two threads that compile at the same time count more seconds than pass."""
+    parts, seconds = SimpleNamespace(seconds=0.0), {}
+    with timed(seconds, parts, "matching"):
+        parts.seconds += 1000.0
+    assert seconds["matching"] == 0.0 and 0.0 < seconds["compilation"] < 1000.0

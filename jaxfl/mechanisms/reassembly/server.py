@@ -210,9 +210,13 @@ def predictions(server: Server, network: Chain, x) -> np.ndarray:
 
 @contextlib.contextmanager
 def timed(seconds: dict[str, float], parts: CompiledParts, name: str) -> Iterator[None]:
-    """Adds the time of a block to those of its name, and of its compilations to "compilation"."""
+    """Adds the time of a block to those of its name, and of its compilations to "compilation".
+
+    Threads that compile at the same time count each for itself, up to the time of the block.
+    """
     begun, before = time.perf_counter(), parts.seconds
     yield
-    compiled = parts.seconds - before
-    for of, passed in ((name, time.perf_counter() - begun - compiled), ("compilation", compiled)):
-        seconds[of] = seconds.get(of, 0.0) + passed
+    passed = time.perf_counter() - begun
+    compiled = min(passed, parts.seconds - before)
+    for of, spent in ((name, passed - compiled), ("compilation", compiled)):
+        seconds[of] = seconds.get(of, 0.0) + spent
