@@ -317,12 +317,12 @@ def test_partitioners_of_ones_own(parts, test, share):
     "method",
     [
         "fedper",
-        *map(long, ("compfl", "fedcmd", "fedrod", "mnfl")),
+        *map(long, ("compfl", "fedcmd", "fedrod")),
     ],
 )
 @fuzz(2)
 @given(data=st.data())
-def test_two_rounds_on_random_partitions(tmp_path_factory, method, data):
+def test_three_rounds_on_random_partitions(tmp_path_factory, method, data):
     """Whatever can be divided can be trained on: unequal clients, rows of one class, one row."""
     source = tiny_source()
     rows = st.lists(st.integers(0, 39), min_size=1, max_size=5).map(np.int32)
@@ -344,10 +344,10 @@ def test_two_rounds_on_random_partitions(tmp_path_factory, method, data):
         clients=5,
         participation=data.draw(st.sampled_from([0.2, 0.6, 1.0])),
         epochs=1,
-        rounds=2,
+        rounds=3,
         eval_every=1,
         devices=1,
         quiet=True,
     )
-    assert len(store.read_metrics(folder / "run")) == 2
+    assert len(store.read_metrics(folder / "run")) == 3
     assert 0 <= run.result["accuracy"]["mean"] <= 1
