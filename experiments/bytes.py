@@ -92,9 +92,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         rows = [head, ["---"] * len(head), *(checked(row, Path(folder)) for row in ROWS)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-    PAGE.write_text(
-        f"# Bytes of a client in a round\n\nMade by `python experiments/bytes.py`: the third round of two\nMLPs on digits, four clients; a number has four bytes.\n\n{table}\n{LEGEND}"
+    about = (
+        "Made by `python experiments/bytes.py`: the third round of two\n"
+        "MLPs on digits, four clients; a number has four bytes."
     )
+    PAGE.write_text(f"# Bytes of a client in a round\n\n{about}\n\n{table}\n{LEGEND}")
 
 
 if __name__ == "__main__":
