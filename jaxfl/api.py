@@ -128,6 +128,7 @@ def resume(
     log: str | Sequence[str] = (),
     *,
     rounds: int | None = None,
+    devices: int | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
     quiet: bool = False,
@@ -138,6 +139,7 @@ def resume(
       run_dir: its folder.
       log: where else metrics go.
       rounds: of the whole run, if there are to be more than it was begun for.
+      devices: that share the clients from now on, if there are to be fewer or more than so far.
       changed_code: whether to go on where your own files have changed since.
       max_seconds: as for `run`.
       quiet: as for `run`.
@@ -153,6 +155,7 @@ def resume(
         result = runs.resume(
             folder,
             rounds=rounds,
+            devices=devices,
             log=_several(log),
             changed_code=changed_code,
             max_seconds=max_seconds,

@@ -107,7 +107,8 @@ def in_jaxfl(
     states = [jax.tree.map(jnp.copy, variant.programs.init(key, federation, hyper)) for key in keys]
     if strategy.together:
         keys, states = [jnp.stack(keys)], [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)]
-    keys, states = federation.replicate((keys, states))
+    keys = federation.replicate(keys)
+    states = [federation.place(state, strategy.together) for state in states]
 
     def cohorts(federation):
         """For every repetition those of each program, in as many pieces as it runs.
@@ -145,8 +146,8 @@ def in_jaxfl(
         """The host step after a round of run i, and its seconds."""
         begun, cohort = time.perf_counter(), jax.tree.map(lambda leaf: leaf[0], cohort)
         key = jax.random.fold_in(keys[i], cohort.round)
-        state, _ = host(key, states[i], federation, cohort)
-        states[i] = jax.block_until_ready(federation.replicate(state))
+        state, _ = host(key, federation.replicate(states[i]), federation, cohort)
+        states[i] = jax.block_until_ready(federation.place(state))
         return time.perf_counter() - begun
 
     @memory.explained(federation)

@@ -16,11 +16,11 @@ from jaxfl.config.commands import (
     Flower,
     Forms,
     Insist,
-    Length,
     Limit,
     Logs,
     Output,
     Profile,
+    Rest,
     RunFolder,
     Seeds,
     Studied,
@@ -170,16 +170,16 @@ def _unfinished(of: str, failures: list[str]) -> str:
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"length": Length(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
+    others = {"rest": Rest(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
     others |= {"processes": Processes()}
     if arguments in (["-h"], ["--help"]):
         parse("resume RUN", arguments, **others)
-    name, rest = _positional(arguments, "resume", "RUN")
-    length, logs, insist, limit, processes = parse("resume RUN", rest, **others)
+    name, words = _positional(arguments, "resume", "RUN")
+    rest, logs, insist, limit, processes = parse("resume RUN", words, **others)
     _join(processes)
     with Bar() as bar:
-        options = {"log": logs.log, "observer": bar.observer} | vars(insist) | vars(limit)
-        result = runs.resume(Path(name), rounds=length.rounds, **options)
+        options = {"log": logs.log, "observer": bar.observer} | vars(rest) | vars(insist) | vars(limit)
+        result = runs.resume(Path(name), **options)
     print_result(result, Path(name))
 
 

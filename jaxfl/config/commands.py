@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from jaxfl.config.options import within
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
@@ -94,11 +96,14 @@ class Targets:
 
 
 @dataclasses.dataclass(frozen=True)
-class Length:
-    """How long the run becomes."""
+class Rest:
+    """How the run goes on."""
 
     rounds: int | None = None
     """Rounds of the whole run; by default as many as it was begun for."""
+    devices: int | None = within("[1, inf)", None)
+    """Devices that share the clients from now on; by default as many as so far. With another number sums
+    are taken in another order: results agree up to rounding."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,7 @@ def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared,
     Returns:
       What the last client leaves, and per group the outputs with a leading axis (k_g, ...).
     """
-    f, outputs = flops.of_client(f), []
+    f, outputs = _on_each_device(flops.of_client(f), federation), []
     for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
         order = jnp.argsort(slots.index)  # empty places last
         slots = Slots(jnp.asarray(slots.index)[order], jnp.asarray(slots.mask)[order])
@@ -138,7 +138,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     group = federation.groups[g]
     of_it = group.id == who
     place = jnp.argmax(of_it).astype(jnp.int32)
-    f = flops.of_client(f)
+    f = _on_each_device(flops.of_client(f), federation)
 
     def visit(carry, mine):
         client = jax.tree.map(lambda leaf: leaf[place], group)
@@ -227,6 +227,15 @@ def _over_devices(f, mesh, *args):
         on_device, mesh=mesh, in_specs=(whole, divided), out_specs=(divided, whole), check_vma=False
     )
     return mapped(jaxpr.consts, args)
+
+
+def _on_each_device(f, federation: Federation):
+    """The same function, of which every device computes all: the compiler is not to divide it among them."""
+
+    def everywhere(*args):
+        return federation.keep_replicated(f(*federation.keep_replicated(args)))
+
+    return everywhere
 
 
 def per_group(f, *groups) -> PerGroup:

@@ -100,13 +100,14 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         before, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
     else:
         before, preparations, seconds = states, [None] * runs, [0.0] * runs
-    if runs > 1:
-        before = jax.device_get(before)  # on the host, where nothing is compiled to stack them
+    if runs > 1:  # on the host, where nothing is compiled to stack them
+        before = federation.fetch(before)
     streams = [jax.random.split(key, 4) for key in job.keys]
     _, round_key, host_key, score_key = (
         _together(of_runs, jnp.stack) for of_runs in zip(*streams, strict=True)
     )
-    round_key, score_key, state = federation.replicate((round_key, score_key, _together(before)))
+    round_key, score_key = federation.replicate((round_key, score_key))
+    state = federation.place(_together(before), runs > 1)
     del before  # the rounds need the memory
     cohort_key = score_key if job.score_cohort else None
     going = range(runs)
@@ -125,7 +126,7 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         trained = passed() / runs
         chunks = {}
         for i in going:
-            its_own = state if runs == 1 else federation.replicate(programs.of_run(state, np.int32(i)))
+            its_own = state if runs == 1 else federation.place(programs.of_run(state, np.int32(i)))
             its_key = _run_of(score_key, i, runs)
             chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained)
             if first == start:
@@ -144,7 +145,8 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
-        of_phase, state = federation.replicate((jax.random.fold_in(key, 4), state))  # a fifth stream
+        of_phase = federation.replicate(jax.random.fold_in(key, 4))  # a fifth stream
+        state = federation.place(state)
         state, report = programs.prepare(of_phase, state, federation, cohort)
         report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
     # Copied, because an array that stands in two places cannot be donated.
@@ -177,7 +179,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     """
     programs, federation = job.programs, job.federation
     keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
-    *keys, state = federation.replicate((*keys, jax.tree.map(jnp.copy, state)))
+    keys, state = federation.replicate(keys), federation.place(jax.tree.map(jnp.copy, state))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], newcomers_in_places(job, last))
     rate = job.conditions[i].rate if job.conditions else None
     conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
@@ -220,9 +222,10 @@ def _with_host_step(
         cohort = jax.device_get(answering(federation, cohort, report.lost))
     if not anybody(cohort):
         return state, report
-    state, more = host(jax.random.fold_in(host_key, cohort.round), state, federation, cohort)
-    state = federation.replicate(state)
+    of_step = jax.random.fold_in(host_key, cohort.round)
+    state, more = host(of_step, federation.replicate(state), federation, cohort)
     agree("results of the server's step", state)
+    state = federation.place(state)
     report = report._replace(info=_with_host(report.info, more))
     if job.score_cohort:  # the round ends only now
         of_round = jax.random.fold_in(score_key, cohort.round)
@@ -262,12 +265,8 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
     programs, federation, runs = job.programs, job.federation, len(job.keys)
     state = jax.eval_shape(programs.init, job.keys[0], federation, traced(job.configs[0]))
     axis = () if runs == 1 else (runs,)
-    state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            axis + leaf.shape, leaf.dtype, sharding=federation.replicated_sharding
-        ),
-        state,
-    )
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(axis + leaf.shape, leaf.dtype), state)
+    state = federation.form(state, runs > 1)
     key = federation.replicate(_together(job.keys, jnp.stack))
     end = min(job.rounds, start + (job.eval_every if programs.host is None else 1))
     cohorts = _together([_of_rounds(of_run, start, end) for of_run in job.cohorts])

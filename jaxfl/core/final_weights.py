@@ -31,7 +31,7 @@ def final_weights(
     Raises:
       JaxflError: if the method predicts with several networks side by side, by `jax.vmap`.
     """
-    key, state = federation.replicate((scoring_key(key, done - 1), state))
+    key, state = federation.replicate(scoring_key(key, done - 1)), federation.place(state)
 
     def predictors(key, state, federation, part):
         return federation.keep_replicated(algorithm.personal(key, state, federation, part))

@@ -119,7 +119,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
         with flops.collect() as amounts:
             state, info = step(key, state, federation, cohort)
         operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
-        return federation.keep_replicated(state), info._replace(trained=None), info.trained, operations
+        return federation.keep_placed(state), info._replace(trained=None), info.trained, operations
 
     def prepare(key, state, federation, cohort):
         state, info, _, operations = counted(algorithm.prepare, key, state, federation, cohort)
@@ -143,7 +143,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
             report = Report(report.info._replace(up=up, down=down), operations, report.scores, lost)
             # Where nobody answers nothing has happened.
             after = tree.where(anybody(there), after, state)
-            return federation.keep_replicated(after), federation.keep_replicated(report)
+            return federation.keep_placed(after), federation.keep_replicated(report)
 
         return jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))
 

@@ -416,16 +416,16 @@ def each_client(weights: PerGroup, federation: Federation) -> PerGroup:
       federation: the clients.
     """
 
-    def of_group(g, w, group):
+    def of_group(g, w):
         given = federation.initial[g].own if federation.initial else None
         own = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(given)}
 
         def of_leaf(path, leaf):
             found = own.get(tree.names(path))
             if found is None or found.shape[1:] != leaf.shape:
-                return tree.stack(leaf, len(group.id))
+                return federation.of_each(leaf, g)
             return jnp.asarray(found)
 
         return jax.tree.map_with_path(of_leaf, w)
 
-    return tuple(of_group(g, *both) for g, both in enumerate(zip(weights, federation.groups, strict=True)))
+    return tuple(of_group(g, w) for g, w in enumerate(weights))

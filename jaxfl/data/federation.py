@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.config.options import static
 from jaxfl.data.partition import Partition
@@ -15,6 +16,7 @@ from jaxfl.data.public_images import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
+from jaxfl.machine import placement
 from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
 
@@ -112,11 +114,6 @@ class Federation:
         """How many devices share the clients."""
         return 1 if self.mesh is None else self.mesh.size
 
-    @property
-    def replicated_sharding(self) -> NamedSharding | None:
-        """Where arrays lie that all devices hold in full; None for a single device."""
-        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
-
     def class_counts(self) -> np.ndarray:
         """Training rows of every client and class of the data set, (N, classes), in the order of groups."""
         labels, counts = np.asarray(self.labels), []
@@ -137,17 +134,80 @@ class Federation:
         Raises:
           JaxflError: if the processes of the mesh have different ones.
         """
-        where = self.replicated_sharding
-        if where is None:
-            return tree
-        own = list(filter(_of_process, jax.tree.leaves(tree)))
-        if own and not where.is_fully_addressable:
-            agree("data", own)
-        return jax.tree.map(lambda leaf: _put(leaf, where), tree)
+        return self._put(tree, self._in_full)
+
+    def place(self, state, runs: bool = False):
+        """A method's state where it lies between rounds.
+
+        What clients have is divided among the devices, all else is there in full on each, see
+        `jaxfl.machine.placement.divided`.
+
+        Args:
+          state: of a run.
+          runs: whether it is that of several, with an axis of its own in front.
+
+        Raises:
+          JaxflError: if the processes of the mesh have different ones.
+        """
+        return self._put(state, lambda leaf: self._placed(leaf, runs))
 
     def keep_replicated(self, tree):
         """Within a program, the same arrays, which all devices are to hold in full."""
-        return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, self.replicated_sharding)
+        return self._keep(tree, self._in_full)
+
+    def keep_placed(self, state):
+        """Within a program, a run's state, which is to lie where `place` puts it."""
+        return self._keep(state, self._placed)
+
+    def of_each(self, tree, g: int):
+        """The same for each client of a group, (n_g, ...), as state: no device ever holds all of it."""
+
+        def of_leaf(leaf):
+            stack = partial(jnp.broadcast_to, shape=(len(self.groups[g].id), *leaf.shape))
+            if self.mesh is None:
+                return stack(leaf)
+            return jax.jit(stack, out_shardings=self._placed(jax.eval_shape(stack, leaf)))(leaf)
+
+        return jax.tree.map(of_leaf, tree)
+
+    def fetch(self, tree):
+        """The same as NumPy arrays, of which every process gets all."""
+
+        def of_leaf(leaf):
+            return leaf if placement.of_process(leaf) else placement.put(leaf, self._in_full(leaf))
+
+        return jax.device_get(jax.tree.map(of_leaf, tree))
+
+    def form(self, state, runs: bool = False):
+        """Shapes, dtypes and places of a state's arrays, or of what has their shapes."""
+
+        def of_leaf(leaf):
+            where = self.mesh and self._placed(leaf, runs)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+        return jax.tree.map(of_leaf, state)
+
+    def _in_full(self, leaf) -> NamedSharding:
+        assert self.mesh
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def _placed(self, leaf, runs: bool = False) -> NamedSharding:
+        assert self.mesh
+        clients = {self.clients, *(len(group.id) for group in self.groups)}
+        return placement.divided(self.mesh, leaf.shape, clients, leading=int(runs))
+
+    def _put(self, tree, where: Callable):
+        if self.mesh is None:
+            return tree
+        own = list(filter(placement.of_process, jax.tree.leaves(tree)))
+        if own and jax.process_count() > 1:
+            agree("data", own)
+        return jax.tree.map(lambda leaf: placement.put(leaf, where(leaf)), tree)
+
+    def _keep(self, tree, where: Callable):
+        return (
+            tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, jax.tree.map(where, tree))
+        )
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -225,7 +285,7 @@ def federate(
         public=jnp.asarray(rows, jnp.int32),
         links=_matrix(links),
         clients_at_once=clients_at_once,
-        mesh=_mesh(devices),
+        mesh=placement.mesh_of(devices),
         unified=unified,
         labelled=labelled,
         shift=shift,
@@ -301,42 +361,6 @@ def _check(partition: Partition, models: Sequence[tuple[Model, int]]) -> None:
 def _unified(partition: Partition) -> bool:
     """Whether a class is the same output on all clients."""
     return bool((partition.relabel == np.arange(partition.relabel.shape[1])).all())
-
-
-def _of_process(leaf) -> bool:
-    """Whether an array is one process's own, rather than spread over the devices of several."""
-    return getattr(leaf, "is_fully_addressable", True)
-
-
-def _put(leaf, where: NamedSharding) -> jax.Array:
-    if where.is_fully_addressable or not _of_process(leaf):
-        return jax.device_put(leaf, where)
-    # To devices of several processes `jax.device_put` would gather on each what every process has.
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.make_array_from_callback(leaf.shape, where, lambda _: leaf)
-    data = _put(jax.random.key_data(leaf), where)
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-
-
-def _mesh(devices: int) -> Mesh | None:
-    """So many devices along one axis, of every process equally many; None for a single one."""
-    processes = jax.process_count()
-    if devices > jax.device_count():
-        raise JaxflError(
-            f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
-            f"({jax.default_backend()}); give JAX as many, on CPUs with JAX_NUM_CPU_DEVICES="
-            f"{devices // processes}, or begin a run with fewer --devices."
-        )
-    if devices % processes:
-        raise JaxflError(
-            f"{devices} devices are not equally many of {processes} processes; give --devices a multiple of "
-            f"{processes}."
-        )
-    if devices == 1:
-        return None
-    of_each = [jax.local_devices(process)[: devices // processes] for process in range(processes)]
-    chosen = [device for of_process in of_each for device in of_process]
-    return jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -304,11 +304,7 @@ def sharing(
     def init(key, federation, hyper):
         weights = per_group(extend, federation.models, initial_weights(key, federation))
         kept, shared = zip(*per_group(divide, federation.models, weights), strict=True)
-
-        def of_clients(group, leaves):
-            return tree.stack(leaves, len(group.id))
-
-        remembered = per_group(of_clients, federation.groups, tuple(map(memory.client, shared)))
+        remembered = tuple(federation.of_each(memory.client(s), g) for g, s in enumerate(shared))
         kept = each_client(kept, federation)
         return State(hyper, shared, kept, remembered, tuple(map(memory.server, shared)))
 

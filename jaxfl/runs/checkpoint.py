@@ -1,7 +1,8 @@
 """Checkpoints of an algorithm's state, by Orbax. The only module that knows it.
 
 A state is stored as a flat dict of named arrays, so its container types may change between versions. Several
-processes all save and load, for Orbax keeps them in step; of NumPy arrays it lets the first alone write.
+processes all save and load, for Orbax keeps them in step: of what is divided among them each writes its
+part, of all else the first alone.
 """
 
 import math
@@ -43,7 +44,7 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
     where: Any = path.absolute()  # Orbax names a type of its own for paths
     try:
         with quiet():
-            leaves = _named(jax.device_get(state))
+            leaves = _named(jax.tree.map(_on_host, state))
             ocp.save(where, leaves, custom_metadata={"fingerprint": fingerprint})
     except TimeoutError:  # another process did not come to the end, and says why
         raise
@@ -133,6 +134,12 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             "resume the run that wrote it."
         )
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in _named(like)])
+
+
+def _on_host(leaf: Any) -> Any:
+    """An array as NumPy's, unless no process has all of it."""
+    whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+    return np.asarray(leaf) if whole else leaf
 
 
 def _named(tree: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxfl.config.setup import MachineOptions
@@ -166,6 +165,8 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
     if not code.same(code.latest(run.config, run.metrics), run.code):
         new[0]["code"] = run.code
         store.keep_code(folder, run.done + 1, run.code)
+    if job.federation.devices != _devices(run.config, run.metrics):
+        new[0]["devices"] = job.federation.devices
     store.append_metrics(folder, new)
     run.metrics.extend(new)
     run.watch(new)
@@ -178,9 +179,15 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
     if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
         # First: a resume writes nothing of the rounds before its checkpoint.
         for kind, arrays in _about_clients(job, chunk.state).items():
-            store.write_about_clients(folder, kind, run.done, jax.device_get(arrays))
+            store.write_about_clients(folder, kind, run.done, job.federation.fetch(arrays))
         mark = store.fingerprint(run.config)
         checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
+
+
+def _devices(config: dict, metrics: list[dict]) -> int:
+    """How many devices have shared the clients in the last of some rounds."""
+    begun_on = config.get("begun_on", config["options"]["devices"])
+    return next((record["devices"] for record in reversed(metrics) if "devices" in record), begun_on)
 
 
 def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:

@@ -88,6 +88,7 @@ def resume(
     folder: Path,
     *,
     rounds: int | None = None,
+    devices: int | None = None,
     log: Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
@@ -101,6 +102,7 @@ def resume(
     Args:
       folder: of the run.
       rounds: of the whole run; by default as many as it was begun for.
+      devices: that share the clients of a round from now on; by default as many as so far.
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
@@ -138,6 +140,7 @@ def resume(
             if not changed_code:
                 code.refuse_changed(folder, then)
             setup, variant = restore(folder, config)
+            setup = setup.replace(devices=devices or setup.machine.devices)
             if not code.same_package(then):
                 observer.warned(
                     f"jaxfl is not what it was when {folder} was computed; its result says from which round "
@@ -266,6 +269,8 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
     agree("checkpoints", done)
     agree("code", now)
     metrics = store.trim(folder, done)
+    if data.federation.devices != config["options"]["devices"]:
+        config = store.move(folder, data.federation.devices)
     checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
     state = jax.device_get(state)  # a run of several waits for the others; the device has other work
     return Run(folder, config, variant, setup.machine, now, watch, metrics, state)

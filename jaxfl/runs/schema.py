@@ -24,6 +24,7 @@ CONFIG = {
     "label": str,
     "options": {"rounds": int, "seed": int, "partition_seed": int},
     "begun_for?": int,
+    "begun_on?": int,
     "models": [{"name": str, "clients": int}],
     "data?": {"shape": [int], "dtype": str, "mean": [NUMBER], "std": [NUMBER], "public": int},
     "beyond_target?": bool,
@@ -55,6 +56,7 @@ ROUND = {
     "seconds?": {"compile": NUMBER, "train": NUMBER, "evaluate": NUMBER},
     "together?": int,
     "code?": CODE,
+    "devices?": int,
 }
 TARGET = {
     "round": int | None,

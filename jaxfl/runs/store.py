@@ -130,6 +130,21 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
 
 
 @writes
+def move(folder: Path, devices: int) -> dict:
+    """Let a run go on with another number of devices; checkpoints stay marked with that of its beginning.
+
+    Returns:
+      Its configuration from now on.
+    """
+    old = _read_json(folder / CONFIG, schema.CONFIG)
+    config = {"begun_on": old["options"]["devices"]} | old
+    config |= {"options": old["options"] | {"devices": devices}}
+    with replacing(folder / CONFIG) as file:
+        file.write(as_json(config))
+    return config
+
+
+@writes
 def keep_code(folder: Path, round_: int, code: dict) -> None:
     """Copy the user's files, by which a run is computed from some round on."""
     paths = [Path(path) for path in code["files"]]
@@ -369,6 +384,10 @@ def trim(folder: Path, rounds: int) -> list[dict]:
 
 def fingerprint(config: dict) -> str:
     """Tells configurations apart: a hash of the method and all its options, as the run was begun."""
-    rounds = config.get("begun_for", config["options"]["rounds"])
-    chosen = {"method": config["method"], "options": config["options"] | {"rounds": rounds}}
+    options = config["options"]
+    begun = {
+        "rounds": config.get("begun_for", options["rounds"]),
+        "devices": config.get("begun_on", options["devices"]),
+    }
+    chosen = {"method": config["method"], "options": options | begun}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,6 +20,7 @@ from conftest import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 from methods.cases import CASES
 
 from jaxfl.core import engine, evaluate, tree
@@ -30,6 +31,7 @@ from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import as_programs
 from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
+from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.registry import METHODS
@@ -272,6 +274,57 @@ def test_runs_differ_by_rounding_between_convolutions(model):
     first, *others = map(trained, CONVOLUTIONS)
     for other in others:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), other, first)
+
+
+# ---- several devices
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((7, 40, 12), (None, AXIS)),  # along the longest axis behind the clients
+        ((7, 3, 12), (None, None, AXIS)),  # which makes equal parts
+        ((8, 3), (AXIS,)),  # there is none
+        ((15, 20), (None, AXIS)),  # of all clients, whatever their architectures
+        ((7, 3), ()),
+        ((8,), ()),
+        ((40, 12), ()),  # of the server
+        ((), ()),
+    ],
+)
+def test_what_clients_have_is_divided(shape, spec):
+    mesh = mesh_of(4)
+    assert divided(mesh, shape, clients={7, 8, 15}).spec == PartitionSpec(*spec)
+    of_runs = divided(mesh, (7, *shape), clients={7, 8, 15}, leading=1).spec
+    assert of_runs == (PartitionSpec(None, *spec) if spec else PartitionSpec())
+
+
+@pytest.mark.parametrize("seeds", [1, long(2)])
+def test_a_device_holds_its_share_of_what_clients_have(seeds):
+    """From the first weights on, after a round, and in a run that is resumed."""
+    config, source = METHODS["local"].config(epochs=1, batch_size=4), tiny_source()
+    models = [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=8), 5)]
+    federation = federate(source, tiny_partition(source), models, devices=4)
+    programs = as_programs(METHODS["local"].build(config))
+    cohorts, keys = draw_cohorts((5,), 0.6, 2, seed=3), list(jax.random.split(KEY, seeds))
+    cohorts = balance(cohorts, [np.asarray(federation.groups[0].size)], federation)
+    job = engine.Job(programs, federation, [config] * seeds, [cohorts] * seeds, keys, eval_every=1)
+
+    def assert_shared(state):
+        leaves = jax.tree.leaves(state.kept)
+        held = [sum(leaf.addressable_shards[device].data.nbytes for leaf in leaves) for device in range(4)]
+        assert len(set(held)) == 1 and held[0] < 1.1 * sum(leaf.nbytes for leaf in leaves) / 4
+
+    assert_shared(engine.initial_state(programs, federation, config, KEY))
+    kept = []
+    for chunks in engine.simulate(job):
+        for chunk in chunks.values():
+            assert_shared(chunk.state)
+        kept.append([jax.device_get(chunk.state) for chunk in chunks.values()])
+    (resumed,) = engine.simulate(job, 1, kept[0])
+    for chunk, expected in zip(resumed.values(), kept[1], strict=True):
+        assert_shared(chunk.state)
+        assert_equal(chunk.state, expected)
 
 
 # ---- scores of cohorts

@@ -169,7 +169,7 @@ def jaxfl_run(method, name, devices=1):
     state = case.given(state, federation)
     cohorts = Cohort(np.arange(ROUNDS, dtype=np.int32), slots, ROUNDS)
     keys = round_key, use_key, preparation_key
-    keys, state, federation = federation.replicate((keys, state, federation))
+    keys, federation, state = *federation.replicate((keys, federation)), federation.place(state)
     program = jax.jit(functools.partial(whole_run, algorithm))
     states, info, scores = jax.device_get(program(*keys, state, federation, cohorts, setting.x))
     for of_group, *reported in zip(slots, *info[:3], strict=True):
@@ -190,6 +190,7 @@ def whole_run(algorithm, round_key, use_key, preparation_key, state, federation,
     def one(state, cohort):
         key = jax.random.fold_in(round_key, cohort.round)
         state, info = algorithm.step(key, state, federation, cohort)
+        state = federation.keep_placed(state)
         return state, (state, Info(info.loss, info.up, info.down, None))
 
     def logits(predict):

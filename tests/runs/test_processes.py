@@ -1,4 +1,4 @@
-"""Two real processes on this machine, each with one device: one run, one writer, and what if one is lost."""
+"""Two real processes on this machine, each with one device: one run, and what if one of them is lost."""
 
 import json
 import os
@@ -20,7 +20,6 @@ FEDERATION = (
     f"--models mlp,hidden=3 --epochs 1 --rounds {ROUNDS} --eval-every 2"
 ).split()
 
-# Process 1 cannot write to any file.
 COMMAND = """
 import functools, os, resource, signal, sys
 import jax
@@ -29,7 +28,7 @@ from jaxfl.runs import prepare as experiment
 from jaxfl.cli import entry
 from jaxfl.runs import checkpoint
 
-number = int(sys.argv[-1])
+number, may_write = int(sys.argv[-1]), {!r}
 
 def write_no_more():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -44,7 +43,7 @@ def before(module, name, do):
 
     setattr(module, name, amended)
 
-if number == 1:
+if number not in may_write:
     write_no_more()
 {}
 entry()
@@ -76,7 +75,7 @@ if number == 1:
     experiment.load_source = darker
 """
 FULL_DISK = """
-if number == 0:
+if number == {}:
     before(checkpoint, "_named", write_no_more)
 """
 IMPATIENT = """
@@ -85,8 +84,11 @@ jax.distributed.initialize = functools.partial(jax.distributed.initialize, initi
 NOT_COMPLETE = "jaxfl: The processes of this run have not found each other, or are no longer complete"
 
 
-def together(folder, arguments, amendment="", numbers=(0, 1)):
-    """Run a command in two processes, or in some of them; how each ended."""
+def together(folder, arguments, amendment="", numbers=(0, 1), may_write=(0,)):
+    """Run a command in two processes, or in some of them; how each ended.
+
+    Those that may not write cannot write to any file.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = os.environ | {
@@ -97,7 +99,7 @@ def together(folder, arguments, amendment="", numbers=(0, 1)):
     meet = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process"]
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", COMMAND.format(amendment), *arguments, *meet, str(number)],
+            [sys.executable, "-c", COMMAND.format(may_write, amendment), *arguments, *meet, str(number)],
             env=settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,7 +154,8 @@ def test_two_processes_are_two_devices(compared, dataset, tmp_path):
 def test_a_server_step_between_rounds_is_taken_in_both_processes(dataset, tmp_path):
     arguments = comparison("pfedclub", dataset)
     cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
-    for code, _, said in together(tmp_path, [*arguments, "--run-dir", str(tmp_path / "two")]):
+    command = [*arguments, "--run-dir", str(tmp_path / "two")]
+    for code, _, said in together(tmp_path, command, may_write=(0, 1)):
         assert code == 0, said
     assert_same_runs(tmp_path / "two" / "pfedclub", tmp_path / "one" / "pfedclub")
 
@@ -161,7 +164,8 @@ def test_a_server_step_between_rounds_is_taken_in_both_processes(dataset, tmp_pa
 def test_both_processes_start_from_another_run(compared, dataset, tmp_path):
     arguments = [*comparison("fedper", dataset), "--init-from", str(compared / "fedavg" / "seed-0")]
     cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
-    for code, _, said in together(tmp_path, [*arguments, "--run-dir", str(tmp_path / "two")]):
+    command = [*arguments, "--run-dir", str(tmp_path / "two")]
+    for code, _, said in together(tmp_path, command, may_write=(0, 1)):
         assert code == 0, said
     assert_same_runs(tmp_path / "two" / "fedper", tmp_path / "one" / "fedper")
     of_both = [np.load(tmp_path / n / "fedper" / "seed-0" / "initial.npz") for n in ("one", "two")]
@@ -185,6 +189,19 @@ def resumed(folder, compared):
     undisturbed = compared / "fedavg" / "seed-0"
     assert lines(folder) == lines(undisturbed)
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(undisturbed))
+
+
+def test_what_clients_have_is_divided_and_each_process_writes_its_part(dataset, tmp_path):
+    """And a run of two processes is continued by one with as many devices."""
+    arguments = ["run", "local", *dataset, *FEDERATION]
+    cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
+    amendment = SIGNAL.format(1, 1, "SIGINT")
+    command = [*arguments, "--run-dir", str(tmp_path / "two")]
+    for code, _, said in together(tmp_path, command, amendment, may_write=(0, 1)):
+        assert code == 130, said
+    cli.main(["resume", str(tmp_path / "two")])
+    assert lines(tmp_path / "one") == lines(tmp_path / "two")
+    jax.tree.map(np.testing.assert_array_equal, state(tmp_path / "one"), state(tmp_path / "two"))
 
 
 @pytest.mark.parametrize("lost", [long(0), long(1)])
@@ -215,12 +232,15 @@ def test_all_processes_stop_when_one_is_asked_to(asked, name, expected, compared
 
 
 @pytest.mark.long
-def test_a_full_disk_ends_all_processes(compared, dataset, tmp_path):
-    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
-    first, second = together(tmp_path, arguments, FULL_DISK)
-    assert first[0] == second[0] == 2
-    assert "cannot be written" in first[2].splitlines()[-1]
-    assert second[2].splitlines()[-1].startswith(NOT_COMPLETE)
+@pytest.mark.parametrize(("full", "method"), [(0, "fedavg"), (0, "local"), (1, "local")])
+def test_a_full_disk_ends_all_processes(full, method, dataset, tmp_path):
+    """Of process 1 as well where it has a part of the state to write."""
+    arguments = ["run", method, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
+    ended = together(tmp_path, arguments, FULL_DISK.format(full), may_write=(0, 1))
+    assert [code for code, _, _ in ended] == [2, 2]
+    told = [[line for line in said.splitlines() if line.startswith("jaxfl: ")] for _, _, said in ended]
+    assert "cannot be written" in told[full][-1]
+    assert told[1 - full][-1].startswith(NOT_COMPLETE)
 
 
 @pytest.mark.parametrize(

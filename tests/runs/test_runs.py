@@ -8,6 +8,7 @@ import csv
 import json
 import shutil
 import statistics
+from functools import partial
 
 import jax
 import numpy as np
@@ -521,6 +522,19 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     setup = Setup.of(schedule="cosine", rounds=3)
     assert rates_depend_on_length(setup, 4)
     assert not rates_depend_on_length(setup.replace(schedule="step,every=2"), 4)
+
+
+def test_a_run_goes_on_with_another_number_of_devices(dataset, tmp_path):
+    words = ["run", "local", *dataset, *FEDERATION, "--devices"]
+    cli.main([*words, "1", "--run-dir", str(tmp_path / "one")])
+    cli.main([*words, "2", "--rounds", "2", "--run-dir", str(tmp_path / "moved")])
+    assert jaxfl.resume(tmp_path / "moved", rounds=4, devices=1).result["rounds"] == 4
+    cli.main(["resume", str(tmp_path / "moved"), "--rounds", str(ROUNDS)])
+    assert [line.get("devices") for line in metrics(tmp_path / "moved")] == [None, None, 1, None, None, None]
+    config = read(tmp_path / "moved" / "config.json")
+    assert (config["begun_on"], config["options"]["devices"]) == (2, 1)
+    one, moved = state(tmp_path / "one"), state(tmp_path / "moved")
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), one, moved)
 
 
 def test_a_run_of_a_method_that_reads_its_length_is_not_made_longer(compared, tmp_path):

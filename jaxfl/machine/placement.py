@@ -1,0 +1,85 @@
+"""Where arrays lie: in full on every device, or divided among them.
+
+Nothing here changes what is computed. JAX's programs take arrays as they lie, and move what they need.
+"""
+
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxfl.errors import JaxflError
+
+AXIS = "clients"  # of the mesh
+
+
+def mesh_of(devices: int) -> Mesh | None:
+    """So many devices along one axis, of every process equally many; None for a single one.
+
+    Raises:
+      JaxflError: if JAX has fewer, or they are not equally many of each process.
+    """
+    processes = jax.process_count()
+    if devices > jax.device_count():
+        raise JaxflError(
+            f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
+            f"({jax.default_backend()}); give JAX as many, on CPUs with JAX_NUM_CPU_DEVICES="
+            f"{devices // processes}, or begin or resume a run with fewer --devices."
+        )
+    if devices % processes:
+        raise JaxflError(
+            f"{devices} devices are not equally many of {processes} processes; give --devices a multiple of "
+            f"{processes}."
+        )
+    if devices == 1:
+        return None
+    of_each = [jax.local_devices(process)[: devices // processes] for process in range(processes)]
+    chosen = [device for of_process in of_each for device in of_process]
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
+
+
+def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leading: int = 0) -> NamedSharding:
+    """How an array of a state lies: that of clients divided, every other one in full.
+
+    An array is one of clients if its first axis is as long as there are clients, and there is another one.
+    It is divided along the longest axis behind the first which makes equal parts: each device then holds a
+    part of what every client has, so clients are looked up, written back and mixed where they lie, and there
+    may be any number of them. Where no such axis makes equal parts the first one is taken, if it does.
+
+    Args:
+      mesh: the devices.
+      shape: of the array.
+      clients: how many there are, of each architecture and in all.
+      leading: axes in front of these, such as one of runs.
+
+    >>> mesh = jax.make_mesh((1,), (AXIS,))
+    >>> divided(mesh, (7, 400, 120), clients={7, 10}).spec
+    PartitionSpec(None, 'clients')
+    >>> divided(mesh, (400, 120), clients={7, 10}).spec  # of the server
+    PartitionSpec()
+    """
+    of_one = range(leading + 1, len(shape))
+    even = [axis for axis in range(leading, len(shape)) if shape[axis] % mesh.size == 0]
+    if not (of_one and even and shape[leading] in clients):
+        return NamedSharding(mesh, PartitionSpec())
+    along = max(even, key=lambda axis: (axis in of_one, shape[axis]))
+    return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))
+
+
+def put(leaf, where: NamedSharding) -> jax.Array:
+    """An array at its place; every process has all of it, or it is spread over the devices of all already."""
+    if where.is_fully_addressable:
+        return jax.device_put(leaf, where)
+    if not of_process(leaf):
+        return jax.jit(lambda leaf: leaf, out_shardings=where)(leaf)
+    # To devices of several processes `jax.device_put` would gather on each what every process has.
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.make_array_from_callback(leaf.shape, where, lambda part: leaf[part])
+    data = put(jax.random.key_data(leaf), where)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+
+
+def of_process(leaf) -> bool:
+    """Whether an array is one process's own, rather than spread over the devices of several."""
+    return getattr(leaf, "is_fully_addressable", True)
