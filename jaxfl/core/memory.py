@@ -118,7 +118,7 @@ def _advice(federation: Federation | None) -> str:
     at_once = federation.clients_at_once
     if at_once > 1:
         return f"with --clients-at-once {at_once}; start again with --clients-at-once {at_once // 2}"
-    advice = "lower --batch-size, --eval-every or --devices (each holds the data set and the state)"
+    advice = "lower --batch-size or --eval-every, or change --devices (all hold the data set)"
     return f"with --clients-at-once {at_once}; {advice}"
 
 
