@@ -31,7 +31,7 @@ DEVICES = (1, 2, 4)
 
 
 def held(name: str, devices: int) -> tuple[int, int, int]:
-    """Bytes on one device: of the state, of clients' own in it, and of all arguments of the rounds' program."""
+    """Bytes on one device: of the state, of clients' own in it, of all arguments of the rounds' program."""
     variant = choose(name)
     setup = provided(Setup.of(**OPTIONS, devices=devices), [variant])
     data = prepare(setup)

@@ -145,7 +145,8 @@ def as_programs(algorithm: Algorithm) -> Programs:
             after = tree.where(anybody(there), after, state)
             return federation.keep_placed(after), federation.keep_replicated(report)
 
-        return jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))
+        state, reports = jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))
+        return federation.keep_placed(state), reports  # for the compiler may carry it elsewhere
 
     def answered(step, round_key, state, federation, cohort, score_key):
         """A round whose clients all answer."""
@@ -167,11 +168,12 @@ def as_programs(algorithm: Algorithm) -> Programs:
             return rounds(key, state, federation, cohorts, score_key, conditions)
 
         side_by_side = federation.clients_at_once > 1  # runs go as clients do
-        return jax.lax.map(
+        states, reports = jax.lax.map(
             one,
             (keys, states, cohorts, score_keys, conditions),
             batch_size=len(keys) if side_by_side else None,
         )
+        return federation.keep_placed(states, runs=True), reports
 
     def of_run(states, i):
         return jax.tree.map(lambda leaf: leaf[i], states)

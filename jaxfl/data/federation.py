@@ -155,9 +155,9 @@ class Federation:
         """Within a program, the same arrays, which all devices are to hold in full."""
         return self._keep(tree, self._in_full)
 
-    def keep_placed(self, state):
-        """Within a program, a run's state, which is to lie where `place` puts it."""
-        return self._keep(state, self._placed)
+    def keep_placed(self, state, runs: bool = False):
+        """Within a program, a state that is to lie where `place` puts it."""
+        return self._keep(state, lambda leaf: self._placed(leaf, runs))
 
     def of_each(self, tree, g: int):
         """The same for each client of a group, (n_g, ...), as state: no device ever holds all of it."""
