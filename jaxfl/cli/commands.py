@@ -12,6 +12,7 @@ from jaxfl.cli import catalogue
 from jaxfl.cli.words import names_and_flags, parse
 from jaxfl.config.commands import (
     Columns,
+    Continuation,
     Exported,
     Flower,
     Forms,
@@ -20,7 +21,6 @@ from jaxfl.config.commands import (
     Logs,
     Output,
     Profile,
-    Rest,
     RunFolder,
     Seeds,
     Studied,
@@ -170,16 +170,16 @@ def _unfinished(of: str, failures: list[str]) -> str:
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"rest": Rest(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
+    others = {"continuation": Continuation(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
     others |= {"processes": Processes()}
     if arguments in (["-h"], ["--help"]):
         parse("resume RUN", arguments, **others)
-    name, words = _positional(arguments, "resume", "RUN")
-    rest, logs, insist, limit, processes = parse("resume RUN", words, **others)
+    name, rest = _positional(arguments, "resume", "RUN")
+    continuation, logs, insist, limit, processes = parse("resume RUN", rest, **others)
     _join(processes)
     with Bar() as bar:
-        options = {"log": logs.log, "observer": bar.observer} | vars(rest) | vars(insist) | vars(limit)
-        result = runs.resume(Path(name), **options)
+        options = vars(continuation) | vars(insist) | vars(limit)
+        result = runs.resume(Path(name), log=logs.log, observer=bar.observer, **options)
     print_result(result, Path(name))
 
 

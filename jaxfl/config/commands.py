@@ -96,14 +96,14 @@ class Targets:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rest:
+class Continuation:
     """How the run goes on."""
 
     rounds: int | None = None
     """Rounds of the whole run; by default as many as it was begun for."""
     devices: int | None = within("[1, inf)", None)
-    """Devices that share the clients from now on; by default as many as so far. With another number sums
-    are taken in another order: results agree up to rounding."""
+    """Devices that share the clients in the rounds to come; by default as many as so far. With another number
+    sums are taken in another order: results agree up to rounding."""
 
 
 @dataclasses.dataclass(frozen=True)

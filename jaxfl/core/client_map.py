@@ -102,15 +102,17 @@ def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared,
     Returns:
       What the last client leaves, and per group the outputs with a leading axis (k_g, ...).
     """
-    f, outputs = _on_each_device(flops.of_client(f), federation), []
+    f, outputs = flops.of_client(f), []
     for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
         order = jnp.argsort(slots.index)  # empty places last
         slots = Slots(jnp.asarray(slots.index)[order], jnp.asarray(slots.mask)[order])
         visited = jax.tree.map(lambda leaf: leaf[order], own[g])  # noqa: B023
 
         def visit(carry, one, received=shared[g]):
-            client, present, own = one
-            (after, output), operations = f(jax.random.fold_in(key, client.id), client, carry, received, own)
+            # In full on every device, as it leaves: the compiler is not to divide what one client computes.
+            carry, (client, present, own) = federation.keep_replicated((carry, one))
+            done = f(jax.random.fold_in(key, client.id), client, carry, received, own)
+            (after, output), operations = federation.keep_replicated(done)
             return tree.where(present, after, carry), (output, operations)
 
         carry, found = jax.lax.scan(visit, carry, (_present(group, slots), slots.mask, visited))
@@ -138,7 +140,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     group = federation.groups[g]
     of_it = group.id == who
     place = jnp.argmax(of_it).astype(jnp.int32)
-    f = _on_each_device(flops.of_client(f), federation)
+    f = flops.of_client(f)
 
     def visit(carry, mine):
         client = jax.tree.map(lambda leaf: leaf[place], group)
@@ -147,7 +149,10 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
-    carry, mine = loops.cond(of_it.any(), visit, lambda carry, mine: (carry, mine), carry, mine)
+    # In full on every device, as they leave: in a branch none waits for the part of another one.
+    carry, mine = federation.keep_replicated((carry, mine))
+    visited = loops.cond(of_it.any(), visit, lambda carry, mine: (carry, mine), carry, mine)
+    carry, mine = federation.keep_replicated(visited)
     return carry, jax.tree.map(lambda leaf, new: leaf.at[place].set(new), own, mine)
 
 
@@ -227,15 +232,6 @@ def _over_devices(f, mesh, *args):
         on_device, mesh=mesh, in_specs=(whole, divided), out_specs=(divided, whole), check_vma=False
     )
     return mapped(jaxpr.consts, args)
-
-
-def _on_each_device(f, federation: Federation):
-    """The same function, of which every device computes all: the compiler is not to divide it among them."""
-
-    def everywhere(*args):
-        return federation.keep_replicated(f(*federation.keep_replicated(args)))
-
-    return everywhere
 
 
 def per_group(f, *groups) -> PerGroup:

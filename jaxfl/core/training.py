@@ -420,12 +420,10 @@ def each_client(weights: PerGroup, federation: Federation) -> PerGroup:
         given = federation.initial[g].own if federation.initial else None
         own = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(given)}
 
-        def of_leaf(path, leaf):
+        def of_leaf(path, alike):
             found = own.get(tree.names(path))
-            if found is None or found.shape[1:] != leaf.shape:
-                return federation.of_each(leaf, g)
-            return jnp.asarray(found)
+            return alike if found is None or found.shape != alike.shape else jnp.asarray(found)
 
-        return jax.tree.map_with_path(of_leaf, w)
+        return jax.tree.map_with_path(of_leaf, federation.of_each(w, g))
 
     return tuple(of_group(g, w) for g, w in enumerate(weights))

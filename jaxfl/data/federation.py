@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.config.options import static
@@ -160,23 +160,32 @@ class Federation:
         return self._keep(state, lambda leaf: self._placed(leaf, runs))
 
     def of_each(self, tree, g: int):
-        """The same for each client of a group, (n_g, ...), as state: no device ever holds all of it."""
+        """The same for each client of a group, leaves (n_g, ...), where `place` puts it.
+
+        Raises:
+          JaxflError: if the processes of the mesh have different ones.
+        """
+        clients, mesh = len(self.groups[g].id), self.mesh
+        if mesh is None:
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), tree)
+        leaves = jax.tree.leaves(tree)
+        if leaves and not any(isinstance(leaf, Tracer) for leaf in leaves):
+            agree("initial weights", leaves)
 
         def of_leaf(leaf):
-            stack = partial(jnp.broadcast_to, shape=(len(self.groups[g].id), *leaf.shape))
-            if self.mesh is None:
-                return stack(leaf)
-            return jax.jit(stack, out_shardings=self._placed(jax.eval_shape(stack, leaf)))(leaf)
+            shape = jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype)
+            return placement.repeated(leaf, clients, self._placed(shape))
 
         return jax.tree.map(of_leaf, tree)
 
     def fetch(self, tree):
         """The same as NumPy arrays, of which every process gets all."""
 
-        def of_leaf(leaf):
-            return leaf if placement.of_process(leaf) else placement.put(leaf, self._in_full(leaf))
+        def of_leaf(leaf):  # one by one: no device holds all leaves in full
+            here = placement.of_process(leaf)
+            return jax.device_get(leaf if here else placement.put(leaf, self._in_full(leaf)))
 
-        return jax.device_get(jax.tree.map(of_leaf, tree))
+        return jax.tree.map(of_leaf, tree)
 
     def form(self, state, runs: bool = False):
         """Shapes, dtypes and places of a state's arrays, or of what has their shapes."""

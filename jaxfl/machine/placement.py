@@ -3,7 +3,8 @@
 Nothing here changes what is computed. JAX's programs take arrays as they lie, and move what they need.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,8 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     An array is one of clients if its first axis is as long as there are clients, and there is another one.
     It is divided along the longest axis behind the first which makes equal parts: each device then holds a
     part of what every client has, so clients are looked up, written back and mixed where they lie, and there
-    may be any number of them. Where no such axis makes equal parts the first one is taken, if it does.
+    may be any number of them. Where no such axis makes equal parts the first one is taken, if it does. An
+    array of the server that has this form by chance is divided as well, which costs a little time.
 
     Args:
       mesh: the devices.
@@ -54,16 +56,16 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
       leading: axes in front of these, such as one of runs.
 
     >>> mesh = jax.make_mesh((1,), (AXIS,))
-    >>> divided(mesh, (7, 400, 120), clients={7, 10}).spec
-    PartitionSpec(None, 'clients')
-    >>> divided(mesh, (400, 120), clients={7, 10}).spec  # of the server
-    PartitionSpec()
+    >>> tuple(divided(mesh, (7, 400, 120), clients={7, 10}).spec)
+    (None, 'clients')
+    >>> tuple(divided(mesh, (400, 120), clients={7, 10}).spec)  # of the server
+    ()
     """
     of_one = range(leading + 1, len(shape))
     even = [axis for axis in range(leading, len(shape)) if shape[axis] % mesh.size == 0]
     if not (of_one and even and shape[leading] in clients):
         return NamedSharding(mesh, PartitionSpec())
-    along = max(even, key=lambda axis: (axis in of_one, shape[axis]))
+    along = max(even, key=lambda axis: (axis in of_one, shape[axis]))  # behind the clients, then longest
     return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))
 
 
@@ -72,12 +74,31 @@ def put(leaf, where: NamedSharding) -> jax.Array:
     if where.is_fully_addressable:
         return jax.device_put(leaf, where)
     if not of_process(leaf):
-        return jax.jit(lambda leaf: leaf, out_shardings=where)(leaf)
+        there = leaf.sharding.is_equivalent_to(where, leaf.ndim)
+        return leaf if there else _program(_same, where)(leaf)
     # To devices of several processes `jax.device_put` would gather on each what every process has.
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.make_array_from_callback(leaf.shape, where, lambda part: leaf[part])
     data = put(jax.random.key_data(leaf), where)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+
+
+def repeated(leaf, times: int, where: NamedSharding) -> jax.Array:
+    """An array so many times along a new first axis, (times, ...); a device makes its own part alone."""
+    return _program(_repeated, where, times)(leaf)
+
+
+def _same(leaf):
+    return leaf
+
+
+def _repeated(times: int, leaf):
+    return jnp.broadcast_to(leaf, (times, *leaf.shape))
+
+
+@cache
+def _program(f: Callable, where: NamedSharding, *first) -> Callable:
+    return jax.jit(partial(f, *first), out_shardings=where)
 
 
 def of_process(leaf) -> bool:

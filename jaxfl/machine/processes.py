@@ -1,8 +1,8 @@
 """Several processes that run one command together, each with some of the devices.
 
-All compute the same programs on one mesh and hold the same state: JAX's own SPMD. What one of them alone may
-do, such as writing the run's folder, is done `on_first_process`: process 0
-tells the others how it ended.
+All compute the same programs on one mesh and hold the same data, and of what clients have each its part:
+JAX's own SPMD. What one of them alone may do, such as writing the run's folder, is done `on_first_process`:
+process 0 tells the others how it ended.
 
 They trust each other and the network between them: nothing on it is encrypted, nobody is asked who they are,
 and what process 0 tells is unpickled.

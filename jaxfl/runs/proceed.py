@@ -184,9 +184,9 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
         checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
 
 
-def _devices(config: dict, metrics: list[dict]) -> int:
-    """How many devices have shared the clients in the last of some rounds."""
-    begun_on = config.get("begun_on", config["options"]["devices"])
+def _devices(config: dict, metrics: list[dict]) -> int | None:
+    """How many devices have shared the clients in the last of some rounds, where that is known."""
+    begun_on = config["begun_on"] if "begun_on" in config else config["options"].get("devices")
     return next((record["devices"] for record in reversed(metrics) if "devices" in record), begun_on)
 
 

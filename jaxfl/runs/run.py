@@ -114,6 +114,7 @@ def resume(
         cannot become as long as asked for.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
+    agree("options", (rounds, devices, changed_code, folder.absolute()))
     follow, config = Log(log), store.read_config(folder)
 
     def watch(new):
@@ -140,7 +141,7 @@ def resume(
             if not changed_code:
                 code.refuse_changed(folder, then)
             setup, variant = restore(folder, config)
-            setup = setup.replace(devices=devices or setup.machine.devices)
+            setup = setup if devices is None else setup.replace(devices=devices)
             if not code.same_package(then):
                 observer.warned(
                     f"jaxfl is not what it was when {folder} was computed; its result says from which round "
@@ -269,8 +270,8 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
     agree("checkpoints", done)
     agree("code", now)
     metrics = store.trim(folder, done)
-    if data.federation.devices != config["options"]["devices"]:
-        config = store.move(folder, data.federation.devices)
+    if data.federation.devices != config["options"].get("devices"):
+        config = store.change_devices(folder, data.federation.devices)
     checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
     state = jax.device_get(state)  # a run of several waits for the others; the device has other work
     return Run(folder, config, variant, setup.machine, now, watch, metrics, state)

@@ -24,7 +24,7 @@ CONFIG = {
     "label": str,
     "options": {"rounds": int, "seed": int, "partition_seed": int},
     "begun_for?": int,
-    "begun_on?": int,
+    "begun_on?": int | None,
     "models": [{"name": str, "clients": int}],
     "data?": {"shape": [int], "dtype": str, "mean": [NUMBER], "std": [NUMBER], "public": int},
     "beyond_target?": bool,

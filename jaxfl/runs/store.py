@@ -20,7 +20,8 @@ Its files are
 
 A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
 it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short. Of several
-processes the first alone reads and writes the folder, and tells the others what it has read.
+processes the first alone reads and writes the folder, and tells the others what it has read; but all read
+checkpoints, and each writes its part of what is divided among them.
 """
 
 import hashlib
@@ -130,14 +131,14 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
 
 
 @writes
-def move(folder: Path, devices: int) -> dict:
+def change_devices(folder: Path, devices: int) -> dict:
     """Let a run go on with another number of devices; checkpoints stay marked with that of its beginning.
 
     Returns:
       Its configuration from now on.
     """
     old = _read_json(folder / CONFIG, schema.CONFIG)
-    config = {"begun_on": old["options"]["devices"]} | old
+    config = {"begun_on": old["options"].get("devices")} | old
     config |= {"options": old["options"] | {"devices": devices}}
     with replacing(folder / CONFIG) as file:
         file.write(as_json(config))
@@ -384,10 +385,11 @@ def trim(folder: Path, rounds: int) -> list[dict]:
 
 def fingerprint(config: dict) -> str:
     """Tells configurations apart: a hash of the method and all its options, as the run was begun."""
-    options = config["options"]
-    begun = {
-        "rounds": config.get("begun_for", options["rounds"]),
-        "devices": config.get("begun_on", options["devices"]),
-    }
-    chosen = {"method": config["method"], "options": options | begun}
+    options = dict(config["options"])
+    for name, begun in ("rounds", "begun_for"), ("devices", "begun_on"):
+        if begun in config:
+            options[name] = config[begun]
+    if options.get("devices", 0) is None:  # begun by a jaxfl that did not write it down
+        del options["devices"]
+    chosen = {"method": config["method"], "options": options}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

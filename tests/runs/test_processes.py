@@ -64,6 +64,16 @@ OTHER_OPTIONS = """
 if number == 1:
     sys.argv += ["--clients", "2"]
 """
+OTHER_WEIGHTS = """
+from jaxfl.mechanisms import sharing
+
+draw = sharing.initial_weights
+
+def moved(key, federation):
+    return jax.tree.map(lambda leaf: leaf + number, draw(key, federation))
+
+sharing.initial_weights = moved
+"""
 OTHER_DATA = """
 load = experiment.load_source
 
@@ -245,11 +255,11 @@ def test_a_full_disk_ends_all_processes(full, method, dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("amendment", "what"),
-    [long(OTHER_OPTIONS, "options"), (OTHER_DATA, "data")],
-    ids=("options", "data"),
+    [long(OTHER_OPTIONS, "options"), (OTHER_DATA, "data"), long(OTHER_WEIGHTS, "initial weights")],
+    ids=("options", "data", "weights"),
 )
 def test_processes_that_have_different_things_all_refuse(amendment, what, dataset, tmp_path):
-    arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
+    arguments = ["run", "local", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
     for code, _, said in together(tmp_path, arguments, amendment):
         assert code == 2
         assert said.splitlines()[-1].startswith(

@@ -23,7 +23,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.runs import checkpoint, plot, run
+from jaxfl.runs import checkpoint, plot, run, store
 from jaxfl.runs.config import at_own_default
 from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
@@ -533,6 +533,12 @@ def test_a_run_goes_on_with_another_number_of_devices(dataset, tmp_path):
     assert [line.get("devices") for line in metrics(tmp_path / "moved")] == [None, None, 1, None, None, None]
     config = read(tmp_path / "moved" / "config.json")
     assert (config["begun_on"], config["options"]["devices"]) == (2, 1)
+    elsewhere = config | {"options": config["options"] | {"devices": 9}}
+    assert store.fingerprint(elsewhere) == store.fingerprint(config)
+    assert store.fingerprint(elsewhere | {"begun_on": 9}) != store.fingerprint(config)
+    unknown = config | {"options": {name: of for name, of in config["options"].items() if name != "devices"}}
+    del unknown["begun_on"]  # begun by a jaxfl that did not write it down
+    assert store.fingerprint(config | {"begun_on": None}) == store.fingerprint(unknown)
     one, moved = state(tmp_path / "one"), state(tmp_path / "moved")
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), one, moved)
 

@@ -95,11 +95,12 @@ def needs_validation(config: Cooperation) -> tuple[str, ...]:
 
 def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
     """Per group, the clients' first heads (n_g, ...) on all experts that they can run, from those of each."""
+    own = each_client(heads, federation)
 
-    def of_group(group, js, own):
-        return *(tree.stack(heads[j], len(group.id)) for j in js[:-1]), own
+    def of_group(g, js):
+        return *(federation.of_each(heads[j], g) for j in js[:-1]), own[g]
 
-    return per_group(of_group, federation.groups, runnable(federation.models), each_client(heads, federation))
+    return tuple(of_group(g, js) for g, js in enumerate(runnable(federation.models)))
 
 
 def check(config: Cooperation, federation: Federation) -> None:

@@ -128,12 +128,12 @@ def build(config: CompFLDD) -> Algorithm:
         start_key = jax.random.fold_in(key, len(groups))
         starts = jax.random.permutation(start_key, federation.clients)[: len(groups)]
 
-        def known(group, js, heads, own):
-            copies = *(tree.stack(walkers[j], len(group.id)) for j in js[:-1]), own
-            return Known(copies, heads, jnp.zeros((len(group.id), len(js)), bool))
+        def known(g, js, heads, own):
+            copies = *(federation.of_each(walkers[j], g) for j in js[:-1]), own
+            return Known(copies, heads, jnp.zeros((len(groups[g].id), len(js)), bool))
 
         of_clients = own_heads(federation, heads), each_client(walkers, federation)
-        of_groups = per_group(known, groups, runnable(federation.models), *of_clients)
+        of_groups = per_group(known, range(len(groups)), runnable(federation.models), *of_clients)
         return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
 
     def receive(key, state, federation, cohort):

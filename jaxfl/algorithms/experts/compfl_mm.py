@@ -102,14 +102,13 @@ def build(config: CompFLMM) -> Algorithm:
         parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
         heads, thetas = zip(*parts, strict=True)
 
-        def held(group, js, heads, own):
-            clients = len(group.id)
-            copies = (own if j == js[-1] else tree.stack(theta, clients) for j, theta in enumerate(thetas))
+        def held(g, js, heads, own):
+            copies = (own if j == js[-1] else federation.of_each(theta, g) for j, theta in enumerate(thetas))
             copies = tuple(copy if config.relay or j in js else None for j, copy in enumerate(copies))
-            return Held(copies, heads, jnp.zeros((clients, len(js)), bool))
+            return Held(copies, heads, jnp.zeros((len(federation.groups[g].id), len(js)), bool))
 
         own = own_heads(federation, heads), each_client(thetas, federation)
-        return State(hyper, per_group(held, federation.groups, runnable(federation.models), *own))
+        return State(hyper, per_group(held, range(len(thetas)), runnable(federation.models), *own))
 
     def receive(key, state, federation, cohort):
         def client(key, client, shared, own):
@@ -125,9 +124,9 @@ def build(config: CompFLMM) -> Algorithm:
         own = (tree.combine(held.copies[g], held.heads[-1]) for g, held in enumerate(clients))
         return own_models.predictors(tuple(own))
 
-    def turn(j, key, federation, cohort, before):
-        """A round of expert j: the state behind it and what it reports, from those before."""
-        (hyper, clients), info = before
+    def turn(j, key, federation, cohort, hyper, before):
+        """A round of expert j: what the cohort holds behind it and what it reports, from those before."""
+        clients, info = before
         models, experts = federation.models, runnable(federation.models)
 
         def client(key, client, js, held):
@@ -150,7 +149,7 @@ def build(config: CompFLMM) -> Algorithm:
             copies = replaced(held.copies, j, local.thetas[e])
             return Held(copies, local.phis, held.saved.at[e].set(True)), local.loss
 
-        done = map_clients(client, key, federation, cohort, experts, gather(clients, cohort))
+        done = map_clients(client, key, federation, cohort, experts, clients)
         held, loss = zip(*done, strict=True)
         trained = as_held(held)
         to_mix = {g: mine.copies[j] for g, mine in enumerate(held) if mine.copies[j] is not None}
@@ -161,9 +160,7 @@ def build(config: CompFLMM) -> Algorithm:
         size = tree.scalars(tree.one(clients[j].copies[j]))
         up = tuple(none | ({size: times[g]} if g in times else {}) for g, none in enumerate(info.up))
         idle = per_group(lambda js, slots: jnp.full(slots.mask.shape, j not in js), experts, cohort.groups)
-        return State(hyper, scatter(clients, cohort, held)), info._replace(
-            loss=loss, up=up, trained=trained, idle=idle
-        )
+        return held, info._replace(loss=loss, up=up, trained=trained, idle=idle)
 
     def step(key, state, federation, cohort):
         largest_first = max(runnable(federation.models), key=len)[::-1]
@@ -180,12 +177,15 @@ def build(config: CompFLMM) -> Algorithm:
 
         none = nothing(jnp.int32)
         up = per_group(lambda of_group: dict.fromkeys(sorted(sizes), of_group), none)
-        trained = as_held(gather(state.clients, cohort))
-        done = state, Info(nothing(federation.mean.dtype), up, none, trained=trained, idle=nothing(bool))
+        # In full on every device: nothing of it is exchanged in a branch.
+        held = federation.keep_replicated(gather(state.clients, cohort))
+        trained = as_held(held)
+        done = held, Info(nothing(federation.mean.dtype), up, none, trained=trained, idle=nothing(bool))
         for place, j in enumerate(largest_first):
-            train = functools.partial(turn, j, key, federation, cohort)
+            train = functools.partial(turn, j, key, federation, cohort, state.hyper)
             done = cond(number == place, train, lambda before: before, done)
-        return done
+        held, info = done
+        return State(state.hyper, scatter(state.clients, cohort, held)), info
 
     return Algorithm(init, receive, step, receive)
 

@@ -178,13 +178,13 @@ def build(config: Hermes) -> Algorithm:
                 "--validation-fraction 0.2."
             )
 
-        def start(w, own, group):
+        def start(g, w, own):
             never = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, jnp.int32), w)
-            mask, since = tree.stack((pruning.whole(w), jnp.int32(0)), len(group.id))
+            mask, since = federation.of_each((pruning.whole(w), jnp.int32(0)), g)
             return Server(w, never, w if config.rewind else None), Own(own, mask, since)
 
         weights = initial_weights(key, federation)
-        groups = per_group(start, weights, each_client(weights, federation), federation.groups)
+        groups = per_group(start, range(len(weights)), weights, each_client(weights, federation))
         server, own = zip(*groups, strict=True)
         return State(hyper, server, own, jnp.int32(0))
 
