@@ -1,0 +1,42 @@
+"""FedCMD against other methods, client by client: Markdown, from finished runs of FedCMD's setting.
+
+python experiments/fedcmd/paired.py RUNS METHOD ...
+
+RUNS holds a folder METHOD-SEED for each cell, as README.md makes them. All seeds that both methods have ended
+are taken. A client's difference is its mean over them; the interval (t, 95 %) and Wilcoxon's p are over
+clients, whose rows are the same in all runs: they say nothing on other partitions.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from jaxfl.runs.load import load
+
+OURS = "fedcmd"
+
+
+def per_client(runs: Path, method: str, moment: str) -> dict[int, np.ndarray]:
+    """By seeds, the accuracy of every client in percent."""
+    found = [load(path.parent) for path in sorted(runs.glob(f"{method}-*/{method}/seed-*/result.json"))]
+    return {run.config["options"]["seed"]: 100 * np.array(run.result[moment]["per_client"]) for run in found}
+
+
+print("| FedCMD minus | moment | seeds | mean of each | mean | 95 % over clients | p |")
+print("|---|---|---|---|---|---|---|")
+for rival in sys.argv[2:]:
+    for moment, words in ("received", "received"), ("accuracy", "deployed"):
+        ours, theirs = (per_client(Path(sys.argv[1]), method, moment) for method in (OURS, rival))
+        seeds = sorted(ours.keys() & theirs.keys())
+        differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
+        of_clients = differences.mean(0)
+        low, high = stats.t.interval(0.95, len(of_clients) - 1, of_clients.mean(), stats.sem(of_clients))
+        means = ", ".join(f"{mean:+.2f}" for mean in differences.mean(1))
+        p = stats.wilcoxon(of_clients).pvalue
+        p = "< 0.001" if p < 0.001 else f"{p:.3f}"
+        print(
+            f"| {rival} | {words} | {', '.join(map(str, seeds))} | {means} | {of_clients.mean():+.2f} "
+            f"| {low:+.2f} to {high:+.2f} | {p} |"
+        )
