@@ -109,7 +109,7 @@ def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared,
         visited = jax.tree.map(lambda leaf: leaf[order], own[g])  # noqa: B023
 
         def visit(carry, one, received=shared[g]):
-            # In full on every device, as it leaves: the compiler is not to divide what one client computes.
+            # In full on every device before and behind it: the compiler divides nothing of one client.
             carry, (client, present, own) = federation.keep_replicated((carry, one))
             done = f(jax.random.fold_in(key, client.id), client, carry, received, own)
             (after, output), operations = federation.keep_replicated(done)
@@ -149,7 +149,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
-    # In full on every device, as they leave: in a branch none waits for the part of another one.
+    # In full on every device before and behind the branch: within it none waits for another one's part.
     carry, mine = federation.keep_replicated((carry, mine))
     visited = loops.cond(of_it.any(), visit, lambda carry, mine: (carry, mine), carry, mine)
     carry, mine = federation.keep_replicated(visited)

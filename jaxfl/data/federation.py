@@ -214,9 +214,9 @@ class Federation:
         return jax.tree.map(lambda leaf: placement.put(leaf, where(leaf)), tree)
 
     def _keep(self, tree, where: Callable):
-        return (
-            tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, jax.tree.map(where, tree))
-        )
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, jax.tree.map(where, tree))
 
     @property
     def models(self) -> tuple[Model, ...]:

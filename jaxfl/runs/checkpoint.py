@@ -137,9 +137,9 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
 
 
 def _on_host(leaf: Any) -> Any:
-    """An array as NumPy's, unless no process has all of it."""
-    whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
-    return np.asarray(leaf) if whole else leaf
+    """An array as NumPy's, unless this process has but a part of it."""
+    here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+    return np.asarray(leaf) if here else leaf
 
 
 def _named(tree: Any) -> dict[str, Any]:

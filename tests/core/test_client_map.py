@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import engine, flops, loops, memory
 from jaxfl.core.client_map import map_clients, visit_clients
 from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.machine.placement import mesh_of
 from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.variant import choose
@@ -130,8 +130,7 @@ def test_visits_are_counted(federation):
 @pytest.mark.parametrize(("at_once", "devices"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices):
     """Of clients who are there; with and without places that fill up those of devices and of `at_once`."""
-    mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,)) if devices > 1 else None
-    here = dataclasses.replace(federation, mesh=mesh, clients_at_once=at_once)
+    here = dataclasses.replace(federation, mesh=mesh_of(devices), clients_at_once=at_once)
 
     def client(key, client, shared, own):
         flops.add(10.0 * client.size.astype(float))

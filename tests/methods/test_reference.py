@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import long, tiny_links, tiny_partition, tiny_source, validating
-from jax.sharding import AxisType
 from reference import nets, training
 
 from jaxfl.core.client_map import everyone, per_group
@@ -23,6 +22,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import federate
+from jaxfl.machine.placement import mesh_of
 from jaxfl.registry import METHODS
 from methods.cases import CASES
 from methods.recording import at
@@ -126,9 +126,7 @@ def jaxfl_run(method, name, devices=1):
     slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, COHORT_SEED)
     if name == next(iter(case.comparisons)):
         federation, slots = widened(federation), tuple(map(dealt, federation.groups, slots))
-    if devices > 1:
-        mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,))
-        federation = dataclasses.replace(federation, mesh=mesh)
+    federation = dataclasses.replace(federation, mesh=mesh_of(devices))
     if name == next(reversed(case.comparisons)):
         federation = dataclasses.replace(federation, clients_at_once=2)
     options = METHODS[method].config(**TRAINING | comparison.options)
