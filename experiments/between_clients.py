@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import balance, draw_cohorts
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort
 from jaxfl.runs.prepare import prepare

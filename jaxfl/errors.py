@@ -16,6 +16,13 @@ class JaxflError(Exception):
     """
 
 
+ADVICE = ", and --client-state host has but a round's clients at hand; leave it out"
+
+
+class AllClients(JaxflError):
+    """What belongs to all clients, which a method reads where only some of them are at hand."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """End of a sentence: what the user may have meant, or the list of what there is."""
     known = [entry for entry in known if not entry.startswith("_")]

@@ -13,7 +13,7 @@ from jaxfl.bench.workloads import Strategy
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import align, balance
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import Federation, PerGroup

@@ -291,7 +291,12 @@ def _counts(slots: Slots, message) -> jax.Array:
 
 
 def everyone(federation: Federation, cohort: Cohort) -> Cohort:
-    """The same round with all clients but newcomers."""
+    """The same round with all clients but newcomers.
+
+    Raises:
+      AllClients: if only some of them are at hand.
+    """
+    federation.require_all()
     places = per_group(
         lambda group: Slots(
             jnp.where(group.newcomer, len(group.id), jnp.arange(len(group.id), dtype=jnp.int32)),

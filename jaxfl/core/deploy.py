@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfl.core.engine import scoring_key
 from jaxfl.core.protocol import Algorithm, Cohort, Predictor, Slots
+from jaxfl.core.window import seen
 from jaxfl.data.federation import Federation
 
 
@@ -18,7 +19,7 @@ def deployed(
 
     Args:
       algorithm: of the run.
-      state: after round `last`.
+      state: after round `last`, perhaps `jaxfl.core.window.Kept`.
       federation: the clients, on one device; perhaps without data.
       run_key: of the run.
       last: a round, from 0.
@@ -32,7 +33,8 @@ def deployed(
       NotAtHand: if its model is made of images or labels, and the federation has none.
     """
     cohort, g = alone(federation, client, last, rounds)
-    return _predictor(algorithm.personal, g, scoring_key(run_key, last), state, federation, cohort)
+    arguments = scoring_key(run_key, last), *seen(state, federation, cohort)
+    return _predictor(algorithm.personal, g, *arguments)
 
 
 def alone(federation: Federation, client: int, last: int, rounds: int) -> tuple[Cohort, int]:

@@ -15,43 +15,15 @@ import numpy as np
 
 from jaxfl.core.answers import answering, anybody
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
+from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Cohort, Info, Slots
+from jaxfl.core.protocol import Cohort, Info
 from jaxfl.core.rounds import Conditions, Programs, Report
+from jaxfl.core.window import Kept, all_of, around, initial, kept, rounds_in_windows, seen
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import agree
 
 CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of personal models built at once
-
-
-class Job(NamedTuple):
-    """One run, or several that are one program: they differ in their seeds and in rates alone.
-
-    Args:
-      programs: of the algorithm; one with a host step takes a single run.
-      federation: clients and data.
-      configs: of each run the method's configuration.
-      cohorts: of each run per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`; those of several
-        runs in equally many places, see `align`.
-      keys: of each run.
-      eval_every: rounds of a chunk.
-      score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
-      conditions: of each run what its rounds meet; nothing by default.
-    """
-
-    programs: Programs
-    federation: Federation
-    configs: Sequence[Any]
-    cohorts: Sequence[tuple[Slots, ...]]
-    keys: Sequence[jax.Array]
-    eval_every: int
-    score_cohort: bool = False
-    conditions: Sequence[Conditions] = ()
-
-    @property
-    def rounds(self) -> int:
-        """Of every run."""
-        return self.cohorts[0][0].mask.shape[0]
 
 
 class Chunk(NamedTuple):
@@ -104,19 +76,21 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         before = federation.fetch(before)
     streams = [jax.random.split(key, 4) for key in job.keys]
     _, round_key, host_key, score_key = (
-        _together(of_runs, jnp.stack) for of_runs in zip(*streams, strict=True)
+        together(of_runs, jnp.stack) for of_runs in zip(*streams, strict=True)
     )
     round_key, score_key = federation.replicate((round_key, score_key))
-    state = federation.place(_together(before), runs > 1)
+    state = _at_rest(job, together(before))
     del before  # the rounds need the memory
     cohort_key = score_key if job.score_cohort else None
     going = range(runs)
     for first in range(start, job.rounds, job.eval_every):
         end, passed = min(first + job.eval_every, job.rounds), _stopwatch(programs)
-        if programs.host is None:
+        if job.on_host:
+            state, of_runs = _in_windows(job, first, end, round_key, cohort_key, state, first == start)
+        elif programs.host is None:
             advance = programs.rounds if runs == 1 else programs.rounds_of_runs
-            cohorts = _together([_of_rounds(of_run, first, end) for of_run in job.cohorts])
-            conditions = _conditions(job, first, end)
+            cohorts = together([of_rounds(of_run, first, end) for of_run in job.cohorts])
+            conditions = conditions_of(job, first, end)
             state, reports = advance(round_key, state, federation, cohorts, cohort_key, conditions)
             reports = jax.device_get(reports)
             of_runs = {i: _per_round(_run_of(reports, i, runs)) for i in going}
@@ -142,6 +116,10 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
 def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     """A run's state before its first round, what its preparation reports, and the seconds that took."""
     programs, federation, key = job.programs, job.federation, job.keys[i]
+    if job.on_host:
+        init_key, *_ = jax.random.split(key, 4)
+        hyper = traced(job.configs[i])
+        return initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
@@ -157,6 +135,26 @@ def initial_state(programs: Programs, federation: Federation, config: Any, run_k
     """A run's state before anything has happened."""
     init_key, *_ = jax.random.split(run_key, 4)
     return programs.init(init_key, federation, traced(config))
+
+
+def _at_rest(job: Job, state: Any) -> Any:
+    """A state where it lies between rounds: on the devices, or what clients have in the host's memory."""
+    if not job.on_host:
+        return job.federation.place(state, len(job.keys) > 1)
+    if isinstance(state, Kept):
+        return state
+    return kept(job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state)
+
+
+def _in_windows(job: Job, first: int, end: int, round_key, cohort_key, state: Kept, watched: bool):
+    """Rounds of a single run whose clients' state lies on the host: the state and {0: reports}."""
+
+    def advance(state, federation, cohorts, conditions):
+        return job.programs.rounds(round_key, state, federation, cohorts, cohort_key, conditions)
+
+    rounds = [(of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)) for t in range(first, end)]
+    state, reports = rounds_in_windows(advance, state, job.federation, rounds, watched)
+    return state, {0: [report for of_round in reports for report in _per_round(of_round)]}
 
 
 def _members(job: Job) -> Cohort:
@@ -179,8 +177,12 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     """
     programs, federation = job.programs, job.federation
     keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
-    keys, state = federation.replicate(keys), federation.place(jax.tree.map(jnp.copy, state))
-    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], newcomers_in_places(job, last))
+    keys = federation.replicate(keys)
+    state = _at_rest(
+        job, jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
+    )
+    state, federation, cohort = seen(state, federation, newcomers_in_places(job, last))
+    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None
     conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
     if programs.host:
@@ -202,7 +204,7 @@ def _with_host_steps(job: Job, host: Callable, first: int, end: int, keys: tuple
     """Rounds of a single run one by one, each followed by its host step: the state and {0: reports}."""
     reports = []
     for t in range(first, end):
-        cohort, conditions = _of_rounds(job.cohorts[0], t, t + 1), _conditions(job, t, t + 1)
+        cohort, conditions = of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)
         state, report = _with_host_step(job, host, cohort, conditions, keys, state)
         reports.append(report)
     return state, {0: reports}
@@ -245,11 +247,13 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
     federation = job.federation
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
     if diverged:
-        return Chunk(first, state, reports[: diverged[0] - first + 1], None, train_seconds, 0.0, diverged)
+        done = reports[: diverged[0] - first + 1]
+        return Chunk(first, all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
     scores = evaluate(job.programs, federation, state, key, last, job.rounds)
     diverged = _first_infinite_score(scores["personal"], last, federation)
-    return Chunk(first, state, reports, None if diverged else scores, train_seconds, passed(), diverged)
+    scores = None if diverged else scores
+    return Chunk(first, all_of(state), reports, scores, train_seconds, passed(), diverged)
 
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:
@@ -263,15 +267,18 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
     Of several runs only that of their rounds. The longest to compile is the first one.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
+    key = federation.replicate(together(job.keys, jnp.stack))
+    if job.on_host:
+        yield from _needed_in_windows(job, start, key)
+        return
     state = jax.eval_shape(programs.init, job.keys[0], federation, traced(job.configs[0]))
     axis = () if runs == 1 else (runs,)
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(axis + leaf.shape, leaf.dtype), state)
     state = federation.form(state, runs > 1)
-    key = federation.replicate(_together(job.keys, jnp.stack))
     end = min(job.rounds, start + (job.eval_every if programs.host is None else 1))
-    cohorts = _together([_of_rounds(of_run, start, end) for of_run in job.cohorts])
+    cohorts = together([of_rounds(of_run, start, end) for of_run in job.cohorts])
     advance = programs.rounds if runs == 1 else programs.rounds_of_runs
-    score_key, conditions = key if job.score_cohort else None, _conditions(job, start, end)
+    score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, end)
     yield advance, (key, state, federation, cohorts, score_key, conditions)
     if runs == 1:
         part = in_parts(federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
@@ -281,11 +288,30 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
             yield programs.prepare, (key, state, federation, _members(job))
 
 
+def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tuple]]:
+    """The same where clients' state lies on the host."""
+
+    def shapes(cohort):
+        there = around(job.federation, cohort)
+        state = jax.eval_shape(job.programs.init, job.keys[0], there.federation, traced(job.configs[0]))
+        return there.federation.form(state), there.federation, there.cohort
+
+    start = min(start, job.rounds - 1)
+    first = jax.tree.map(lambda leaf: leaf[0], of_rounds(job.cohorts[0], start, start + 1))
+    state, federation, cohort = shapes(first)
+    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
+    score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, start + 1)
+    yield job.programs.rounds, (key, state, federation, cohort, score_key, conditions)
+    part = in_parts(job.federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
+    for program in job.programs.received, job.programs.personal:
+        yield program, (key, *shapes(part))
+
+
 def depends_on_length(job: Job, rounds: int) -> bool:
     """Whether a round is another one in a run of so many rounds: the programs are traced for both lengths."""
     programs, federation, key = job.programs, job.federation, job.keys[0]
     state = jax.eval_shape(programs.init, key, federation, traced(job.configs[0]))
-    everyone, first = all_clients(federation, job.rounds), _of_rounds(job.cohorts[0], 0, 1)
+    everyone, first = all_clients(federation, job.rounds), of_rounds(job.cohorts[0], 0, 1)
     calls = [(programs.rounds, first), (programs.received, everyone), (programs.personal, everyone)]
     calls += [(programs.prepare, everyone)] if programs.prepare else []
 
@@ -293,11 +319,6 @@ def depends_on_length(job: Job, rounds: int) -> bool:
         return program.formula(key, state, federation, dataclasses.replace(cohort, rounds=length))
 
     return any(formula(*call, job.rounds) != formula(*call, rounds) for call in calls)
-
-
-def traced(hyper: Any) -> Any:
-    """A configuration, or another tree, with its floats as arrays."""
-    return jax.tree.map(lambda rate: jnp.asarray(rate, jnp.result_type(float)), hyper)
 
 
 def evaluate(
@@ -308,7 +329,7 @@ def evaluate(
     parts = in_parts(federation, CLIENTS_PER_SCORING, last, rounds)
 
     def scores(program):
-        of_parts = [jax.device_get(program(key, state, federation, part)) for part in parts]
+        of_parts = [jax.device_get(program(key, *seen(state, federation, part))) for part in parts]
         return tuple(
             by_client([(part.groups[g], of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)])
             for g in range(len(federation.groups))
@@ -331,32 +352,8 @@ def scoring_key(run_key, last: int):
     return jax.random.fold_in(score_key, last)
 
 
-def _of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
-    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
-    return Cohort(
-        np.arange(first, end, dtype=np.int32),
-        jax.tree.map(lambda leaf: leaf[first:end], cohorts),
-        rounds=cohorts[0].mask.shape[0],
-    )
-
-
-def _conditions(job: Job, first: int, end: int) -> Conditions:
-    """What rounds first..end-1 meet; of several runs with a leading axis."""
-
-    def of_rounds(of_run):
-        rate, dropped = jax.tree.map(lambda leaf: leaf[first:end], (of_run.rate, of_run.dropped))
-        return Conditions(rate, dropped, of_run.deadline)
-
-    return _together(list(map(of_rounds, job.conditions or [Conditions()] * len(job.keys))))
-
-
-def _together(trees: Sequence[Any], stack: Callable = np.stack) -> Any:
-    """Trees of several runs as one with a leading axis; that of a single run as it is."""
-    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: stack(leaves), *trees)
-
-
 def _run_of(tree: Any, i: int, runs: int) -> Any:
-    """The part of run `i`: the inverse of `_together`."""
+    """The part of run `i`: the inverse of `together`."""
     return tree if runs == 1 else jax.tree.map(lambda leaf: leaf[i], tree)
 
 

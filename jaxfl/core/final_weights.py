@@ -9,6 +9,7 @@ from jaxfl.core.cohorts import by_client, in_parts
 from jaxfl.core.engine import CLIENTS_PER_SCORING, scoring_key
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Predictor
+from jaxfl.core.window import seen
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.applied import applied
 from jaxfl.models.model import Model, Weights
@@ -23,7 +24,7 @@ def final_weights(
     Args:
       algorithm: the method.
       federation: the clients.
-      state: after some rounds.
+      state: after some rounds, on the federation's devices or `jaxfl.core.window.Kept`.
       key: of the run.
       done: how many rounds.
       rounds: of the whole run.
@@ -31,13 +32,13 @@ def final_weights(
     Raises:
       JaxflError: if the method predicts with several networks side by side, by `jax.vmap`.
     """
-    key, state = federation.replicate(scoring_key(key, done - 1)), federation.place(state)
+    key = federation.replicate(scoring_key(key, done - 1))
 
     def predictors(key, state, federation, part):
         return federation.keep_replicated(algorithm.personal(key, state, federation, part))
 
     program, parts = Program(predictors), in_parts(federation, CLIENTS_PER_SCORING, done - 1, rounds)
-    found = [jax.device_get(program(key, state, federation, part)) for part in parts]
+    found = [jax.device_get(program(key, *seen(state, federation, part))) for part in parts]
 
     def of_group(g, model):
         divided = [of_clients(model, of_part[g]) for of_part in found]

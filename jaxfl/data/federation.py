@@ -15,12 +15,13 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
 from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError
+from jaxfl.errors import ADVICE, AllClients, JaxflError
 from jaxfl.machine import placement
 from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
 
 PerGroup = tuple  # one entry per architecture group
+NOBODY = np.iinfo(np.int32).max  # an id that no client has
 
 
 class NotAtHand(JaxflError):
@@ -88,6 +89,8 @@ class Federation:
         labels are (V,).
       initial: per architecture `ClientWeights` of some of its blocks, from which they start; the others start
         fresh. None where all do. A leaf that clients have of their own stands in both parts, once as mean.
+      population: per group how many clients there are and how many of these are newcomers, where `groups` are
+        but some of them, see `jaxfl.core.window`; None where they are all.
     """
 
     images: jax.Array
@@ -103,11 +106,30 @@ class Federation:
     labelled: bool = static(default=True)
     shift: Shift | None = None
     initial: PerGroup | None = None
+    population: tuple[tuple[int, int], ...] | None = static(default=None)
 
     @property
     def clients(self) -> int:
         """N, the number of clients."""
+        if self.population:
+            return sum(count for count, _ in self.population)
         return sum(len(group.id) for group in self.groups)
+
+    def require_all(self) -> None:
+        """Refuse what is about all clients, where these are but some of them.
+
+        Raises:
+          AllClients: if they are.
+        """
+        if self.population:
+            raise AllClients(f"The method goes by all clients{ADVICE}.")
+
+    def participants(self, g: int):
+        """() int32, the clients of a group but newcomers."""
+        if self.population:
+            count, newcomers = self.population[g]
+            return jnp.int32(count - newcomers)
+        return (~self.groups[g].newcomer).sum(dtype=jnp.int32)
 
     @property
     def devices(self) -> int:
@@ -202,7 +224,8 @@ class Federation:
 
     def _placed(self, leaf, runs: bool = False) -> NamedSharding:
         assert self.mesh
-        clients = {self.clients, *(len(group.id) for group in self.groups)}
+        of_groups = [len(group.id) for group in self.groups]
+        clients = {sum(of_groups), *of_groups}
         return placement.divided(self.mesh, leaf.shape, clients, leading=int(runs))
 
     def _put(self, tree, where: Callable):

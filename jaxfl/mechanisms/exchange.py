@@ -82,7 +82,7 @@ class Lesson(NamedTuple):
     """What the server knows when a round's teachers have taught.
 
     Args:
-      i: (k,) ids of the cohort; N in an empty place.
+      i: (k,) ids of the cohort; in an empty place one that nobody has.
       n: (k,) training rows; 0 in an empty place.
       c: (k, k), the teachers' weights.
       s: (k, R, outputs), predictions; of the distilled models if the method asked for these.

@@ -57,7 +57,7 @@ def learn(matrix, i, sizes, slopes, hyper: LearnedMatrix, uniform: float):
 
     Args:
       matrix: C, (N, N).
-      i: (k,) ids of the cohort; N in an empty place.
+      i: (k,) ids of the cohort; in an empty place one that nobody has.
       sizes: (k,) training rows; 0 in an empty place.
       slopes: (k, k), d_nm.
       hyper: rates and the kind of projection.

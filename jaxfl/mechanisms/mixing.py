@@ -16,7 +16,7 @@ import optax
 from jaxfl.core import tree
 from jaxfl.core.client_map import everyone
 from jaxfl.core.protocol import Cohort
-from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.federation import NOBODY, Federation, PerGroup
 
 EPS = 1e-8  # the least norm that a cosine divides by
 
@@ -27,9 +27,9 @@ def among(federation: Federation, cohort: Cohort) -> Cohort:
 
 
 def ids(federation: Federation, cohort: Cohort) -> PerGroup:
-    """Per group (k_g,) int32: the clients in the places of a cohort; N, which is nobody, in empty ones."""
+    """Per group (k_g,) int32: the clients in the places of a cohort; in empty ones an id that nobody has."""
     return tuple(
-        group.id.at[slots.index].get(mode="fill", fill_value=federation.clients)
+        group.id.at[slots.index].get(mode="fill", fill_value=NOBODY)
         for group, slots in zip(federation.groups, cohort.groups, strict=True)
     )
 
@@ -49,7 +49,7 @@ def rows_of_one(weights, rows, columns):
 
     Args:
       weights: (k, m).
-      rows: (k,) ids; N in an empty place, whose row has no meaning.
+      rows: (k,) ids; the row of an empty place has no meaning.
       columns: (m,) ids, in any order.
     """
     total = weights.sum(1, keepdims=True)

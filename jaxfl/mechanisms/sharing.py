@@ -328,14 +328,15 @@ def sharing(
         outputs, means = zip(*on_clients(client, key, state, federation, cohort, shares), strict=True)
         kept, shared, remembered, loss = zip(*outputs, strict=True)
 
-        def serve(group, before, server, mean, present):
+        def serve(g, before, server, mean, present):
             model, message = mean
-            clients = (~group.newcomer).astype(present.dtype).sum()
+            clients = federation.participants(g).astype(present.dtype)
             means = Means(model, message, present.sum() / clients)
             after = memory.aggregate(before, server, means, state.hyper)
             return tree.where(present.any(), after, (before, server))
 
-        served = per_group(serve, federation.groups, state.shared, state.server, means, present)
+        groups = range(len(federation.groups))
+        served = per_group(serve, groups, state.shared, state.server, means, present)
         new_shared, new_server = zip(*served, strict=True)
         up = sent_up(cohort, means)  # a mean has the shape of a message
         down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))

@@ -142,6 +142,8 @@ def _together(runs: list[Planned], data: Data) -> tuple[int, str]:
         return 1, "alone"
     if runs[0].variant.programs.host:
         return 1, "one after another, because the server's step is outside of the compiled program"
+    if runs[0].setup.machine.client_state == "host":
+        return 1, "one after another, because --client-state host has the clients of one in memory"
     size = most_together([run[:2] for run in runs], data.federation)
     if size == len(runs):
         return size, "as one program"

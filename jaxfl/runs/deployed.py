@@ -23,7 +23,7 @@ from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import restore, restore_setup
-from jaxfl.runs.job import form_of_state
+from jaxfl.runs.job import at_rest, form_of_state
 from jaxfl.runs.observer import NOBODY
 from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
 from jaxfl.runs.variant import Variant
@@ -354,5 +354,5 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
         np.asarray(federation.std),
         bool(setup.data.shift),
     )
-    state = jax.device_put(state)
+    state = at_rest(variant, setup, federation, state)
     return Opened(config, variant, setup, federation, partition, images, state, metrics[done - 1])

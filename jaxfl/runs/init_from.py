@@ -21,7 +21,7 @@ from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.config import restore
-from jaxfl.runs.job import form_of_state
+from jaxfl.runs.job import at_rest, form_of_state
 from jaxfl.runs.observer import Observer
 from jaxfl.runs.prepare import Data, prepare
 
@@ -104,6 +104,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
     if not done:
         raise JaxflError("it has no checkpoint yet; wait for its first one, or name another run.")
     key, rounds = jax.random.key(setup.run.seed), setup.run.rounds
+    state = at_rest(variant, setup, federation, state)
     models = final_weights(variant.algorithm, federation, state, key, done, rounds)
     arrays = {}
     for model, group, of_group in zip(federation.models, federation.groups, models, strict=True):

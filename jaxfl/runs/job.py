@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,12 +13,14 @@ from jaxfl.core import memory
 from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.check import check
 from jaxfl.core.cohorts import align, balance, draw_cohorts
-from jaxfl.core.engine import Job, compiled, traced
+from jaxfl.core.engine import compiled
+from jaxfl.core.job import Job, traced
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
+from jaxfl.core.window import kept, on_host
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import of_vectors
-from jaxfl.errors import JaxflError
+from jaxfl.errors import ADVICE, AllClients, JaxflError
 from jaxfl.machine.clock import Deadline, profile
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.prepare import Data
@@ -42,6 +45,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         setup.run.eval_every,
         setup.run.score_cohort,
         [_conditions(setup, federation) for _, setup in runs],
+        setup.machine.client_state == "host",
     )
 
 
@@ -73,6 +77,14 @@ def form_of_state(variant: Variant, setup: Setup, federation: Federation):
     return jax.eval_shape(variant.programs.init, key, federation, hyper)
 
 
+def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) -> Any:
+    """A checkpoint's state where `client_state` has it while some clients' models are made."""
+    if setup.machine.client_state == "device":
+        return jax.device_put(state) if federation.mesh is None else federation.place(state)
+    key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+    return kept(variant.programs.init, key, federation, hyper, state)
+
+
 def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
     """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
 
@@ -90,6 +102,10 @@ def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
         )
     if setup.run.topology == "none":  # where other methods of a comparison have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
+    if setup.machine.client_state == "host":
+        if variant.programs.host or variant.programs.prepare:
+            raise AllClients(f"{variant.label} has a step that goes by all clients{ADVICE}.")
+        federation = on_host(federation)
     if not variant.built_in:
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
     limit = on_first_process(memory.available)(federation)

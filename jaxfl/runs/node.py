@@ -9,6 +9,7 @@ import numpy as np
 from jaxfl.core.engine import initial_state
 from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
 from jaxfl.core.protocol import Averaged
+from jaxfl.core.window import all_of
 from jaxfl.data.one_client import Own, of_one_client
 from jaxfl.errors import JaxflError
 from jaxfl.runs.deployed import Opened, opened
@@ -33,6 +34,7 @@ def begun(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
         a server that averages.
     """
     its = opened(folder, None, changed_code=False, data=False)
+    its = its._replace(state=all_of(its.state))
     algorithm, label, models = its.variant.algorithm, its.variant.label, its.federation.models
     if len(models) > 1:
         raise JaxflError(

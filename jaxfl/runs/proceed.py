@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
-from jaxfl.core.engine import Chunk, Job, join, newcomers_in_places, simulate
+from jaxfl.core.engine import Chunk, join, newcomers_in_places, simulate
+from jaxfl.core.job import Job
 from jaxfl.core.rounds import Programs
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files

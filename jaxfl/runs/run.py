@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 
 from jaxfl.config.setup import Setup
-from jaxfl.core.engine import Job, depends_on_length
+from jaxfl.core.engine import depends_on_length
+from jaxfl.core.job import Job
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment

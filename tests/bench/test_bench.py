@@ -19,7 +19,7 @@ from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
 from jaxfl.config.flags import parse_flags
 from jaxfl.core.cohorts import draw_cohorts
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort
 from jaxfl.core.training import initial_weights

@@ -11,6 +11,7 @@ from conftest import CLASSES, SHAPE, assert_same, tiny_partition, tiny_source
 from jaxfl.core import engine
 from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions, as_programs
 from jaxfl.data.federation import federate
@@ -43,12 +44,12 @@ def play(programs, federation):
     """Rounds one by one: (state, reports) of some cohorts, under some conditions, with some rates."""
 
     def play(cohorts, conditions=None, rates=(CONFIG.lr,) * ROUNDS):
-        state, reports = programs.init(KEY, federation, engine.traced(CONFIG)), []
+        state, reports = programs.init(KEY, federation, traced(CONFIG)), []
         for t, rate in enumerate(rates):
             now = slice(t, t + 1)
             of_round = Cohort(np.arange(t, t + 1, dtype=np.int32), tree_at(cohorts, now), ROUNDS)
             met = () if conditions is None else (None, tree_at(conditions, now))
-            state = state._replace(hyper=engine.traced(dataclasses.replace(CONFIG, lr=rate)))
+            state = state._replace(hyper=traced(dataclasses.replace(CONFIG, lr=rate)))
             state, report = programs.rounds(KEY, jax.tree.map(jnp.copy, state), federation, of_round, *met)
             reports.append(report)
         state = state._replace(hyper=None)
@@ -71,7 +72,7 @@ def cohorts():
 def conditions(dropped=NOBODY, rate=(1.0,) * ROUNDS, seconds=1e9):
     """All of the kinds; devices compute an operation and move a byte in a second."""
     deadline = Deadline(seconds, (Device(1.0, 1.0), Device(1.0, 1.0)))
-    return Conditions(np.array(rate, np.float32), dropped, engine.traced(deadline))
+    return Conditions(np.array(rate, np.float32), dropped, traced(deadline))
 
 
 def without(cohorts, dropped):

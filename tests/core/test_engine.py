@@ -27,10 +27,11 @@ from jaxfl.core import engine, evaluate, tree
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
 from jaxfl.core.evaluate import Score, score
+from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import as_programs
 from jaxfl.data.federation import federate
-from jaxfl.errors import JaxflError
+from jaxfl.errors import AllClients, JaxflError
 from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
@@ -74,7 +75,7 @@ def undisturbed(programs, federation, cohorts):
 
 def simulate(programs, federation, config, cohorts, key, eval_every, start=0, state=None, **options):
     """The chunks of a single run."""
-    job = engine.Job(programs, federation, [config], [cohorts], [key], eval_every, **options)
+    job = Job(programs, federation, [config], [cohorts], [key], eval_every, **options)
     for chunks in engine.simulate(job, start, None if state is None else [state]):
         assert list(chunks) == [0]
         yield chunks[0]
@@ -220,6 +221,45 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
         assert (scores.rows.sum(1) > 0).all()
 
 
+@pytest.fixture(scope="module")
+def kept_on_host(federation):
+    """The same clients, whose state lies in the host's memory."""
+    return dataclasses.replace(federation, groups=jax.device_get(federation.groups))
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_round_needs_no_client_but_its_own(programs, kept_on_host, cohorts, undisturbed, start):
+    state = undisturbed[start - 1].state if start else None
+    run = simulate(
+        programs, kept_on_host, CONFIG, cohorts, KEY, eval_every=2, start=start, state=state, on_host=True
+    )
+    lasts = []
+    for chunk in run:
+        lasts.append(chunk.first + len(chunk.reports) - 1)
+        expected = undisturbed[lasts[-1]]
+        assert_equal((chunk.state, chunk.scores), (expected.state, expected.scores))
+        assert_equal(
+            chunk.reports,
+            [report for one in undisturbed[chunk.first :] for report in one.reports][: len(chunk.reports)],
+        )
+    assert lasts == [1, 3, 4][start // 2 :]
+
+
+def test_a_step_that_reads_others_is_refused(programs, kept_on_host, cohorts):
+    """Nobody at hand but the round's clients, and the stranger: a mean over all is none."""
+
+    def step(key, state, federation, cohort):
+        state, info = METHODS["fedper"].build(CONFIG).step(key, state, federation, cohort)
+        return state._replace(
+            kept=jax.tree.map(lambda leaf: leaf + leaf.mean(0, keepdims=True), state.kept)
+        ), info
+
+    algorithm = METHODS["fedper"].build(CONFIG)._replace(step=step)
+    mixing = programs._replace(rounds=as_programs(algorithm).rounds)
+    with pytest.raises(AllClients, match="beyond its cohort"):
+        next(simulate(mixing, kept_on_host, CONFIG, cohorts, KEY, eval_every=1, on_host=True))
+
+
 @pytest.mark.parametrize("at_once", [long(1), 2])
 def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     """One after another they are the same to the bit, side by side but for the order of sums."""
@@ -230,7 +270,7 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     joined = align([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
     joined = jax.tree.map(lambda *leaves: np.stack(leaves), *joined)
     keys = jax.random.split(KEY, 3)
-    states = [jax.tree.map(jnp.copy, programs.init(key, federation, engine.traced(CONFIG))) for key in keys]
+    states = [jax.tree.map(jnp.copy, programs.init(key, federation, traced(CONFIG))) for key in keys]
     numbers = np.arange(2, dtype=np.int32)
     tolerance = 0 if at_once == 1 else 1e-6
 
@@ -308,7 +348,7 @@ def test_a_device_holds_its_share_of_what_clients_have(seeds):
     programs = as_programs(METHODS["local"].build(config))
     cohorts, keys = draw_cohorts((5,), 0.6, 2, seed=3), list(jax.random.split(KEY, seeds))
     cohorts = balance(cohorts, [np.asarray(federation.groups[0].size)], federation)
-    job = engine.Job(programs, federation, [config] * seeds, [cohorts] * seeds, keys, eval_every=1)
+    job = Job(programs, federation, [config] * seeds, [cohorts] * seeds, keys, eval_every=1)
 
     def assert_shared(state):
         leaves = jax.tree.leaves(state.kept)
@@ -563,7 +603,7 @@ def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_els
     assert trained != received
 
     def cost(programs, score_cohort):
-        job = engine.Job(programs, federation, [config], [cohorts], [KEY], ROUNDS, score_cohort)
+        job = Job(programs, federation, [config], [cohorts], [KEY], ROUNDS, score_cohort)
         compiled, *_ = engine.compiled(job)
         return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
 
@@ -599,7 +639,7 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
     assert unprepared.preparation is None
     assert (unprepared.reports[0].info.loss[0] != runs[0][0].reports[0].info.loss[0]).any()
 
-    job = engine.Job(prepared, federation, [CONFIG] * 2, [cohorts] * 2, keys, 2)
+    job = Job(prepared, federation, [CONFIG] * 2, [cohorts] * 2, keys, 2)
     for at, of_runs in enumerate(engine.simulate(job)):
         for i, chunk in of_runs.items():
             expected = runs[i][at]

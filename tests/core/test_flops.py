@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
 
-from jaxfl.core import engine, flops
+from jaxfl.core import flops
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import Chunk
 from jaxfl.core.examples import own_rows, sweep
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
 from jaxfl.core.training import Training, fit
@@ -41,7 +42,7 @@ def reports(federation, choice, participation=1.0, rounds=1, **options):
     config = method.config(epochs=EPOCHS, batch_size=BATCH, **options)
     cohorts = draw_cohorts(CLIENTS, participation, rounds, seed=3)
     programs = as_programs(method.build(config))
-    state = jax.tree.map(jnp.copy, programs.init(KEY, federation, engine.traced(config)))
+    state = jax.tree.map(jnp.copy, programs.init(KEY, federation, traced(config)))
     of_rounds = Cohort(np.arange(rounds, dtype=np.int32), cohorts, rounds)
     _, found = programs.rounds(KEY, state, federation, of_rounds)
     return [jax.tree.map(lambda leaf, t=t: leaf[t], found) for t in range(rounds)], cohorts

@@ -9,7 +9,7 @@ from methods.cases.mnfl import nearest
 from scipy import integrate, stats
 
 from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.mechanisms import learned_matrix, mixing
 from jaxfl.mechanisms.learned_matrix import LearnedMatrix

@@ -10,7 +10,7 @@ import math
 import jax
 from conftest import CLASSES, SHAPE, SIZES, cohort, tiny_links, tiny_models, tiny_partition, tiny_source
 
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo

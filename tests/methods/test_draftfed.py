@@ -20,7 +20,7 @@ from jaxfl.algorithms.public_images.draftfed import (
     supplied,
 )
 from jaxfl.core import tree
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Batch
 from jaxfl.mechanisms.public_images import subset

@@ -9,8 +9,8 @@ import pytest
 from conftest import cohort, federate, long, tiny_links, tiny_models, tiny_partition, tiny_source, validating
 
 from jaxfl.core import tree
-from jaxfl.core.engine import traced
 from jaxfl.core.final_weights import of_clients
+from jaxfl.core.job import traced
 from jaxfl.models.named import ClientWeights
 from jaxfl.models.slices import shapes
 from jaxfl.registry import METHODS

@@ -29,7 +29,7 @@ from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
 from jaxfl.algorithms.reassembly.pfedhr import PFedHR
 from jaxfl.config.options import check
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.colour import with_hue
 from jaxfl.data.federation import Batch, federate

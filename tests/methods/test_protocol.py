@@ -32,7 +32,7 @@ import jaxfl
 from jaxfl import algorithms, cli
 from jaxfl.core import tree
 from jaxfl.core.check import check, checked
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Info
 from jaxfl.core.training import Training
@@ -320,6 +320,27 @@ def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
     for model, rows in zip(run.models, run.partition.test, strict=True):
         assert (model.predict(run.source.images[rows]) == run.source.labels[rows]).mean() == model.accuracy
         assert model.weights.keys() >= set(model.model.names)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_with_clients_in_the_hosts_memory_is_that_on_the_device(name, tmp_path, capsys):
+    """To the bit, with clients that are lost and others who join at the end; or it is refused."""
+    options = (
+        f"{short(name)} --dataset digits --partition quantity,min_samples=4 --clients 12 --participation 0.4 "
+        "--models mlp,hidden=4 mcmahan,width=0.06,padding=same,features=4 --epochs 2 --rounds 4 "
+        "--eval-every 2 --devices 1 --dropout 0.2 --newcomers 0.2 --score-cohort"
+    )
+    on_host = f"run {options} --client-state host --run-dir {tmp_path / 'host'}".split()
+    if CASES[name].all_clients:
+        with pytest.raises(SystemExit):
+            cli.main(on_host)
+        assert "--client-state host has but a round's clients at hand" in capsys.readouterr().err
+        return
+    cli.main(on_host)
+    cli.main(f"run {options} --run-dir {tmp_path / 'device'}".split())
+    host, device = (outcome(tmp_path / where) for where in ("host", "device"))
+    jax.tree.map(np.testing.assert_array_equal, host, device)
 
 
 def outcome(folder):

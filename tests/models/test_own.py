@@ -15,7 +15,7 @@ from flax import nnx
 
 import jaxfl
 from jaxfl.cli import main
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.errors import JaxflError
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock

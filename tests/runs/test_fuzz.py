@@ -15,7 +15,7 @@ import jaxfl
 from jaxfl import cli
 from jaxfl.config.options import alternatives, entries, hints, text
 from jaxfl.config.setup import Setup
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.data import partition as partitions
 from jaxfl.data import sources

@@ -138,6 +138,7 @@ def build(config: FedAMP) -> Algorithm:
             u = mix(tree.take(attention.xi, slots), w)
             return u._replace(stats=own.stats) if config.bn_stats == "local" else u
 
+        federation.require_all()
         found = attentions(state, [group.id for group in federation.groups])
         own = gather(state.weights, cohort)
         return per_group(of_group, state.weights, own, found, cohort.groups), tuple(a.pull for a in found)

@@ -187,6 +187,7 @@ def build(config: FedFomo) -> Algorithm:
 
     def on_clients(f, key, state, federation, cohort):
         """``f(key, client, Arrival)`` for the clients of a cohort."""
+        federation.require_all()
         hyper = state.hyper
         t = cohort.round.astype(hyper.epsilon.dtype)
         epsilon = jnp.maximum(hyper.epsilon - hyper.epsilon_decay * t, 0)

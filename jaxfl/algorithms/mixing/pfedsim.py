@@ -131,6 +131,7 @@ def build(config: PFedSim) -> Algorithm:
             a = attention(pairs(state.phi, i, group.id), i, group.id)
             return jax.vmap(tree.where)(apart, tree.combine(kept, mix(a, theta)), w)
 
+        federation.require_all()
         return per_group(
             of_group,
             federation.groups,

@@ -147,6 +147,7 @@ def build(config: HeteroFL) -> Algorithm:
             return own._replace(stats=stats)
 
         if config.static_bn and config.bn_stats == "aggregate":
+            federation.require_all()
             shared = per_group(of_all, federation.groups, shared)
         elif config.static_bn:
             kept = map_clients(of_client, key, federation, cohort, shared, kept)

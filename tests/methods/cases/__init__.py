@@ -98,6 +98,8 @@ class Case(NamedTuple):
       idle_rates: float options that have no effect in `test_protocol`; why, says a comment.
       returns: whether a client that is alone in a round gets back, or deploys, the model that it has trained;
         not where the server goes beyond what it gets.
+      all_clients: whether a round goes by more than its cohort's clients; it is refused then where no others
+        are at hand.
       reductions: functions without arguments that compare it with another method, see `methods.rounds`.
     """
 
@@ -118,6 +120,7 @@ class Case(NamedTuple):
     short: dict[str, Any] = {}
     traffic_rates: dict[str, float] = {}
     idle_rates: Collection[str] = ()
+    all_clients: bool = False
     returns: bool = True
     reductions: tuple[Callable, ...] = ()
 

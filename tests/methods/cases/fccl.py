@@ -141,6 +141,7 @@ fccl = Case(
     view=view,
     images=mnfl.drawn_anew,
     traffic=lambda model, models, t: (8 * CLASSES, 8 * CLASSES + 8),  # of ten images two batches of four
+    all_clients=True,
     short={"public_batch": 4, "public_lr": 1e-5},  # which rounding may turn, as gradients are small
     comparisons={
         "": Comparison(OPTIONS | {"pretraining_epochs": 1}, [("lam", 0.31), ("remember", 0.99)]),

@@ -10,7 +10,7 @@ from reference import nets
 from reference.training import descend, plain_loss
 
 from jaxfl.algorithms.mixing.fedamp import attention
-from jaxfl.core.engine import traced
+from jaxfl.core.job import traced
 from jaxfl.registry import METHODS
 from methods import recording
 from methods.cases import NORMALISED, SMALL, Case, Comparison, ditto, local_statistics
@@ -133,6 +133,7 @@ fedamp = Case(
     scores,
     view=view,
     traffic=lambda model, models, t: model.size,
+    all_clients=True,
     short=FIXED,
     comparisons={
         "": Comparison({"lam": 0.1}, [("lam", 0.101), ("sigma", 1.0), ("alpha", 1.0)]),

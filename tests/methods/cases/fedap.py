@@ -135,6 +135,7 @@ fedap = Case(
     draws_of_preparation=draws_of_preparation,
     view=view,
     traffic=lambda model, models, t: model.size,  # these models have no norms
+    all_clients=True,
     short={"passes": 1},
     comparisons={
         "": Comparison({"mu": 0.4}, [("mu", 0.41), ("pretraining", "fedavg")]),

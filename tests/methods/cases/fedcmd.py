@@ -368,6 +368,7 @@ fedcmd = Case(
     scores,
     view=view,
     traffic=lambda model, models, t: (model.size + (t < SHORT["selection_rounds"]), model.size),
+    all_clients=True,
     short=SHORT,
     comparisons={
         "": Comparison(

@@ -177,6 +177,7 @@ fedfomo = Case(
     draws_before_use=draws_before_use,
     view=view,
     traffic=lambda model, models, t: (model.size + len(SIZES), model.size),
+    all_clients=True,
     short=EXPLORING,
     idle_rates={"epsilon_decay"},  # these few draws are as random with it as without; "exploring" compares it
     comparisons={

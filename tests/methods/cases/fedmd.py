@@ -84,6 +84,7 @@ fedmd = Case(
     view=mnfl.view,
     images=mnfl.drawn_anew,
     traffic=lambda model, models, t: (PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
+    all_clients=True,
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")]),

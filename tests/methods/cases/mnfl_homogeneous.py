@@ -105,6 +105,7 @@ mnfl_homogeneous = Case(
     view=mnfl.view,
     traffic=lambda model, models, t: model.size,
     idle_rates={"transfer_lr"},  # of another transfer than the default
+    all_clients=True,
     comparisons={
         "": Comparison(OPTIONS, mistakes=[("row_norm", "clip")]),
         "by steps": Comparison(

@@ -102,6 +102,7 @@ pfedclub = Case(
     given=given,
     view=own_models,
     traffic=lambda model, models, t: (model.size, 0),  # nobody has a teacher before the server's first step
+    all_clients=True,
     short={"server_epochs": 1, "candidates": 2},
     idle_rates=OF_SERVER,
     comparisons={

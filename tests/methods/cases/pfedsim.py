@@ -151,6 +151,7 @@ pfedsim = Case(
     scores,
     view=view,
     traffic=lambda model, models, t: model.size,
+    all_clients=True,
     comparisons={
         "": Comparison(mistakes=[("generalization", 0.25)]),
         "from the beginning": Comparison(
