@@ -47,6 +47,8 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
       JaxflError: if there is no such method, it is none, or an option of its own has the name of one that all
         runs have.
     """
+    if not isinstance(choice, str | Method):
+        raise JaxflError(f"{choice!r} is no method; give the name of one, or a jaxfl.Method, one by one.")
     name, options = choices.split(choice) if isinstance(choice, str) else (choice.name, {})
     found = choices.lookup("method", METHODS, name) if isinstance(choice, str) else choice
     if not isinstance(found, Method):

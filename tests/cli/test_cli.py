@@ -343,6 +343,8 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert not (tmp_path / "none").exists()
     with pytest.raises(jaxfl.JaxflError, match="Name the methods to compare"):
         jaxfl.compare()
+    with pytest.raises(jaxfl.JaxflError, match="\\[.fedavg.\\] is no method; give the name of one"):
+        jaxfl.compare(["fedavg"])
 
 
 def test_the_command_says_what_is_used_and_what_is_trained(folder, tmp_path, capsys):
