@@ -16,13 +16,6 @@ class JaxflError(Exception):
     """
 
 
-ADVICE = ", and --client-state host has but a round's clients at hand; leave it out"
-
-
-class AllClients(JaxflError):
-    """What belongs to all clients, which a method reads where only some of them are at hand."""
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """End of a sentence: what the user may have meant, or the list of what there is."""
     known = [entry for entry in known if not entry.startswith("_")]
@@ -32,6 +25,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if len(known) > 40:
         return f"none of the {len(known)} known names is similar."
     return f"known are {', '.join(known)}." if known else "there are none."
+
+
+def beyond_cohort(what: str) -> JaxflError:
+    """The sentence about what needs more than the clients of a cohort, see `jaxfl.core.window`."""
+    return JaxflError(
+        f"{what}, and --client-state host has those of a cohort alone at hand; leave out --client-state host."
+    )
 
 
 @contextlib.contextmanager

@@ -138,8 +138,9 @@ class MachineOptions:
     per CPU core), but no more than a group has clients in a round on average. Each holds the data set: on a
     machine with many cores and little memory give fewer."""
     client_state: Literal["device", "host"] = "device"
-    """Where what clients have (own models, heads, memories) lies between rounds: on the devices, or in the
-    host's memory, of which a round gets its clients': for more of them than devices hold. docs/devices.md"""
+    """Where clients' own models, heads and memories lie between rounds: on the devices, or in the host's
+    memory, from which a round gets those of its clients. Methods that go by all clients need the devices.
+    docs/devices.md"""
     convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
     """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
     network and remembers."""

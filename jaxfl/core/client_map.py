@@ -294,7 +294,7 @@ def everyone(federation: Federation, cohort: Cohort) -> Cohort:
     """The same round with all clients but newcomers.
 
     Raises:
-      AllClients: if only some of them are at hand.
+      JaxflError: if only some of them are at hand.
     """
     federation.require_all()
     places = per_group(

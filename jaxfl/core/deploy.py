@@ -19,7 +19,7 @@ def deployed(
 
     Args:
       algorithm: of the run.
-      state: after round `last`, perhaps `jaxfl.core.window.Kept`.
+      state: after round `last`, perhaps `jaxfl.core.window.OnHost`.
       federation: the clients, on one device; perhaps without data.
       run_key: of the run.
       last: a round, from 0.

@@ -13,17 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core import window
 from jaxfl.core.answers import answering, anybody
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
 from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.core.rounds import Conditions, Programs, Report
-from jaxfl.core.window import Kept, all_of, around, initial, kept, rounds_in_windows, seen
+from jaxfl.core.window import OnHost, all_of
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import agree
 
-CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of personal models built at once
+CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of models that are made at once
 
 
 class Chunk(NamedTuple):
@@ -31,7 +32,7 @@ class Chunk(NamedTuple):
 
     Args:
       first: number of the first round, from 0.
-      state: after the last round. It is donated to the next chunk: copy it to keep it.
+      state: after the last round. It is donated to the next chunk, or written in place: copy it to keep it.
       reports: of every round, with NumPy leaves.
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
         rounds diverged.
@@ -58,7 +59,7 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
     Args:
       job: what to run.
       start: first round; a multiple of `eval_every` or the end of the job.
-      states: of each run the state at `start`; None for new runs.
+      states: of each run the state at `start`; None for new runs. Its arrays are taken over.
 
     Yields:
       A `Chunk` of each run by its number, after every `eval_every` rounds and after the last one. A run that
@@ -102,7 +103,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         for i in going:
             its_own = state if runs == 1 else federation.place(programs.of_run(state, np.int32(i)))
             its_key = _run_of(score_key, i, runs)
-            chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained)
+            watched = job.on_host and first == start
+            chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained, watched)
             if first == start:
                 spent = seconds[i] + chunk.train_seconds
                 chunk = chunk._replace(preparation=preparations[i], train_seconds=spent)
@@ -119,7 +121,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     if job.on_host:
         init_key, *_ = jax.random.split(key, 4)
         hyper = traced(job.configs[i])
-        return initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
+        return window.initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
@@ -141,20 +143,25 @@ def _at_rest(job: Job, state: Any) -> Any:
     """A state where it lies between rounds: on the devices, or what clients have in the host's memory."""
     if not job.on_host:
         return job.federation.place(state, len(job.keys) > 1)
-    if isinstance(state, Kept):
+    if isinstance(state, OnHost):
         return state
-    return kept(job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state)
+    return window.taken_over(job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state)
 
 
-def _in_windows(job: Job, first: int, end: int, round_key, cohort_key, state: Kept, watched: bool):
+def _in_windows(job: Job, first: int, end: int, round_key, cohort_key, state: OnHost, watched: bool):
     """Rounds of a single run whose clients' state lies on the host: the state and {0: reports}."""
 
     def advance(state, federation, cohorts, conditions):
         return job.programs.rounds(round_key, state, federation, cohorts, cohort_key, conditions)
 
-    rounds = [(of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)) for t in range(first, end)]
-    state, reports = rounds_in_windows(advance, state, job.federation, rounds, watched)
+    rounds = [(_cohort(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
+    state, reports = window.rounds_in_windows(advance, state, job.federation, rounds, watched)
     return state, {0: [report for of_round in reports for report in _per_round(of_round)]}
+
+
+def _cohort(job: Job, t: int) -> Cohort:
+    """That of a round of a single run."""
+    return jax.tree.map(lambda leaf: leaf[0], of_rounds(job.cohorts[0], t, t + 1))
 
 
 def _members(job: Job) -> Cohort:
@@ -181,7 +188,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     state = _at_rest(
         job, jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
     )
-    state, federation, cohort = seen(state, federation, newcomers_in_places(job, last))
+    state, federation, cohort = window.seen(state, federation, newcomers_in_places(job, last))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None
     conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
@@ -242,7 +249,7 @@ def _stopwatch(programs: Programs) -> Callable[[], float]:
     return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
 
 
-def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float) -> Chunk:
+def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, watched: bool) -> Chunk:
     """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
     federation = job.federation
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
@@ -250,7 +257,7 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
         done = reports[: diverged[0] - first + 1]
         return Chunk(first, all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
-    scores = evaluate(job.programs, federation, state, key, last, job.rounds)
+    scores = evaluate(job.programs, federation, state, key, last, job.rounds, watched)
     diverged = _first_infinite_score(scores["personal"], last, federation)
     scores = None if diverged else scores
     return Chunk(first, all_of(state), reports, scores, train_seconds, passed(), diverged)
@@ -291,20 +298,18 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
 def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tuple]]:
     """The same where clients' state lies on the host."""
 
-    def shapes(cohort):
-        there = around(job.federation, cohort)
-        state = jax.eval_shape(job.programs.init, job.keys[0], there.federation, traced(job.configs[0]))
-        return there.federation.form(state), there.federation, there.cohort
+    def form(federation):
+        state = jax.eval_shape(job.programs.init, job.keys[0], federation, traced(job.configs[0]))
+        return federation.form(state)
 
     start = min(start, job.rounds - 1)
-    first = jax.tree.map(lambda leaf: leaf[0], of_rounds(job.cohorts[0], start, start + 1))
-    state, federation, cohort = shapes(first)
-    cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
-    score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, start + 1)
-    yield job.programs.rounds, (key, state, federation, cohort, score_key, conditions)
+    there, score_key = window.around(job.federation, _cohort(job, start)), key if job.score_cohort else None
+    federation, cohort, conditions = window.round_on(there, conditions_of(job, start, start + 1))
+    yield job.programs.rounds, (key, form(federation), federation, cohort, score_key, conditions)
     part = in_parts(job.federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
+    there = window.around(job.federation, part)
     for program in job.programs.received, job.programs.personal:
-        yield program, (key, *shapes(part))
+        yield program, (key, form(there.federation), there.federation, there.cohort)
 
 
 def depends_on_length(job: Job, rounds: int) -> bool:
@@ -322,22 +327,38 @@ def depends_on_length(job: Job, rounds: int) -> bool:
 
 
 def evaluate(
-    programs: Programs, federation: Federation, state: Any, key, last: int, rounds: int
+    programs: Programs,
+    federation: Federation,
+    state: Any,
+    key,
+    last: int,
+    rounds: int,
+    watched: bool = False,
 ) -> dict[str, PerGroup]:
-    """Score all clients after round `last`; see `Chunk.scores`."""
-    key = jax.random.fold_in(key, last)
+    """Score all clients after round `last`, see `Chunk.scores`; `watched` as `window.alike` does."""
+    key, same = jax.random.fold_in(key, last), programs.personal is programs.received
+
+    def scored(*arguments):
+        received = programs.received(key, *arguments)
+        return jax.device_get((received, received if same else programs.personal(key, *arguments)))
+
     parts = in_parts(federation, CLIENTS_PER_SCORING, last, rounds)
+    found = [
+        window.alike(scored, state, federation, part)
+        if watched and part is parts[0]
+        else scored(*window.seen(state, federation, part))
+        for part in parts
+    ]
 
-    def scores(program):
-        of_parts = [jax.device_get(program(key, *seen(state, federation, part))) for part in parts]
-        return tuple(
-            by_client([(part.groups[g], of_part[g]) for part, of_part in zip(parts, of_parts, strict=True)])
-            for g in range(len(federation.groups))
-        )
+    def of_group(moment, g):
+        of_parts = zip(parts, found, strict=True)
+        return by_client([(part.groups[g], scores[moment][g]) for part, scores in of_parts])
 
-    received = scores(programs.received)
-    same = programs.personal is programs.received
-    return {"personal": received if same else scores(programs.personal), "received": received}
+    def of_all(moment):
+        return tuple(of_group(moment, g) for g in range(len(federation.groups)))
+
+    received = of_all(0)
+    return {"personal": received if same else of_all(1), "received": received}
 
 
 def training_key(run_key):

@@ -24,7 +24,7 @@ def final_weights(
     Args:
       algorithm: the method.
       federation: the clients.
-      state: after some rounds, on the federation's devices or `jaxfl.core.window.Kept`.
+      state: after some rounds, on the federation's devices or `jaxfl.core.window.OnHost`.
       key: of the run.
       done: how many rounds.
       rounds: of the whole run.

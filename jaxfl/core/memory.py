@@ -33,7 +33,8 @@ def available(federation: Federation) -> int | None:
     if not all("bytes_limit" in of_device for of_device in stats):
         return None
     free = min(of_device["bytes_limit"] - of_device["bytes_in_use"] for of_device in stats)
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(federation))  # in use by now, and an argument
+    there = (leaf for leaf in jax.tree.leaves(federation) if isinstance(leaf, jax.Array))
+    held = sum(leaf.nbytes for leaf in there)  # in use by now, and an argument
     return int(USABLE * (free + held))
 
 
@@ -118,7 +119,10 @@ def _advice(federation: Federation | None) -> str:
     at_once = federation.clients_at_once
     if at_once > 1:
         return f"with --clients-at-once {at_once}; start again with --clients-at-once {at_once // 2}"
-    advice = "lower --batch-size or --eval-every, or change --devices (all hold the data set)"
+    advice = (
+        "lower --batch-size or --eval-every, change --devices (all hold the data set), or keep what clients "
+        "have on the host (--client-state host)"
+    )
     return f"with --clients-at-once {at_once}; {advice}"
 
 

@@ -2,8 +2,9 @@
 
 A *window* is a federation of one cohort's clients alone. A step sees no difference as long as it goes by its
 cohort: its key is the round's, a client's is folded from its id, and an array of clients has their entries.
-What reads more than that is refused (`Federation.require_all`), or meets the stranger: a client in front of
-every window, in no cohort, whose numbers are NaN.
+What needs all clients says so, `Federation.require_all`. What reads more than its cohort without a word is
+found out by the *stranger*, a client in front of every window that is in no cohort: a first round and a first
+scoring are computed with two of them, and have to come out the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +19,13 @@ from jaxfl.core.cohorts import in_parts
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions, Report
 from jaxfl.data.federation import NOBODY, Client, Federation, PerGroup
-from jaxfl.errors import ADVICE, AllClients
+from jaxfl.errors import beyond_cohort
 
 SERVER = -1  # whose array it is, in place of a group's number
+STRANGERS = 0, 100  # what all their numbers are
 
 
-class Kept(NamedTuple):
+class OnHost(NamedTuple):
     """A state between rounds.
 
     Args:
@@ -39,88 +41,22 @@ class Window(NamedTuple):
     """The clients of a cohort as a federation.
 
     Args:
-      federation: of w_g = 1 + k_g clients a group: the stranger, and those of the cohort by their order;
-        where places are empty, the group's last client as well.
+      federation: of w_g = 1 + k_g clients a group: the stranger, and behind it one for each place, by their
+        order. For an empty place stands the group's last client, who is not `real`.
       cohort: the same, in the same places.
       rows: per group (k_g,) int, which clients of the whole federation these are, by their order.
       real: per group (k_g,) bool, False behind those of the cohort.
+      stranger: what all numbers of the stranger's are.
     """
 
     federation: Federation
     cohort: Cohort
     rows: PerGroup
     real: PerGroup
+    stranger: int
 
 
-def around(federation: Federation, cohort: Cohort) -> Window:
-    """The window of a cohort; all of one size have one shape.
-
-    Args:
-      federation: all clients, perhaps `on_host`.
-      cohort: of one round.
-    """
-
-    def of_group(group: Client, slots: Slots):
-        order = np.argsort(slots.index, kind="stable")  # empty places last
-        rows, real = np.minimum(slots.index[order], len(group.id) - 1), slots.mask[order]
-        ranks = np.empty(len(order), np.int32)
-        ranks[order] = np.arange(1, len(order) + 1)
-        places = Slots(np.where(slots.mask, ranks, np.int32(1 + len(order))), slots.mask)
-        nobody = {
-            name: np.zeros_like(getattr(group, name)[:1]) for name in ("size", "validation_size", "test_size")
-        }
-        stranger = replace(
-            jax.tree.map(lambda leaf: leaf[:1], group),
-            id=np.full(1, NOBODY, np.int32),
-            newcomer=np.ones(1, bool),
-            **nobody,
-        )
-        clients = jax.tree.map(lambda one, leaf: np.concatenate([one, leaf[rows]]), stranger, group)
-        return clients, places, rows, real
-
-    clients, places, rows, real = zip(*map(of_group, federation.groups, cohort.groups), strict=True)
-    population = tuple((len(apart), int(apart.sum())) for apart in federation.newcomers)
-    initial = federation.initial and tuple(
-        given._replace(own=jax.tree.map(lambda leaf, at=at: leaf[np.r_[0, at]], given.own))
-        for given, at in zip(federation.initial, rows, strict=True)
-    )
-    groups = federation.replicate(clients)
-    there = replace(federation, groups=groups, population=population, initial=initial)
-    return Window(there, replace(cohort, groups=places), rows, real)
-
-
-def seen(state: Any, federation: Federation, cohort: Cohort) -> tuple[Any, Federation, Cohort]:
-    """What a program gets of a state for some clients: its arguments behind the key."""
-    if not isinstance(state, Kept):
-        return state, federation, cohort
-    window = around(federation, cohort)
-    return placed(state, window, rows_of(state, window)), window.federation, window.cohort
-
-
-def kept(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> Kept:
-    """A state that is there already, such as a checkpoint's, as one that lies in the host's memory.
-
-    Args:
-      init: of the method.
-      key: of a run.
-      federation: all clients.
-      hyper: the method's configuration, traced.
-      state: with NumPy arrays of clients.
-
-    Raises:
-      AllClients: if the method's state is not divided by clients.
-    """
-    owners = _owners(init, key, federation, hyper)
-
-    def writable(owner, leaf):
-        return leaf if owner == SERVER or leaf.flags.writeable else leaf.copy()
-
-    return Kept(jax.tree.map(writable, owners, state), owners)
-
-
-def all_of(state: Any) -> Any:
-    """A state as its method knows it, wherever it lies."""
-    return state.state if isinstance(state, Kept) else state
+# ---- windows
 
 
 def on_host(federation: Federation) -> Federation:
@@ -128,30 +64,122 @@ def on_host(federation: Federation) -> Federation:
     return replace(federation, groups=jax.device_get(federation.groups))
 
 
-def initial(init: Callable, key, federation: Federation, hyper: Any, most: int) -> Kept:
-    """The state before the first round, made for at most so many clients of a group at a time; see `kept`."""
-    owners, made = _owners(init, key, federation, hyper), None
-    for part in in_parts(federation, most, 0, 1):
-        window = around(federation, part)
-        state = init(key, window.federation, hyper)
-        if made is None:
+def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> Window:
+    """The window of a cohort; all of one size have one shape.
 
-            def empty(owner, leaf):
-                if owner == SERVER:
-                    return leaf
-                return np.empty((len(federation.groups[owner].id), *leaf.shape[1:]), leaf.dtype)
+    Args:
+      federation: all clients, `on_host`.
+      cohort: of one round.
+      stranger: which of `STRANGERS` stands in front.
+    """
+    sizes = {name: np.full(1, stranger > 0, np.int32) for name in ("size", "validation_size", "test_size")}
 
-            made = Kept(jax.tree.map(empty, owners, state), owners)
-        made = put_back(made, window, state)
-    assert made is not None  # a federation has clients
-    # Copied, because an array that stands in two places cannot be donated.
-    return made._replace(
-        state=jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
+    def of_group(group: Client, slots: Slots):
+        order = np.argsort(slots.index, kind="stable")  # empty places last
+        rows, real = np.minimum(slots.index[order], len(group.id) - 1), slots.mask[order]
+        ranks = np.empty(len(order), np.int32)
+        ranks[order] = np.arange(1, len(order) + 1)
+        places = Slots(np.where(slots.mask, ranks, np.int32(1 + len(order))), slots.mask)
+        first = jax.tree.map(lambda leaf: leaf[:1], group)
+        in_front = replace(first, id=np.full(1, NOBODY, np.int32), newcomer=np.ones(1, bool), **sizes)
+        clients = jax.tree.map(lambda one, leaf: np.concatenate([one, leaf[rows]]), in_front, group)
+        return clients, places, rows, real
+
+    clients, places, rows, real = zip(*map(of_group, federation.groups, cohort.groups), strict=True)
+    population = tuple((len(apart), int(apart.sum())) for apart in federation.newcomers)
+    groups = federation.replicate(clients, known=True)
+    there = replace(federation, groups=groups, population=population, initial=None)
+    return Window(there, replace(cohort, groups=places), rows, real, stranger)
+
+
+def round_on(window: Window, conditions: Conditions) -> tuple[Federation, Cohort, Conditions]:
+    """What the program of rounds gets of a single one, behind the state.
+
+    Args:
+      window: of its cohort.
+      conditions: that all clients meet, along an axis of that round.
+    """
+    groups = jax.tree.map(lambda leaf: leaf[None], window.cohort.groups)
+    cohort = replace(window.cohort, round=np.asarray(window.cohort.round)[None], groups=groups)
+    dropped = conditions.dropped and tuple(
+        np.pad(np.asarray(of_group)[:, rows], [(0, 0), (1, 0)])
+        for of_group, rows in zip(conditions.dropped, window.rows, strict=True)
     )
+    return window.federation, cohort, conditions._replace(dropped=dropped)
 
 
-def _owners(init: Callable, key, federation: Federation, hyper: Any) -> Any:
-    """Whose the arrays of a state are, see `Kept`: a group's grow with the number of its clients."""
+# ---- states
+
+
+def all_of(state: Any) -> Any:
+    """A state as its method knows it, wherever it lies."""
+    return state.state if isinstance(state, OnHost) else state
+
+
+def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> OnHost:
+    """A state that is there already, such as a checkpoint's; arrays that can be written are from now on.
+
+    Args:
+      init: of the method.
+      key: of a run.
+      federation: all clients, `on_host`.
+      hyper: the method's configuration, traced.
+      state: with NumPy arrays of clients.
+
+    Raises:
+      JaxflError: if the method's state is not divided by clients.
+    """
+    owners, _ = _form(init, key, federation, hyper)
+
+    def writable(owner, leaf):
+        return leaf if owner == SERVER or leaf.flags.writeable else leaf.copy()
+
+    return OnHost(jax.tree.map(writable, owners, state), owners)
+
+
+def initial(init: Callable, key, federation: Federation, hyper: Any, most: int) -> OnHost:
+    """The state before the first round, made for at most so many clients of a group at a time.
+
+    Raises:
+      JaxflError: if the method's state is not divided by clients, or a client's depends on who is beside it.
+    """
+    owners, one = _form(init, key, federation, hyper)
+
+    def empty(owner, leaf):
+        clients = 0 if owner == SERVER else len(federation.groups[owner].id)
+        return np.empty((clients, *leaf.shape[1:]), leaf.dtype)
+
+    made, parts = OnHost(jax.tree.map(empty, owners, one), owners), in_parts(federation, most, 0, 1)
+    for part in parts:
+        window = around(federation, part)
+        made = put_back(made, window, init(key, _beginning(federation, window), hyper))
+    lasts = (np.array([len(group.id) - 1], np.int32) for group in federation.groups)
+    last = tuple(Slots(index, np.ones(1, bool)) for index in lasts)
+    window = around(federation, replace(parts[0], groups=last))
+    alone = federation.fetch(init(key, _beginning(federation, window), hyper))
+    found = _entries(made, window)
+    there = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
+    if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, there))):
+        raise beyond_cohort("What a client begins with goes by others than itself")
+    # Copied, because an array that stands in two places cannot be donated.
+    copied = jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
+    return OnHost(copied, owners)
+
+
+def _beginning(federation: Federation, window: Window) -> Federation:
+    """A window's clients with what is given for them to start from."""
+    given = federation.initial and tuple(
+        of_group._replace(own=jax.tree.map(lambda leaf, at=at: leaf[np.r_[0, at]], of_group.own))
+        for of_group, at in zip(federation.initial, window.rows, strict=True)
+    )
+    return replace(window.federation, initial=given)
+
+
+def _form(init: Callable, key, federation: Federation, hyper: Any) -> tuple[Any, Any]:
+    """Whose the arrays of a state are, see `OnHost`, and their shapes for one client and the stranger.
+
+    Those of a group grow with the number of its clients.
+    """
 
     def shapes(*sizes: int):
         some = (Slots(np.zeros(size, np.int32), np.ones(size, bool)) for size in sizes)
@@ -164,41 +192,38 @@ def _owners(init: Callable, key, federation: Federation, hyper: Any) -> Any:
             return SERVER
         (g, shape), *others = grown
         if others or shape != (one.shape[0] + 1, *one.shape[1:]):
-            raise AllClients(f"The method's state is not divided by clients{ADVICE}.")
+            raise beyond_cohort("The method's state is not divided by clients")
         return g
 
     count = len(federation.groups)
-    ones = shapes(*[1] * count)
-    return jax.tree.map(owner, ones, *(shapes(*1 + np.eye(count, dtype=int)[g]) for g in range(count)))
+    one = shapes(*[1] * count)
+    more = (shapes(*1 + np.eye(count, dtype=int)[g]) for g in range(count))
+    return jax.tree.map(owner, one, *more), one
 
 
-def rows_of(kept: Kept, window: Window) -> Any:
-    """The entries of a window's clients, NumPy arrays (w_g, ...); of the server's arrays none."""
+# ---- between the host and the devices
 
-    def of_leaf(owner, leaf):
+
+def seen(state: Any, federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> tuple:
+    """What a program gets of a state for some clients, behind the key: state, federation and cohort."""
+    if not isinstance(state, OnHost):
+        return state, federation, cohort
+    window = around(federation, cohort, stranger)
+    return placed(state, window, _entries(state, window)), window.federation, window.cohort
+
+
+def placed(kept: OnHost, window: Window, entries: Any) -> Any:
+    """The state of a window on its devices, made of its `_entries` and the server's arrays."""
+
+    def of_leaf(owner, leaf, of_clients):
         if owner == SERVER:
-            return ()
-        rows = window.rows[owner]
-        entries = np.empty((1 + len(rows), *leaf.shape[1:]), leaf.dtype)
-        entries[0] = np.nan if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0
-        np.take(leaf, rows, 0, entries[1:], mode="clip")
-        return entries
+            return leaf
+        return jnp.asarray(of_clients) if window.federation.mesh is None else of_clients
 
-    return jax.tree.map(of_leaf, kept.owners, kept.state)
+    return window.federation.place(jax.tree.map(of_leaf, kept.owners, kept.state, entries), known=True)
 
 
-def placed(kept: Kept, window: Window, rows: Any) -> Any:
-    """The state of a window on its devices, made of `rows_of` it and the server's arrays."""
-    state = jax.tree.map(
-        lambda owner, leaf, entries: leaf if owner == SERVER else jnp.asarray(entries),
-        kept.owners,
-        kept.state,
-        rows,
-    )
-    return window.federation.place(state)
-
-
-def put_back(kept: Kept, window: Window, after: Any) -> Kept:
+def put_back(kept: OnHost, window: Window, after: Any) -> OnHost:
     """The state with a window's entries as they are now; clients' arrays are written in place."""
 
     def of_leaf(owner, leaf, new):
@@ -211,13 +236,43 @@ def put_back(kept: Kept, window: Window, after: Any) -> Kept:
     return kept._replace(state=jax.tree.map(of_leaf, kept.owners, kept.state, after))
 
 
+def _entries(kept: OnHost, window: Window) -> Any:
+    """What a window's clients have, NumPy arrays (w_g, ...); of the server's arrays nothing."""
+
+    def of_leaf(owner, leaf):
+        if owner == SERVER:
+            return ()
+        rows = window.rows[owner]
+        entries = np.empty((1 + len(rows), *leaf.shape[1:]), leaf.dtype)
+        entries[0] = np.asarray(window.stranger).astype(leaf.dtype)
+        np.take(leaf, rows, 0, entries[1:], mode="clip")
+        return entries
+
+    return jax.tree.map(of_leaf, kept.owners, kept.state)
+
+
+def _renew(entries: Any, kept: OnHost, window: Window, written: Window) -> None:
+    """Look up once more those clients of a window who have just been written by another one."""
+    again = [
+        np.isin(rows, before[real])
+        for rows, before, real in zip(window.rows, written.rows, written.real, strict=True)
+    ]
+    owners, leaves = jax.tree.leaves(kept.owners), jax.tree.leaves(kept.state)
+    of_clients = [(owner, leaf) for owner, leaf in zip(owners, leaves, strict=True) if owner != SERVER]
+    for (owner, leaf), found in zip(of_clients, jax.tree.leaves(entries), strict=True):
+        found[1:][again[owner]] = leaf[window.rows[owner][again[owner]]]
+
+
+# ---- rounds
+
+
 def rounds_in_windows(
     advance: Callable,
-    kept: Kept,
+    kept: OnHost,
     federation: Federation,
     rounds: Sequence[tuple[Cohort, Conditions]],
     watched: bool,
-) -> tuple[Kept, list[Report]]:
+) -> tuple[OnHost, list[Report]]:
     """Rounds one by one, each on the window of its cohort.
 
     While the clients of one train, what the next ones have is looked up.
@@ -225,47 +280,35 @@ def rounds_in_windows(
     Args:
       advance: ``(state, federation, cohorts, conditions) -> (state, reports)``, of rounds along a first axis.
       kept: the state before.
-      federation: all clients.
-      rounds: of each its cohort and its conditions, with an axis of a single round.
-      watched: whether to look at what the first one leaves for the stranger's numbers.
+      federation: all clients, `on_host`.
+      rounds: of each its cohort, and its conditions along an axis of that round.
+      watched: whether the first one is computed with both strangers.
 
     Returns:
-      The state behind them, and the reports with such an axis.
+      The state behind them, and the reports along such an axis.
 
     Raises:
-      JaxflError: if a step reads what belongs to clients that are not in its cohort.
+      JaxflError: if the first one reads or writes what belongs to clients that are not in its cohort.
     """
-    reports, windows = [], [around(federation, _only(cohort)) for cohort, _ in rounds]
-    entries = rows_of(kept, windows[0])
-    for window, following, (cohort, conditions) in zip(windows, [*windows[1:], None], rounds, strict=True):
-        state, there = (
-            placed(kept, window, entries),
-            jax.tree.map(lambda leaf: leaf[None], window.cohort.groups),
-        )
-        met = conditions._replace(dropped=_of_window(conditions.dropped, window))
-        state, report = advance(state, window.federation, replace(cohort, groups=there), met)
-        entries = rows_of(kept, following) if following else None  # while the devices are at work
-        kept = put_back(kept, window, state)
-        if following:
-            _renew(entries, kept, following, window)
-        report = jax.device_get(report)
+    reports, ahead = [], None
+    for (cohort, conditions), following in zip(rounds, [*rounds[1:], None], strict=True):
+        window, entries = ahead or _looked_up(kept, federation, cohort)
         if watched and not reports:
-            _refuse_strangers(kept, window, report)
+            _refuse_strangers(advance, kept, federation, cohort, conditions)
+        state, report = advance(placed(kept, window, entries), *round_on(window, conditions))
+        ahead = _looked_up(kept, federation, following[0]) if following else None  # while devices are at work
+        kept = put_back(kept, window, state)
+        if ahead:
+            _renew(ahead[1], kept, ahead[0], window)
+        report = jax.device_get(report)
         reports.append(report._replace(flops=_of_all(report.flops, federation, window)))
     return kept, reports
 
 
-def _only(cohort: Cohort) -> Cohort:
-    """The cohort of the only round along a first axis."""
-    return jax.tree.map(lambda leaf: leaf[0], cohort)
-
-
-def _of_window(dropped: PerGroup | None, window: Window) -> PerGroup | None:
-    """Of (1, n_g) bool the entries of a window's clients, (1, w_g)."""
-    return dropped and tuple(
-        np.pad(of_group[:, rows], [(0, 0), (1, 0)])
-        for of_group, rows in zip(dropped, window.rows, strict=True)
-    )
+def _looked_up(kept: OnHost, federation: Federation, cohort: Cohort) -> tuple[Window, Any]:
+    """The window of a cohort, and what its clients have."""
+    window = around(federation, cohort)
+    return window, _entries(kept, window)
 
 
 def _of_all(flops: tuple, federation: Federation, window: Window) -> tuple:
@@ -281,33 +324,40 @@ def _of_all(flops: tuple, federation: Federation, window: Window) -> tuple:
     return *counted, elsewhere
 
 
-def _renew(entries: Any, kept: Kept, window: Window, written: Window) -> None:
-    """Look up once more those clients of a window who have just been written by another one."""
-    again = [
-        np.isin(rows, before[real])
-        for rows, before, real in zip(window.rows, written.rows, written.real, strict=True)
-    ]
-
-    def of_leaf(owner, leaf, looked_up):
-        if owner != SERVER:
-            looked_up[1:][again[owner]] = leaf[window.rows[owner][again[owner]]]
-
-    jax.tree.map(of_leaf, kept.owners, kept.state, entries)
+# ---- strangers
 
 
-def _refuse_strangers(kept: Kept, window: Window, report: Report) -> None:
-    """Refuse a step that has read the stranger's numbers."""
+def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) -> Any:
+    """``f(state, federation, cohort)`` of a window, which no stranger may change.
 
-    def of_leaf(owner, leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            return False
-        entries = window.federation.fetch(leaf) if owner == SERVER else leaf[window.rows[owner]]
-        return bool(np.isnan(entries).any())
+    Raises:
+      JaxflError: if one does.
+    """
+    first, second = (f(*seen(state, federation, cohort, stranger)) for stranger in STRANGERS)
+    if not _equal(first, second):
+        raise beyond_cohort("What clients receive or deploy goes by others than themselves")
+    return first
 
-    groups = zip(report.info.loss, window.cohort.groups, strict=True)
-    losses = any(np.isnan(loss[0][slots.mask]).any() for loss, slots in groups)
-    if losses or any(jax.tree.leaves(jax.tree.map(of_leaf, kept.owners, kept.state))):
-        raise AllClients(
-            "A first round has left what is no number: --lr is too high, or the method's step reads what "
-            "belongs to clients beyond its cohort, which --client-state host does not have; leave that out."
-        )
+
+def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Cohort, conditions) -> None:
+    """Refuse a round that one stranger changes in place of the other, or that changes a stranger."""
+    outcomes = []
+    for stranger in STRANGERS:
+        window = around(federation, cohort, stranger)
+        # Copied, because the round is given what it gets for good.
+        state = jax.tree.map(jnp.copy, placed(kept, window, _entries(kept, window)))
+        state, report = advance(state, *round_on(window, conditions))
+        state = federation.fetch(state)
+        for owner, leaf in zip(jax.tree.leaves(kept.owners), jax.tree.leaves(state), strict=True):
+            if owner != SERVER and (leaf[0] != np.asarray(stranger).astype(leaf.dtype)).any():
+                raise beyond_cohort("A round writes to clients that are not in its cohort")
+        theirs = jax.tree.map(lambda o, leaf: leaf if o == SERVER else leaf[1:], kept.owners, state)
+        outcomes.append((theirs, jax.device_get(report)))
+    if not _equal(*outcomes):
+        raise beyond_cohort("A round goes by clients that are not in its cohort")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two trees of arrays are the same but for rounding, which may differ on an accelerator."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.allclose(a, b, rtol=1e-3, atol=1e-3, equal_nan=True) for a, b in pairs)

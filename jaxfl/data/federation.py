@@ -15,7 +15,7 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
 from jaxfl.data.sources import Source
-from jaxfl.errors import ADVICE, AllClients, JaxflError
+from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.machine import placement
 from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
@@ -116,13 +116,9 @@ class Federation:
         return sum(len(group.id) for group in self.groups)
 
     def require_all(self) -> None:
-        """Refuse what is about all clients, where these are but some of them.
-
-        Raises:
-          AllClients: if they are.
-        """
+        """Refuse what goes by all clients where these are but some of them, with a `JaxflError`."""
         if self.population:
-            raise AllClients(f"The method goes by all clients{ADVICE}.")
+            raise beyond_cohort("The method goes by all clients")
 
     def participants(self, g: int):
         """() int32, the clients of a group but newcomers."""
@@ -150,15 +146,19 @@ class Federation:
         """Per group (n_g,) bool NumPy array: who takes part in no round."""
         return tuple(np.asarray(group.newcomer) for group in self.groups)
 
-    def replicate(self, tree):
+    def replicate(self, tree, known: bool = False):
         """The same arrays where all devices hold them in full.
 
-        Raises:
-          JaxflError: if the processes of the mesh have different ones.
-        """
-        return self._put(tree, self._in_full)
+        Args:
+          tree: of arrays.
+          known: whether the processes of the mesh are known to have the same ones.
 
-    def place(self, state, runs: bool = False):
+        Raises:
+          JaxflError: if they have different ones.
+        """
+        return self._put(tree, self._in_full, known)
+
+    def place(self, state, runs: bool = False, known: bool = False):
         """A method's state where it lies between rounds.
 
         What clients have is divided among the devices, all else is there in full on each, see
@@ -167,11 +167,12 @@ class Federation:
         Args:
           state: of a run.
           runs: whether it is that of several, with an axis of its own in front.
+          known: whether the processes of the mesh are known to have the same one.
 
         Raises:
-          JaxflError: if the processes of the mesh have different ones.
+          JaxflError: if they have different ones.
         """
-        return self._put(state, lambda leaf: self._placed(leaf, runs))
+        return self._put(state, lambda leaf: self._placed(leaf, runs), known)
 
     def keep_replicated(self, tree):
         """Within a program, the same arrays, which all devices are to hold in full."""
@@ -228,11 +229,11 @@ class Federation:
         clients = {sum(of_groups), *of_groups}
         return placement.divided(self.mesh, leaf.shape, clients, leading=int(runs))
 
-    def _put(self, tree, where: Callable):
+    def _put(self, tree, where: Callable, known: bool):
         if self.mesh is None:
             return tree
         own = list(filter(placement.of_process, jax.tree.leaves(tree)))
-        if own and jax.process_count() > 1:
+        if own and not known and jax.process_count() > 1:
             agree("data", own)
         return jax.tree.map(lambda leaf: placement.put(leaf, where(leaf)), tree)
 

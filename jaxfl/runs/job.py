@@ -17,10 +17,10 @@ from jaxfl.core.engine import compiled
 from jaxfl.core.job import Job, traced
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
-from jaxfl.core.window import kept, on_host
+from jaxfl.core.window import taken_over
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import of_vectors
-from jaxfl.errors import ADVICE, AllClients, JaxflError
+from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.machine.clock import Deadline, profile
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.prepare import Data
@@ -82,7 +82,7 @@ def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) 
     if setup.machine.client_state == "device":
         return jax.device_put(state) if federation.mesh is None else federation.place(state)
     key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
-    return kept(variant.programs.init, key, federation, hyper, state)
+    return taken_over(variant.programs.init, key, federation, hyper, state)
 
 
 def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
@@ -102,10 +102,8 @@ def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
         )
     if setup.run.topology == "none":  # where other methods of a comparison have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
-    if setup.machine.client_state == "host":
-        if variant.programs.host or variant.programs.prepare:
-            raise AllClients(f"{variant.label} has a step that goes by all clients{ADVICE}.")
-        federation = on_host(federation)
+    if setup.machine.client_state == "host" and (variant.programs.host or variant.programs.prepare):
+        raise beyond_cohort(f"{variant.label} has a step that goes by all clients")
     if not variant.built_in:
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
     limit = on_first_process(memory.available)(federation)

@@ -21,6 +21,7 @@ from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
+from jaxfl.core.window import on_host
 from jaxfl.data import hf, peers, shift, topology
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate, set_apart, without_data
@@ -85,6 +86,8 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     drawn = draw_shift(setup, source, len(partition.train))
     federation = federate(source, partition, models, at_once, devices, public, links, drawn)
     federation = with_newcomers(setup, federation)
+    if setup.machine.client_state == "host":
+        federation = on_host(federation)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     return Data(source, partition, models, federation, clients_devices, drawn=drawn)
 

@@ -29,9 +29,9 @@ from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
 from jaxfl.core.evaluate import Score, score
 from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
-from jaxfl.core.rounds import as_programs
+from jaxfl.core.rounds import Conditions, as_programs
 from jaxfl.data.federation import federate
-from jaxfl.errors import AllClients, JaxflError
+from jaxfl.errors import JaxflError
 from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
@@ -245,19 +245,71 @@ def test_a_round_needs_no_client_but_its_own(programs, kept_on_host, cohorts, un
     assert lasts == [1, 3, 4][start // 2 :]
 
 
-def test_a_step_that_reads_others_is_refused(programs, kept_on_host, cohorts):
-    """Nobody at hand but the round's clients, and the stranger: a mean over all is none."""
+def changed(**functions):
+    """FedPer with other functions: of each a change of what it returns, ``(returned, *arguments)``."""
+    algorithm = METHODS["fedper"].build(CONFIG)
 
-    def step(key, state, federation, cohort):
-        state, info = METHODS["fedper"].build(CONFIG).step(key, state, federation, cohort)
-        return state._replace(
-            kept=jax.tree.map(lambda leaf: leaf + leaf.mean(0, keepdims=True), state.kept)
-        ), info
+    def other(name, change):
+        return lambda *arguments: change(getattr(algorithm, name)(*arguments), *arguments)
 
-    algorithm = METHODS["fedper"].build(CONFIG)._replace(step=step)
-    mixing = programs._replace(rounds=as_programs(algorithm).rounds)
-    with pytest.raises(AllClients, match="beyond its cohort"):
-        next(simulate(mixing, kept_on_host, CONFIG, cohorts, KEY, eval_every=1, on_host=True))
+    return algorithm._replace(**{name: other(name, change) for name, change in functions.items()})
+
+
+def of_kept(state, f):
+    """A state in which what clients keep is ``f(leaf)``."""
+    return state._replace(kept=jax.tree.map(f, state.kept))
+
+
+def reads_models(returned, key, state, federation, cohort):
+    total = sum(leaf.sum() for leaf in jax.tree.leaves(state.kept))
+    return returned[0]._replace(shared=jax.tree.map(lambda leaf: leaf + total, returned[0].shared)), returned[
+        1
+    ]
+
+
+def writes_models(returned, *_):
+    return of_kept(returned[0], lambda leaf: leaf / 2), returned[1]
+
+
+def counts_rows(returned, key, state, federation, cohort):
+    return returned[0], returned[1]._replace(findings={"rows": {"of all": federation.groups[0].size.sum()}})
+
+
+def draws_by_place(returned, key, federation, hyper):
+    return of_kept(returned, lambda leaf: jax.random.normal(key, leaf.shape))
+
+
+def receives_a_mixture(returned, key, state, federation, cohort):
+    one, others = returned[0].stacked, state.kept[0]
+    mixed = jax.tree.map(lambda leaf, of_all: leaf.at[..., 0].add(of_all.sum()), one, others)
+    return dataclasses.replace(returned[0], stacked=mixed), *returned[1:]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (changed(step=reads_models), "A round goes by clients that are not in its cohort"),
+        long(changed(step=writes_models), "A round writes to clients that are not in its cohort"),
+        long(changed(step=counts_rows), "A round goes by clients that are not in its cohort"),
+        long(changed(init=draws_by_place), "What a client begins with goes by others"),
+        long(changed(receive=receives_a_mixture), "What clients receive or deploy goes by others"),
+    ],
+)
+def test_what_goes_by_others_is_refused(kept_on_host, cohorts, algorithm, words):
+    """What own methods may do where all clients are at hand."""
+    with pytest.raises(JaxflError, match=f"^{words}.* leave out --client-state host.$"):
+        list(simulate(as_programs(algorithm), kept_on_host, CONFIG, cohorts, KEY, 1, on_host=True))
+
+
+def test_programs_of_windows_are_compiled_once(kept_on_host, cohorts):
+    """Those that the job says it needs, with clients that drop out, and no others."""
+    programs = as_programs(METHODS["fedper"].build(CONFIG))
+    dropped = Conditions(dropped=tuple(np.zeros((ROUNDS, n), bool) for n in CLIENTS))
+    job = Job(programs, kept_on_host, [CONFIG], [cohorts], [KEY], 2, conditions=[dropped], on_host=True)
+    engine.compiled(job)
+    compilations = programs.compilations
+    assert len(list(engine.simulate(job))) == 3
+    assert programs.compilations == compilations
 
 
 @pytest.mark.parametrize("at_once", [long(1), 2])

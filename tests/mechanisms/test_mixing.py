@@ -11,11 +11,10 @@ from scipy import integrate, stats
 from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.data.federation import NOBODY
 from jaxfl.mechanisms import learned_matrix, mixing
 from jaxfl.mechanisms.learned_matrix import LearnedMatrix
 from jaxfl.registry import METHODS
-
-NOBODY = 5  # of five clients; the id in an empty place
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def build(config: CompFLDD) -> Algorithm:
         for g, (group, js) in enumerate(zip(federation.groups, experts, strict=True)):
             if j not in js:
                 continue
-            e, passed = js.index(j), way.passed[group.id]
+            e, passed = js.index(j), way.passed.at[group.id].get(mode="fill", fill_value=False)
             seen = jax.vmap(tree.where, (0, None, 0))(passed, state.walkers[j], known[g].copies[e])
             known[g] = known[g]._replace(
                 copies=replaced(known[g].copies, e, seen),

@@ -147,7 +147,8 @@ def build(config: HeteroFL) -> Algorithm:
             return own._replace(stats=stats)
 
         if config.static_bn and config.bn_stats == "aggregate":
-            federation.require_all()
+            if any(jax.tree.leaves(unknown(model)) for model in federation.models):
+                federation.require_all()
             shared = per_group(of_all, federation.groups, shared)
         elif config.static_bn:
             kept = map_clients(of_client, key, federation, cohort, shared, kept)

@@ -167,7 +167,6 @@ heterofl = Case(
     step,
     scores,
     traffic=lambda model, models, t: model.size,
-    all_clients=True,
     comparisons={
         "": Comparison(
             {"clip_norm": 0.9},
