@@ -115,9 +115,9 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
 
     Columns of differences are left out.
     """
-    titles = _of_means(table)
+    titles, several = _of_means(table), len(table.rows) > 1
     width, places = 0.8 / len(table.rows), np.arange(len(titles))
-    figure = Figure((max(5, 1.2 * len(places) + 3), 4.2), layout="constrained", dpi=150)
+    figure = Figure((max(5, 1.6 * len(places) + (3 if several else 1)), 4.2), layout="constrained", dpi=150)
     axes = figure.add_subplot(title=title, ylabel=unit)
     for number, (label, of_row) in enumerate(table.rows):
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
@@ -125,9 +125,11 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
         wrapped = textwrap.fill(label.replace(",", ", "), LABEL_WIDTH)
         axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, label=wrapped)
-    axes.set_xticks(places, [textwrap.fill(column.replace(",", ", "), 20) for column in titles])
+    named = [textwrap.fill(column.replace(",", ", "), 20) for column in titles]
+    axes.set_xticks(places, named, fontsize="small")
     axes.grid(alpha=0.3, axis="y")
-    figure.legend(fontsize="small", loc="outside right upper")
+    if several:
+        figure.legend(fontsize="small", loc="outside right upper")
     return figure
 
 
