@@ -113,7 +113,7 @@ def test_what_cannot_fit_is_not_tried():
     ("at_once", "words"),
     [
         (6, "start again with --clients-at-once 3."),
-        (1, "lower --batch-size or --eval-every, or change --devices"),
+        (1, "lower --batch-size or --eval-every, change --devices"),
     ],
 )
 def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_once, words):
