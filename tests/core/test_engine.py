@@ -227,7 +227,7 @@ def kept_on_host(federation):
     return dataclasses.replace(federation, groups=jax.device_get(federation.groups))
 
 
-@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("start", [0, long(2)])
 def test_a_round_needs_no_client_but_its_own(programs, kept_on_host, cohorts, undisturbed, start):
     state = undisturbed[start - 1].state if start else None
     run = simulate(

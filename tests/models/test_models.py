@@ -407,7 +407,7 @@ def short(*modules):
 @pytest.mark.parametrize(
     ("model", "depths"),
     [
-        (short(*[Bottleneck(2)] * 4, Bottleneck(2, pool=spatial_mean)), (2,)),
+        long(short(*[Bottleneck(2)] * 4, Bottleneck(2, pool=spatial_mean)), (2,)),
         long(short(DenseLayer(2), Transition(), *[DenseLayer(2)] * 4, DenseLayer(2, spatial_mean)), (3,)),
         long(short(*[DenseBlock(5, norm=True, dropout=0.5)] * 5), ()),
         (short(*[ConvBlock(4, 3, 1, pool=2)] * 2, *[ConvBlock(4, 1)] * 3, DenseBlock(5)), (1,)),

@@ -237,9 +237,10 @@ def killed_and_resumed(commands, dataset, folder, method, planned, kills):
         shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("method", ["mnfl", long("pfedclub")])
+@pytest.mark.parametrize("method", ["fedper", long("mnfl"), long("pfedclub")])
 def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, tmp_path, method):
     planned = {
+        "fedper": [Moment("making the folder", 1, 0.001), Moment("writing a checkpoint", 2, 0.05)],
         "mnfl": [Moment("making the folder", 1, 0.001), Moment("writing a checkpoint", 2, 0.05)],
         "pfedclub": [Moment("in the server's step", 5, 0.1), Moment("in a line of metrics", 4)],
     }

@@ -97,7 +97,7 @@ def commands(draw):
     return ["run", method.name, *(f"--{name.replace('_', '-')}={text}" for name, text in chosen.items())]
 
 
-@fuzz(50)
+@fuzz(30)
 @given(words=commands())
 def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
     assert is_clean(capsys, [*words, *dataset, "--run-dir", str(tmp_path / "run")])

@@ -201,6 +201,7 @@ def resumed(folder, compared):
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(undisturbed))
 
 
+@pytest.mark.long
 def test_what_clients_have_is_divided_and_each_process_writes_its_part(dataset, tmp_path):
     """And a run of two processes is continued by one with as many devices."""
     arguments = ["run", "local", *dataset, *FEDERATION]
