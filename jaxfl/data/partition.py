@@ -26,6 +26,8 @@ class Partition(NamedTuple):
         identity for unified labels, -1 where an independent client lacks the class.
       outputs: number of outputs of every client's model.
       public: (p,) int32, rows that were held out for everybody to see; no client has them.
+      names: per client what it is called in the data: the value that all of its rows have in the column by
+        which it was divided; empty without one.
     """
 
     train: tuple[np.ndarray, ...]
@@ -34,6 +36,7 @@ class Partition(NamedTuple):
     relabel: np.ndarray
     outputs: int
     public: np.ndarray = np.empty(0, np.int32)
+    names: tuple[str, ...] = ()
 
     def counts(self, labels: np.ndarray) -> np.ndarray:
         """Training rows of every client and class, (clients, classes), for the source's labels (N,)."""
@@ -100,8 +103,8 @@ def divide(
             f"{clients:,} clients need {clients} rows, but there are {len(pool)}; use fewer clients "
             "or more data."
         )
-    by = source.labels if by is None else by
-    held = _positions(partitioner(by[pool], clients, row_rng), clients, len(pool))
+    values = source.labels if by is None else by
+    held = _positions(partitioner(values[pool], clients, row_rng), clients, len(pool))
     clients = len(held)
     require_everyone("training", held, "use fewer clients or more data")
     held = [pool[part] for part in held]
@@ -130,7 +133,15 @@ def divide(
         relabel=relabel,
         outputs=int(relabel.max()) + 1,
         public=held_out.astype(np.int32),
+        names=() if by is None else _names(by, held),
     )
+
+
+def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
+    """Per client the value (N,) that all of its rows have; nothing where those of one differ."""
+    if any((values[rows] != values[rows[0]]).any() for rows in held):
+        return ()
+    return tuple(str(values[rows[0]]) for rows in held)
 
 
 def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
@@ -235,9 +246,9 @@ def _require_disjoint(parts) -> None:
 def save(partition: Partition, source: Source, path: str | Path) -> None:
     """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
 
-    It holds ``relabel``, ``outputs``, ``public``, a ``checksum`` of the source's labels, and for each of
-    train, validation and test the rows of all clients in one array (``train``) and how many each client has
-    (``train_sizes``).
+    It holds ``relabel``, ``outputs``, ``public``, a ``checksum`` of the source's labels, for each of train,
+    validation and test the rows of all clients in one array (``train``) and how many each client has
+    (``train_sizes``), and ``names`` of the clients where they have some.
 
     Args:
       partition: what to write.
@@ -253,6 +264,8 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
         "checksum": np.array(checksum(source)),
         "public": partition.public,
     }
+    if partition.names:
+        arrays["names"] = np.array(partition.names)
     for part in PARTS:
         rows = getattr(partition, part)
         arrays[part] = np.concatenate(rows)
@@ -309,7 +322,11 @@ def _read(path: str | Path) -> tuple[Partition, int]:
         _int32(np.split(arrays[part], np.cumsum(arrays[f"{part}_sizes"])[:-1])) for part in PARTS
     )
     relabel, public = arrays["relabel"].astype(np.int32), arrays["public"].astype(np.int32)
-    partition = Partition(train, validation, test, relabel, int(arrays["outputs"]), public)
+    found = arrays.get("names", np.empty(0, str))
+    if found.dtype.kind != "U" or found.shape not in ((0,), relabel.shape[:1]):
+        raise _foreign(path)
+    names = tuple(found.tolist())
+    partition = Partition(train, validation, test, relabel, int(arrays["outputs"]), public, names)
     return partition, int(arrays["checksum"])
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,17 +12,19 @@ from jaxfl.data.federation import Federation
 SPENT = ("bytes_up", "bytes_down", "flops")
 
 
-def as_csv(metrics: list[dict], federation: Federation) -> str:
+def as_csv(metrics: list[dict], federation: Federation, names: Sequence[str] = ()) -> str:
     """A row per client, by id.
 
     Args:
       metrics: of all rounds; the last one is scored.
       federation: the clients.
+      names: what they are called in the data, see `Partition`.
 
     Returns:
-      Architecture, training and test rows; accuracy, accuracy as received and macro F1 at the end, as
-      fractions (of a newcomer the accuracies when it has joined and before); the rounds in which the client
-      took part, in how many of them its answer was lost, and what it sent, received and computed in them.
+      Name, where clients have some, architecture, training and test rows; accuracy, accuracy as received and
+      macro F1 at the end, as fractions (of a newcomer the accuracies when it has joined and before); the
+      rounds in which the client took part, in how many of them its answer was lost, and what it sent,
+      received and computed in them.
       What happens before the first round is in no row.
     """
     last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
@@ -38,8 +41,8 @@ def as_csv(metrics: list[dict], federation: Federation) -> str:
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
     write(
-        ["client", "architecture", "newcomer", "train_rows", "test_rows", "accuracy", "received", "macro_f1"]
-        + ["rounds", "lost", *SPENT]
+        ["client", *(["name"] if names else []), "architecture", "newcomer", "train_rows", "test_rows"]
+        + ["accuracy", "received", "macro_f1", "rounds", "lost", *SPENT]
     )
     for group in federation.groups:
         for i, client in enumerate(np.asarray(group.id).tolist()):
@@ -51,7 +54,7 @@ def as_csv(metrics: list[dict], federation: Federation) -> str:
             )
             rows = int(group.size[i]), int(group.test_size[i])
             write(
-                [client, group.model.name, int(new is not None), *rows, *scored]
+                [client, *names[client : client + 1], group.model.name, int(new is not None), *rows, *scored]
                 + [rounds[client], lost[client], *(of_clients[client] for of_clients in spent.values())]
             )
     return text.getvalue()

@@ -238,6 +238,7 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
         pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)
     files.write_pictures(folder, pictures)
-    files.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation)})
+    names = store.read_partition(folder).names
+    files.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation, names)})
     files.write_json(folder / store.RESULT, summary)
     return summary

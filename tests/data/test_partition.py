@@ -450,6 +450,18 @@ def test_a_saved_partition_comes_back(tmp_path, name):
     assert type(loaded) is type(saved) and loaded.relabel.dtype == np.int32
 
 
+def test_natural_clients_keep_their_names(tmp_path):
+    whose = np.resize(np.array(["zoe", "al", "bo"]), len(SOURCE.labels))
+    by_column = partial(natural, column="whose")
+    named = partition.divide(SOURCE, by_column, None, 0, test="own", by=whose)
+    assert named.names == ("al", "bo", "zoe")
+    assert all((whose[rows] == name).all() for rows, name in zip(named.train, named.names, strict=True))
+    partition.save(named, SOURCE, tmp_path / "named.npz")
+    assert partition.load(tmp_path / "named.npz", SOURCE).names == named.names
+    mixed = partition.divide(SOURCE, iid, 3, 0, test="own", by=whose)
+    assert mixed.names == ()
+
+
 def test_a_partition_of_other_data_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
     partition.save(divided("iid"), SOURCE, path)
