@@ -325,7 +325,7 @@ def _read(path: str | Path) -> tuple[Partition, int]:
     found = arrays.get("names", np.empty(0, str))
     if found.dtype.kind != "U" or found.shape not in ((0,), relabel.shape[:1]):
         raise _foreign(path)
-    names = tuple(found.tolist())
+    names = tuple(map(str, found))
     partition = Partition(train, validation, test, relabel, int(arrays["outputs"]), public, names)
     return partition, int(arrays["checksum"])
 
