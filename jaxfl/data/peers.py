@@ -71,7 +71,8 @@ def read(path: Path, source: Source) -> Partition:
                     f"{path}: relabel gives client {client} no number for a class that it has rows of, or "
                     "two classes one number; number its classes from 0."
                 )
-    return Partition(**parts, relabel=relabel, outputs=int(relabel.max()) + 1, public=public)
+    train, validation, test = (parts[part] for part in PARTS)
+    return Partition(train, validation, test, relabel, int(relabel.max()) + 1, public)
 
 
 def write_json(path: Path, partition: Partition, source: Source) -> None:
