@@ -277,7 +277,7 @@ def test_every_study_belongs_to_a_table_or_figure(overview):
     ("change", "words"),
     [
         ({"verdict": "likely"}, "'likely' is no verdict"),
-        ({"seeds": 2}, "has 1 seeds of fedavg, and items.toml says 2"),
+        ({"seeds": 9}, "has . seeds of fedavg, and items.toml says 9"),
         ({"commit": ""}, "what has run, and nothing else, has figures, seeds and a commit"),
         ({"verdict": "not run"}, "what has run, and nothing else"),
         ({"study": "table-99"}, "there is no .*table-99.toml"),
