@@ -381,6 +381,7 @@ def test_what_a_method_needs_is_provided(folder):
     assert chosen("compfl,accuracy_on=validation", partition="x.npz", public="auto") == ("auto", None)
 
 
+@pytest.mark.long
 def test_as_many_devices_as_asked_for(folder, tmp_path):
     """In a process of its own, as users start it: more than there are cores, and as many when it goes on."""
     environment = {

@@ -345,7 +345,7 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
 @pytest.mark.parametrize(
     "model",
     [
-        zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.06, padding="same"),
+        long(zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.06, padding="same")),
         long(zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.2)),
     ],
     ids=lambda model: model.name,

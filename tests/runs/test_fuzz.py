@@ -190,7 +190,7 @@ def begun(dataset, tmp_path_factory):
     return folder
 
 
-@fuzz(100)
+@fuzz(60)
 @given(data=st.data())
 def test_configurations_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
     folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)

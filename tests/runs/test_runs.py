@@ -524,6 +524,7 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     assert not rates_depend_on_length(setup.replace(schedule="step,every=2"), 4)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_another_number_of_devices(dataset, tmp_path):
     words = ["run", "local", *dataset, *FEDERATION, "--devices"]
     cli.main([*words, "1", "--run-dir", str(tmp_path / "one")])
