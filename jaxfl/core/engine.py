@@ -20,7 +20,6 @@ from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.core.rounds import Conditions, Programs, Report
-from jaxfl.core.window import OnHost, all_of
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import agree
 
@@ -143,12 +142,12 @@ def _at_rest(job: Job, state: Any) -> Any:
     """A state where it lies between rounds: on the devices, or what clients have in the host's memory."""
     if not job.on_host:
         return job.federation.place(state, len(job.keys) > 1)
-    if isinstance(state, OnHost):
+    if isinstance(state, window.OnHost):
         return state
     return window.taken_over(job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state)
 
 
-def _in_windows(job: Job, first: int, end: int, round_key, cohort_key, state: OnHost, watched: bool):
+def _in_windows(job: Job, first: int, end: int, round_key, cohort_key, state: window.OnHost, watched: bool):
     """Rounds of a single run whose clients' state lies on the host: the state and {0: reports}."""
 
     def advance(state, federation, cohorts, conditions):
@@ -255,12 +254,12 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
     if diverged:
         done = reports[: diverged[0] - first + 1]
-        return Chunk(first, all_of(state), done, None, train_seconds, 0.0, diverged)
+        return Chunk(first, window.all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
     scores = evaluate(job.programs, federation, state, key, last, job.rounds, watched)
     diverged = _first_infinite_score(scores["personal"], last, federation)
     scores = None if diverged else scores
-    return Chunk(first, all_of(state), reports, scores, train_seconds, passed(), diverged)
+    return Chunk(first, window.all_of(state), reports, scores, train_seconds, passed(), diverged)
 
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:

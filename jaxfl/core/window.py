@@ -301,7 +301,7 @@ def rounds_in_windows(
         if ahead:
             _renew(ahead[1], kept, ahead[0], window)
         report = jax.device_get(report)
-        reports.append(report._replace(flops=_of_all(report.flops, federation, window)))
+        reports.append(report._replace(flops=_of_everyone(report.flops, federation, window)))
     return kept, reports
 
 
@@ -311,7 +311,7 @@ def _looked_up(kept: OnHost, federation: Federation, cohort: Cohort) -> tuple[Wi
     return window, _entries(kept, window)
 
 
-def _of_all(flops: tuple, federation: Federation, window: Window) -> tuple:
+def _of_everyone(flops: tuple, federation: Federation, window: Window) -> tuple:
     """Operations (1, w_g) of a window's clients as those of all, (1, n_g); the last entry is the server's."""
     *of_groups, elsewhere = flops
     counted = []
