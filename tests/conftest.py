@@ -4,6 +4,8 @@ import gc
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 
 # Almost all the time of these tests is compilation: most optimisations are left out, and what one process has
 # compiled all others of the session find, workers and the commands that tests start. They inherit all this;
@@ -14,6 +16,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from orbax.checkpoint import v1 as ocp
 
 from jaxfl.core.protocol import Cohort, Slots
@@ -160,6 +163,27 @@ def arrays_of(checkpoint):
     """The arrays of a checkpoint, the path of one, by name."""
     found = ocp.metadata(checkpoint).metadata
     return ocp.load(checkpoint, {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in found.items()})
+
+
+DRAW = Figure.savefig
+Figure.savefig = lambda figure, file, **_: Path(
+    file
+).touch()  # rendering takes a quarter of the tests of runs
+
+
+@contextmanager
+def drawing():
+    """Here pictures are rendered, which is left out elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", DRAW)
+        yield
+
+
+@pytest.fixture
+def drawn():
+    """For a test that looks at pictures."""
+    with drawing():
+        yield
 
 
 def pytest_configure(config):

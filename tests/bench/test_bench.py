@@ -47,7 +47,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(measure, "matmul_flops", lambda precision, devices: PRODUCT[precision] * devices)
 
 
-def test_the_command_measures_and_records(tmp_path, capsys):
+def test_the_command_measures_and_records(drawn, tmp_path, capsys):
     out = tmp_path / "new" / "tiny.json"
     command = f"bench tiny --repetitions 2 --rounds-per-repetition 3 --no-torch --strategies auto --out {out}"
     main(command.split())

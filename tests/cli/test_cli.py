@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from conftest import arrays_of
+from conftest import arrays_of, drawing
 
 import jaxfl
 from jaxfl import registry
@@ -35,7 +35,8 @@ def folder(tmp_path_factory):
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        call("partition @own.args --run-dir divided")
+        with drawing():
+            call("partition @own.args --run-dir divided")
         call("run fedavg @own.args")
         yield folder
 

@@ -512,7 +512,7 @@ def test_files_that_cannot_be_written_are_refused(tmp_path):
 # --- the picture
 
 
-def test_the_picture_shows_who_has_what(tmp_path):
+def test_the_picture_shows_who_has_what(drawn, tmp_path):
     def picture(name):
         draw(divided(name).counts(SOURCE.labels), title="toy").savefig(tmp_path / "part.png")
         with Image.open(tmp_path / "part.png") as image:

@@ -1,9 +1,9 @@
 """Every method against its plain-NumPy reference, round for round, in double precision.
 
 The references know no keys, no padding and no devices. What jaxfl draws from a client's key in a round is
-recorded and handed to them as arrays. jaxfl's rounds are scanned; in a method's first comparison its lists
-of rows and cohorts are padded, as for four devices, in its last one two clients run side by side.
-Nothing of this may change a result.
+recorded and handed to them as arrays. jaxfl's rounds are scanned; in a method's first comparison two clients
+run side by side, and its lists of rows and cohorts are padded, as for four devices. Nothing of this may
+change a result.
 """
 
 import dataclasses
@@ -30,18 +30,19 @@ from methods.recording import at
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
 COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
-COMPARISONS = [
-    (comparison, method, name)
-    for method, case in CASES.items()
-    for name, comparison in case.comparisons.items()
-]
-FIRST = [(method, next(iter(case.comparisons))) for method, case in CASES.items() if case.comparisons]
-ON_DEVICES = ("fedavg", "mnfl")  # of the others with the long tests
+FIRST = {method: next(iter(case.comparisons)) for method, case in CASES.items() if case.comparisons}
+WHOLE = ("fedavg", "per-fedavg")  # all their comparisons run with every change, of the others the first ones
+ON_DEVICES = ("fedavg",)
 
 
-def row(*values, seldom):
-    """A row of a parametrised test, which perhaps only runs with the long ones."""
-    return long(*values) if seldom else values
+def rows(comparisons, often):
+    """Rows (method, comparison, ...) of a parametrised test, of which some only run with the long ones."""
+    return [row if often(*row[:2]) else long(*row) for row in comparisons]
+
+
+def compared_often(method, name):
+    """Whether a comparison is among those that run with every change."""
+    return method in WHOLE or name == FIRST[method]
 
 
 @pytest.fixture(autouse=True)
@@ -52,16 +53,15 @@ def double_precision():
 
 
 @pytest.mark.parametrize(
-    ("method", "name"), [row(method, name, seldom=of.long) for of, method, name in COMPARISONS]
+    ("method", "name"),
+    rows([(method, name) for method, case in CASES.items() for name in case.comparisons], compared_often),
 )
 def test_method_agrees_with_its_reference(method, name):
     run, setting = jaxfl_run(method, name)
     assert_agree(run, reference_run(method, setting))
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [row(*first, seldom=first[0] not in ON_DEVICES) for first in FIRST]
-)
+@pytest.mark.parametrize(("method", "name"), rows(FIRST.items(), lambda method, _: method in ON_DEVICES))
 def test_method_on_four_devices_agrees_with_its_reference(method, name):
     run, setting = jaxfl_run(method, name, devices=4)
     assert_agree(run, reference_run(method, setting))
@@ -69,11 +69,15 @@ def test_method_on_four_devices_agrees_with_its_reference(method, name):
 
 @pytest.mark.parametrize(
     ("method", "name", "option", "value"),
-    [
-        row(method, name, *mistake, seldom=of.long)
-        for of, method, name in COMPARISONS
-        for mistake in of.mistakes
-    ],
+    rows(
+        [
+            (method, name, *mistake)
+            for method, case in CASES.items()
+            for name, comparison in case.comparisons.items()
+            for mistake in comparison.mistakes
+        ],
+        compared_often,
+    ),
 )
 def test_reference_with_another_option_disagrees(method, name, option, value):
     run, setting = jaxfl_run(method, name)
@@ -124,11 +128,10 @@ def jaxfl_run(method, name, devices=1):
     # Clients number their classes anew; the references mix predictions whatever they mean.
     federation = dataclasses.replace(federation, unified=True, labelled=True)
     slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, COHORT_SEED)
-    if name == next(iter(case.comparisons)):
-        federation, slots = widened(federation), tuple(map(dealt, federation.groups, slots))
+    if name == FIRST[method]:
+        slots = tuple(map(dealt, federation.groups, slots))
+        federation = dataclasses.replace(widened(federation), clients_at_once=2)
     federation = dataclasses.replace(federation, mesh=mesh_of(devices))
-    if name == next(reversed(case.comparisons)):
-        federation = dataclasses.replace(federation, clients_at_once=2)
     options = METHODS[method].config(**TRAINING | comparison.options)
     init_key, round_key, use_key = jax.random.split(jax.random.key(0), 3)
     preparation_key = jax.random.key(1)

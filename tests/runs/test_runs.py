@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import arrays_of, comparable, long
+from conftest import arrays_of, comparable, drawing, long
 
 import jaxfl
 from jaxfl import cli, registry
@@ -50,7 +50,7 @@ def compared(dataset, tmp_path_factory):
         shutil.copytree(path, stopped)
         save(path, rounds, *rest)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, drawing():
         patch.setattr(checkpoint, "save", copy_and_save)
         compare(dataset, folder / "compared")
     return folder
@@ -566,7 +566,7 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
 
 
 @pytest.mark.parametrize("method", ["draftfed", long("pfedclub")])
-def test_methods_with_public_images_resume(dataset, tmp_path, method):
+def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
     """Among them pFedClub, whose server assembles teachers between rounds: the same ones again."""
     original, folder = tmp_path / "original", tmp_path / "stopped"
     models = ["--models", "mlp,hidden=3", "mcmahan,width=0.06"]
@@ -585,7 +585,7 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
-def test_links_stay_with_the_run_whatever_becomes_of_their_file(dataset, tmp_path):
+def test_links_stay_with_the_run_whatever_becomes_of_their_file(drawn, dataset, tmp_path):
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
@@ -633,7 +633,7 @@ def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch
     assert devices == [1, 2, 2]
 
 
-def test_a_matrix_is_there_wherever_a_checkpoint_is(dataset, tmp_path, monkeypatch):
+def test_a_matrix_is_there_wherever_a_checkpoint_is(drawn, dataset, tmp_path, monkeypatch):
     """A run may stop right behind its last checkpoint."""
     save, folder = checkpoint.save, tmp_path / "mnfl"
 
@@ -651,7 +651,7 @@ def test_a_matrix_is_there_wherever_a_checkpoint_is(dataset, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("clients", [1, 41])
-def test_pictures_of_few_and_of_many_clients(tmp_path, clients):
+def test_pictures_of_few_and_of_many_clients(drawn, tmp_path, clients):
     def network(client):
         blocks = [{"client": client, "index": 0, "group": 0, "kind": "fc"}]
         return {"client": client, "model": 9, "teacher": 9, "own": blocks, "blocks": blocks}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import drawing
 
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store, study
@@ -34,7 +35,8 @@ def toy(dataset, tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "toy.toml"
     path.write_text(TEXT.format(dataset=dataset[1]))
     found = study.read(path)
-    _, failures = study.run(found, path.parent / "whole")
+    with drawing():
+        _, failures = study.run(found, path.parent / "whole")
     assert len(failures) == 2 and all("classes_per_client is 99" in failure for failure in failures)
     return found, path.parent / "whole"
 

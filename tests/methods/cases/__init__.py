@@ -51,25 +51,22 @@ class Comparison(NamedTuple):
       mistakes: pairs (option, another value) with which the reference must disagree.
       models: of the federation, pairs (model, clients), which `reference.nets.NETS` has by their names. By
         default two architectures; the larger one has BatchNorm.
-      long: whether it only runs with the long tests, because it takes seconds and another one is like it.
     """
 
     options: dict = {}
     mistakes: tuple | list = ()
     models: tuple = ((SMALL, 3), (NORMALISED, 2))
-    long: bool = False
 
 
-def local_statistics(*mistakes, models=((NORMALISED, 5),), long=False, **options) -> Comparison:
+def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Comparison:
     """A comparison in which BatchNorm's running statistics are never sent.
 
     Args:
       *mistakes: see `Comparison`.
       models: of the federation.
-      long: see `Comparison`; where nothing else differs from the first one, another method stands for it.
       **options: of the method.
     """
-    return Comparison(options | {"bn_stats": "local"}, mistakes or [("momentum", 0.51)], models, long)
+    return Comparison(options | {"bn_stats": "local"}, mistakes or [("momentum", 0.51)], models)
 
 
 class Case(NamedTuple):
@@ -92,7 +89,7 @@ class Case(NamedTuple):
       draws_of_preparation: ``(key, clients, options, rounds) -> draws`` for it.
       given: ``(state, federation) -> state``, adds what the server's step between rounds would have left.
       images: ``(key of the run, key of the round, federation, options) -> rows``, a round's public images.
-      comparisons: by their names. The first is also run on four devices, the last with clients side by side.
+      comparisons: by their names. The first runs with every change, and on four devices.
       short: options with which it does all that it does within a few rounds of tiny clients.
       traffic_rates: other rates for the count of traffic, where the default ones leave it to chance.
       idle_rates: float options that have no effect in `test_protocol`; why, says a comment.

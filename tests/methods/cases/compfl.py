@@ -266,7 +266,6 @@ compfl = Case(
             OPTIONS,
             [("tau", 0.31)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size; the largest has two teachers
-            long=True,
         ),
         "as printed": Comparison(
             SOON
@@ -278,24 +277,20 @@ compfl = Case(
             },
             [("kd_direction", "forward"), ("accuracy_on", "train")],
             ((SMALL, 2), (mlp(5), 2), (SMALLEST, 1)),
-            long=True,
         ),
         "without anchors, heads from prototypes": Comparison(
             SOON | {"align": False, "head_init": "proto"},
             [("align", True), ("head_init", "keep")],
             ((SMALL, 3), (SMALLEST, 2)),
-            long=True,
         ),
         "without other experts, heads fitted": Comparison(
             SOON | {"greedy": False, "head_init": "keep+ft"},
             [("greedy", True), ("head_init", "keep")],
             ((SMALL, 3), (SMALLEST, 2)),
-            long=True,
         ),
         "without distillation, under adam, local statistics": local_statistics(
             ("kd", True),
             ("optimizer", "sgd"),
-            long=True,
             models=((NORMALISED, 3), (SMALLEST, 2)),
             **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
         ),

@@ -252,7 +252,6 @@ compfl_dd = Case(
             OPTIONS,
             [("tau", 0.31), ("lam", 0.71)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
-            long=True,
         ),
         "of few hops, local statistics": local_statistics(
             ("deploy", "walker"),
@@ -261,7 +260,7 @@ compfl_dd = Case(
             max_hops=1,
             greedy=False,
             deploy="visit",
-        )._replace(long=True),
+        ),
     },
     reductions=(every_hop_is_paid_for, a_walker_that_nobody_accepts_rests),
 )

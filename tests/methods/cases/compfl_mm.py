@@ -162,12 +162,11 @@ compfl_mm = Case(
             OPTIONS,
             [("head_lr", 0.21)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
-            long=True,
         ),
         "without relays, local statistics": local_statistics(
             ("relay", True),
             models=((NORMALISED, 3), (SMALLEST, 2)),
             relay=False,
-        )._replace(long=True),
+        ),
     },
 )

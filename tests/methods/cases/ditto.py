@@ -87,7 +87,7 @@ ditto = Case(
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison({"lam": 0.7, "personal_epochs": 3}, mistakes=[("lam", 0.71)]),
-        "local statistics": local_statistics(long=True, lam=0.7),
+        "local statistics": local_statistics(lam=0.7),
     },
     reductions=(the_global_model_is_fedavg, without_pull_it_is_local),
 )

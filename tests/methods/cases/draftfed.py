@@ -192,8 +192,8 @@ draftfed = Case(
             [("lam1", 0.61), ("lam2", 0.91), ("lam3", 0.41), ("draft_batch", 4)],
             three_depths(),
         ),
-        "BatchNorm": Comparison(OPTIONS, [("momentum", 0.51)], ((SMALL, 2), (CONVOLVING, 3)), long=True),
-        "local statistics": local_statistics(long=True, **OPTIONS),
+        "BatchNorm": Comparison(OPTIONS, [("momentum", 0.51)], ((SMALL, 2), (CONVOLVING, 3))),
+        "local statistics": local_statistics(**OPTIONS),
     },
     reductions=(without_draft_learning_it_is_local,),
 )

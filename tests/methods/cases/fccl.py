@@ -148,7 +148,6 @@ fccl = Case(
         "local statistics": local_statistics(
             ("remember", 0.0),
             ("public_epochs", 1),
-            long=True,
             models=Comparison().models,
             remember=0.6,
             public_epochs=2,

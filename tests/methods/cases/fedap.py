@@ -143,9 +143,8 @@ fedap = Case(
             {"pretraining": "fedavg", "layers": "last", "passes": 1},
             [("pretraining", "sequential"), ("layers", "all")],
             ((tiny_cnn("mcmahan", (3, 2), (4, 2)), 3), (SMALL, 2)),
-            long=True,
         ),
-        "local statistics": local_statistics(long=True),
+        "local statistics": local_statistics(),
     },
     reductions=(of_its_own_model_alone_it_is_local,),
 )

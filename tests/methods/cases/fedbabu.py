@@ -41,7 +41,7 @@ fedbabu = Case(
     traffic=lambda model, models, t: model.body.size,
     comparisons={
         "": Comparison(mistakes=[("ft_part", "head")]),
-        "local statistics": local_statistics(("ft_part", "all"), long=True, ft_part="head", ft_epochs=3),
+        "local statistics": local_statistics(("ft_part", "all"), ft_part="head", ft_epochs=3),
     },
     reductions=(the_head_stays_as_it_was,),
 )

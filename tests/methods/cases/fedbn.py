@@ -41,7 +41,7 @@ fedbn = Case(
     traffic=lambda model, models, t: model.size,  # these models have no norms
     comparisons={
         "": Comparison(mistakes=[("momentum", 0.51)], models=((SMALL, 2), (NORMALISED, 3))),
-        "local statistics": local_statistics(long=True),
+        "local statistics": local_statistics(),
     },
     reductions=(without_norms_it_is_fedavg,),
 )

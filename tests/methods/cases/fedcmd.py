@@ -386,7 +386,6 @@ fedcmd = Case(
             {"selection_rounds": 1, "personal": "conv2+classifier", "base": "stored", "score": "absolute"},
             [("base", "participants"), ("score", "signed"), ("personal", "conv2")],
             two_cnns(),
-            long=True,
         ),
         "of stored models": Comparison(
             {
@@ -400,7 +399,6 @@ fedcmd = Case(
             },
             [("count", "clients"), ("tail", "cosine")],
             tiny_models(),
-            long=True,
         ),
         "clients that differ": Comparison(
             {"selection_rounds": 1, "personal": "fc1/classifier"},
@@ -416,10 +414,9 @@ fedcmd = Case(
             },
             [("similarity", "parameters"), ("tail", "cosine")],
             ((NORMALISED, 5),),
-            long=True,
         ),
-        "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),), long=True),
-        "local statistics": local_statistics(long=True, **SHORT),
+        "BatchNorm": Comparison(SHORT, [("momentum", 0.51)], ((NORMALISED, 5),)),
+        "local statistics": local_statistics(**SHORT),
     },
     reductions=(
         with_a_personal_classifier_it_is_fedper,

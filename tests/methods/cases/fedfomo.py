@@ -187,7 +187,7 @@ fedfomo = Case(
             [("epsilon", 0.3), ("epsilon_decay", 0.9), ("downloads", 2)],
             ((SMALL, 1), (NORMALISED, 4)),
         ),
-        "local statistics": local_statistics(long=True, downloads=2),
+        "local statistics": local_statistics(downloads=2),
     },
     reductions=(
         a_client_alone_in_its_architecture_is_local,

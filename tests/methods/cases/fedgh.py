@@ -108,7 +108,7 @@ fedgh = Case(
         "": Comparison(
             {"server_epochs": 3, "server_lr": 0.3}, [("server_lr", 0.31)], ((mlp(), 3), (NORMALISED, 2))
         ),
-        "local statistics": local_statistics(("batch_size", 4), long=True, server_epochs=2, server_lr=0.2),
+        "local statistics": local_statistics(("batch_size", 4), server_epochs=2, server_lr=0.2),
     },
     reductions=(a_first_round_is_that_of_local_where_the_server_rests,),
 )

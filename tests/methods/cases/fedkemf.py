@@ -127,7 +127,6 @@ fedkemf = Case(
         ),
         "local statistics": local_statistics(
             ("temperature", 2.1),
-            long=True,
             models=((SMALL, 3), (NORMALISED, 2)),
             ensemble="max",
             **feddf.OPTIONS,

@@ -88,9 +88,7 @@ fedmd = Case(
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")]),
-        "of logits": local_statistics(
-            ("signal", "prob"), ("distill_lr", 0.031), signal="logit", **OPTIONS
-        )._replace(long=True),
+        "of logits": local_statistics(("signal", "prob"), ("distill_lr", 0.031), signal="logit", **OPTIONS),
     },
     reductions=(
         without_transfer_and_distillation_it_is_local,

@@ -36,7 +36,7 @@ fedprox = Case(
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison({"mu": 0.7}, [("mu", 0.71)]),
-        "local statistics": local_statistics(long=True, mu=0.7),
+        "local statistics": local_statistics(mu=0.7),
     },
     reductions=(without_pull_it_is_fedavg,),
 )

@@ -60,7 +60,7 @@ fedrep = Case(
     traffic=lambda model, models, t: model.body.size,
     comparisons={
         "": Comparison({"ft_epochs": 1}, [("ft_part", "head")]),
-        "local statistics": local_statistics(long=True, head_epochs=2, ft_epochs=1, ft_part="head"),
+        "local statistics": local_statistics(head_epochs=2, ft_epochs=1, ft_part="head"),
     },
     reductions=(
         without_head_epochs_it_is_fedbabu,

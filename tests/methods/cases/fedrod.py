@@ -101,7 +101,7 @@ fedrod = Case(
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison({"gamma": 0.8}, mistakes=[("gamma", 0.81)]),
-        "local statistics": local_statistics(long=True, gamma=0.8),
+        "local statistics": local_statistics(gamma=0.8),
     },
     reductions=(
         the_generic_part_is_fedavg_without_the_exponent,

@@ -28,6 +28,6 @@ lg_fedavg = Case(
     traffic=lambda model, models, t: model.head.size,
     comparisons={
         "": Comparison({"ft_epochs": 2, "ft_part": "head"}, mistakes=[("ft_part", "all")]),
-        "local statistics": local_statistics(long=True, ft_epochs=1, ft_part="all"),
+        "local statistics": local_statistics(ft_epochs=1, ft_part="all"),
     },
 )

@@ -50,6 +50,6 @@ local = Case(
     step,
     sharing.scores,
     traffic=lambda model, models, t: 0,
-    comparisons={"": Comparison(), "local statistics": local_statistics(long=True)},
+    comparisons={"": Comparison(), "local statistics": local_statistics()},
     reductions=(training_of_all_needs_no_cohort, training_of_all_reports_the_cohort),
 )

@@ -136,7 +136,7 @@ mnfl = Case(
             OPTIONS | {"matrix_loss": "mse", "matrix_predictions": "before", "row_norm": "softmax"},
             mistakes=[("matrix_loss", "kl")],
         ),
-        "local statistics": local_statistics(long=True, **OPTIONS),
+        "local statistics": local_statistics(**OPTIONS),
     },
     reductions=(without_distillation_it_is_local,),
 )

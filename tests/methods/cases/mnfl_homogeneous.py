@@ -112,7 +112,7 @@ mnfl_homogeneous = Case(
             OPTIONS | {"transfer": "prox", "transfer_steps": 3, "transfer_lr": 0.08, "row_norm": "clip"},
             mistakes=[("transfer_steps", 2), ("rho", 0.21)],
         ),
-        "local statistics": local_statistics(long=True, **OPTIONS),
+        "local statistics": local_statistics(**OPTIONS),
     },
     reductions=(
         of_equal_weights_it_is_fedavg_of_equal_clients,

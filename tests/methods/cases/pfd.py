@@ -80,7 +80,7 @@ topk_pfd = sim_pfd._replace(
     step=stepped(by_rank),
     comparisons={
         "": Comparison(OPTIONS | {"neighbours": 2}, [("neighbours", 3)]),
-        "local statistics": local_statistics(("neighbours", 1), long=True, neighbours=2, **OPTIONS),
+        "local statistics": local_statistics(("neighbours", 1), neighbours=2, **OPTIONS),
     },
     reductions=(of_all_neighbours_it_is_fedmd,),
 )

@@ -240,9 +240,8 @@ pfedbayes = Case(
         "sgd, samples": Comparison(
             {"optimizer": "sgd", "lr": 1e-3, "samples": 3, "repeats": 2, "zeta": 2.0, "clip_norm": 5.0},
             [("samples", 2), ("repeats", 1), ("momentum", 0.51)],
-            long=True,
         ),
-        "local statistics": local_statistics(("eps_scale", 0.51), long=True, eps_scale=0.5, **ADAM),
+        "local statistics": local_statistics(("eps_scale", 0.51), eps_scale=0.5, **ADAM),
     },
     reductions=(without_noise_and_divergence_it_is_local,),
 )

@@ -182,7 +182,7 @@ pfedhn = Case(
             [("server_momentum", 0.91), ("server_clip_norm", 0.1)],
         ),
         "local statistics": local_statistics(
-            ("server_weight_decay", 0.0), long=True, server_lr=0.3, server_clip_norm=0.2, **OPTIONS
+            ("server_weight_decay", 0.0), server_lr=0.3, server_clip_norm=0.2, **OPTIONS
         ),
     },
 )

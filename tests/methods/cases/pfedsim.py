@@ -157,7 +157,7 @@ pfedsim = Case(
         "from the beginning": Comparison(
             {"generalization": 0.0}, [("momentum", 0.51)], ((SMALL, 1), (NORMALISED, 4))
         ),
-        "local statistics": local_statistics(long=True, generalization=0.25),
+        "local statistics": local_statistics(generalization=0.25),
     },
     reductions=(
         without_a_second_phase_it_is_fedavg,

@@ -84,6 +84,6 @@ scaffold = Case(
     traffic=lambda model, models, t: 2 * model.size,
     comparisons={
         "": Comparison({"server_lr": 0.8}, mistakes=[("server_lr", 0.81), ("lr", 0.051)]),
-        "local statistics": local_statistics(long=True, server_lr=0.8),
+        "local statistics": local_statistics(server_lr=0.8),
     },
 )
