@@ -193,6 +193,11 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
+def pytest_collection_finish():
+    """What was loaded lives on."""
+    gc.freeze()
+
+
 def pytest_unconfigure(config):
     """And removes it."""
     if not hasattr(config, "workerinput"):

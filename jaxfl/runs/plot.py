@@ -3,13 +3,11 @@
 import textwrap
 from collections.abc import Sequence
 
-import networkx
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from scipy.cluster.hierarchy import leaves_list, linkage
 
 from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.table import OF_ACCURACY, Cell, Table
@@ -313,6 +311,8 @@ def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
       links: (N, N) bool.
       models: (N,), the architecture of each client.
     """
+    import networkx  # here, as SciPy below: few runs draw what they wait for
+
     if len(links) > MOST_LINKED:
         return None
     graph, names = networkx.from_numpy_array(links), list(dict.fromkeys(models))
@@ -335,6 +335,8 @@ def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
 
 def _by_labels(counts: np.ndarray) -> np.ndarray:
     """The clients in an order in which neighbours have like shares of labels."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
     if len(counts) < 3:
         return np.arange(len(counts))
     shares = counts / counts.sum(1, keepdims=True)

@@ -1,9 +1,11 @@
 """Runs on their way: compute a chunk of rounds, write it down, and so on to the result."""
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +89,7 @@ def proceed(
     Raises:
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
+    Thread(target=importlib.import_module, args=["jaxfl.runs.plot"]).start()  # while programs are compiled
     compilations, seconds = spent
     ended, outcomes = _train(job, runs, devices, seconds, profile), []
     for i, run in enumerate(runs):
@@ -214,7 +217,7 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
 
 def _conclude(job: Job, run: Run, compilations: int) -> dict:
     """The result of a run whose rounds are done, and its pictures."""
-    from jaxfl.data.draw import draw  # here: whoever draws nothing does not wait for it
+    from jaxfl.data.draw import draw  # here: the first rounds do not wait for it
     from jaxfl.runs import plot
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
