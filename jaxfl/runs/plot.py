@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
+import networkx
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -311,8 +312,6 @@ def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
       links: (N, N) bool.
       models: (N,), the architecture of each client.
     """
-    import networkx  # here, as SciPy below: few runs draw what they wait for
-
     if len(links) > MOST_LINKED:
         return None
     graph, names = networkx.from_numpy_array(links), list(dict.fromkeys(models))
@@ -335,7 +334,7 @@ def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
 
 def _by_labels(counts: np.ndarray) -> np.ndarray:
     """The clients in an order in which neighbours have like shares of labels."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.cluster.hierarchy import leaves_list, linkage  # here: it takes a quarter of a second to load
 
     if len(counts) < 3:
         return np.arange(len(counts))
