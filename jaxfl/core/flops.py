@@ -87,6 +87,15 @@ def add(amount, group: int | None = None) -> None:
         amounts.append((group, amount))
 
 
+@contextlib.contextmanager
+def on_server() -> Iterator[None]:
+    """What is added inside is the server's, whichever clients' networks it runs."""
+    with collect() as amounts:
+        yield
+    for _, amount in amounts:
+        add(jnp.sum(amount))
+
+
 def of_client(f: Callable) -> Callable:
     """A function that returns ``(f(...), () float)``: its outputs and the operations added in it."""
 

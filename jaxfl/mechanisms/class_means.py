@@ -89,7 +89,7 @@ def class_means(z, y, size, classes: int) -> ClassMeans:
     real = jnp.arange(len(y), dtype=jnp.int32) < size
     member = jax.nn.one_hot(jnp.where(real, y, -1), classes, dtype=z.dtype)  # (m, C)
     count = member.sum(0)
-    return ClassMeans((member.T @ z) / jnp.maximum(count, 1)[:, None], count)
+    return ClassMeans(jnp.matmul(member.T, z, precision="highest") / jnp.maximum(count, 1)[:, None], count)
 
 
 def of_client(weights: Weights, client: Client, federation: Federation) -> ClassMeans:

@@ -39,7 +39,8 @@ class Exchange(Training):
     distill_epochs: int = within("[0, inf)", 1)
     """R, passes over the round's public images."""
     distill_lr: float = client_rate("[0, inf)", 0.01)
-    """eta_2, learning rate of distillation, which has the optimiser of training; 0 is Local."""
+    """eta_2, learning rate of distillation, which has the optimiser of training; 0 is Local, but for running
+    statistics of BatchNorm, which public images move."""
     temperature: float = within("(0, inf)", 10.0)
     """T of all predictions that are exchanged."""
     kl_weight: float = within("[0, inf)", 1.0)

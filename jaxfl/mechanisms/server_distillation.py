@@ -5,14 +5,18 @@ predictions t of D_r,
 
     w <- Adam over T^2 KL(t || softmax(f(w, D_r) / T))            R passes, its rate falling as a cosine
 
-The server needs no labels, and no client takes part. What it computes counts for nobody's operations.
+The server needs no labels, and no client takes part: what clients' networks say of D_r is computed by the
+server as well, and all these operations are its own.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxfl.config.options import options, within
+from jaxfl.core import flops
 from jaxfl.core.client_map import map_clients
 from jaxfl.core.examples import public_rows
 from jaxfl.core.protocol import Cohort
@@ -41,13 +45,29 @@ class ServerDistillation(Training):
     """T of the predictions that are compared."""
 
 
-def said(weights: PerGroup, federation: Federation, cohort: Cohort, rows, key) -> jax.Array:
-    """Logits (K, R, outputs) of public images (R,), by models (k_g, ...) of a cohort; 0 of an empty place."""
+def said(
+    weights: PerGroup, federation: Federation, cohort: Cohort, rows, key, model: Model | None = None
+) -> jax.Array:
+    """What the networks that a cohort has sent say of public images, in evaluation mode.
+
+    Args:
+      weights: of the networks, per group (k_g, ...).
+      federation: the images.
+      cohort: whose they are.
+      rows: (R,) int32, of the images.
+      key: of the round.
+      model: of all networks, where these are not of their clients' architectures.
+
+    Returns:
+      Logits (K, R, outputs); 0 of an empty place.
+    """
 
     def say(key, client, nothing, w):
-        return public_images.logits(w, client, federation, rows)
+        speaker = dataclasses.replace(client, model=model) if model else client
+        return public_images.logits(w, speaker, federation, rows)
 
-    return jnp.concatenate(map_clients(say, key, federation, cohort, own=weights))
+    with flops.on_server():
+        return jnp.concatenate(map_clients(say, key, federation, cohort, own=weights))
 
 
 def distil(

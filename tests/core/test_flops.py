@@ -82,6 +82,17 @@ def test_fedrep_by_hand(federation):
         np.testing.assert_array_equal(report.flops[g], rows * (3 * head + EPOCHS * body))
 
 
+def test_what_the_server_computes_is_not_its_clients(federation):
+    """FedDF's hears all networks, two forward products of each on every image, and distils."""
+    public, passes = len(federation.public), 2
+    ((alone,), _) = reports(federation, "fedavg")
+    ((fused,), _) = reports(federation, "feddf", server_epochs=passes)
+    for g in range(len(CLIENTS)):
+        np.testing.assert_array_equal(fused.flops[g], alone.flops[g])
+    heard = sum(n * 2 * sum(multiplications(hidden)) for n, hidden in zip(CLIENTS, HIDDEN, strict=True))
+    assert fused.flops[-1] == public * (heard + passes * sum(map(update, HIDDEN)))
+
+
 @pytest.mark.long
 def test_two_maps_add_up_whatever_their_cohorts(federation):
     """Ditto trains two models of each client; Local's own schedule trains everyone in any round."""

@@ -303,7 +303,8 @@ def local_round(
 def ensemble(teachers: list[Adapted], known, tau):
     """Eq. 7 and the sum of eq. 3: the teachers' predictions (m, C), weighted by their accuracies."""
     s = teacher_weights(jnp.stack([teacher.accuracy for teacher in teachers]), known, tau)
-    return jnp.tensordot(s, jnp.stack([teacher.predictions for teacher in teachers]), 1)
+    said = jnp.stack([teacher.predictions for teacher in teachers])
+    return jnp.tensordot(s, said, 1, precision="highest")
 
 
 def teacher_weights(accuracies, known, tau):

@@ -15,10 +15,11 @@ The paper tunes sigma and alpha_k to its networks. Here the defaults have no sca
     sigma    the median of ||w_i - w_j||^2 over the pairs of clients that have uploaded a model
     alpha_k  sigma / N, so that no client gives away more than all its weight
 
-Before two different models are known there is nothing to measure by: then xi is the identity, and nothing
-pulls. Else sigma is small where models are similar, thus the pull lambda / alpha_k strong, and so they stay
-similar without learning anything. Therefore a client in whose round SGD takes S steps is pulled by at most
-1 / (eta S), eta being its learning rate: from w_i alone this would lead it most of the way to u_i.
+Before two different models are known there is nothing to measure by: then xi is the identity, and by these
+defaults nothing pulls. Else sigma is small where models are similar, thus the pull lambda / alpha_k strong,
+and so they stay similar without learning anything. Therefore a client in whose round SGD takes S steps is
+pulled by at most 1 / (eta S), eta being its learning rate: from w_i alone this would lead it most of the way
+to u_i.
 
 What a client receives is u_i, and `received` scores it, though local training starts from w_i: it is all
 that the others have told the client. What it deploys is w_i. PFLlib's code computes the pull without a

@@ -12,13 +12,15 @@ of client i, and
     d_ij = sum_l sqrt(|m_il - m_jl|^2 + |sqrt(v_il) - sqrt(v_jl)|^2)
     W_ij = (1 - mu) (1/d_ij) / sum_{k != i} (1/d_ik),    W_ii = mu
 
+among these clients. A newcomer, of whom nothing was measured, has equal weights for all of them.
+
 In a round client i trains sum_j W_ij w_j under its b_i on its other rows; models of absent clients are in the
 mixture as they were sent last. What a client deploys is its own model. These are the inputs of every norm, or
 where there would be one: all convolutions, or in a network without any all hidden layers.
 
 d-FedAP is `layers="last"`, f-FedAP `pretraining="fedavg"`: FedAvg on the held-out rows in place of the
 visits. The passes come on top of the rounds; in FL-bench, with which FedCMD's table was made, they are half
-of them.
+of them. Where clients are given models to start from, the first client's goes round.
 """
 
 from typing import Literal, NamedTuple
@@ -32,7 +34,9 @@ from jaxfl.authoring import (
     Examples,
     Federation,
     Info,
+    JaxflError,
     Method,
+    Model,
     PerGroup,
     Training,
     Weights,
@@ -130,19 +134,34 @@ def distances(layers: tuple[jax.Array, ...]):
     return jax.lax.map(to_all, layers)
 
 
+def require_inputs(model: Model) -> None:
+    """Refuse a network of which there is nothing to compare."""
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
+    if not jax.eval_shape(model.norm_inputs, *weights, x):
+        raise JaxflError(
+            f"fedap compares what norms get to see, and {model.name} has neither convolutions nor hidden "
+            "dense layers that jaxfl knows; choose another model."
+        )
+
+
 def build(config: FedAP) -> Algorithm:
     """Go round, compare, mix, train."""
 
     def init(key, federation, hyper):
         clients = federation.clients
+        for model in federation.models:
+            require_inputs(model)
         alike = jnp.zeros((clients, clients))
         for group in federation.groups:
-            alike = put_pairs(alike, group.id, group.id, closeness(jnp.ones((len(group.id), len(group.id)))))
+            equal = closeness(jnp.ones((len(group.id), len(group.id))), group.newcomer)
+            alike = put_pairs(alike, group.id, group.id, equal)
         return State(hyper, own_models.start(key, federation), alike)
 
-    def closeness(d):
-        """Rows of 1/d_ij (n, n) that sum to 1, 0 for oneself."""
-        near = jnp.where(jnp.eye(len(d), dtype=bool), 0, 1 / jnp.maximum(d, 1e-8))
+    def closeness(d, newcomer):
+        """Rows of 1/d_ij (n, n) that sum to 1, 0 for oneself and for newcomers (n,)."""
+        d = jnp.where(newcomer[:, None], 1, jnp.maximum(d, 1e-8))
+        near = jnp.where(jnp.eye(len(d), dtype=bool) | newcomer[None], 0, 1 / d)
         return near / jnp.maximum(near.sum(1, keepdims=True), 1e-8)
 
     def prepare(key, state, federation, cohort):
@@ -181,15 +200,20 @@ def build(config: FedAP) -> Algorithm:
             found,
         )
         for group, layers in zip(federation.groups, scatter(blank, cohort, found), strict=True):
-            matrix = put_pairs(matrix, group.id, group.id, closeness(distances(layers)))
+            near = closeness(distances(layers), group.newcomer)
+            matrix = put_pairs(matrix, group.id, group.id, near)
         started = per_group(lambda w, group: tree.stack(w, len(group.id)), models, federation.groups)
         loss = per_group(jnp.zeros_like, rows_uploaded(federation, cohort))
         # Up: the model after each visit, and the moments; down: it before each, and at last to all.
+        present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
         up = per_group(
-            lambda w, layers: passes * tree.scalars(w) + tree.scalars(tree.one(layers)), models, found
+            lambda mask, w, layers: {tree.scalars(w): passes * mask, tree.scalars(tree.one(layers)): mask},
+            present,
+            models,
+            found,
         )
-        down = per_group(lambda w: (passes + 1) * tree.scalars(w), models)
-        return State(hyper, started, matrix), Info(loss, sent_up(cohort, up), sent_down(cohort, down))
+        down = per_group(lambda mask, w: {tree.scalars(w): (passes + 1) * mask}, present, models)
+        return State(hyper, started, matrix), Info(loss, up, down)
 
     def weights(state, i, j):
         """W (k, m) of clients with these ids, rows that sum to 1."""

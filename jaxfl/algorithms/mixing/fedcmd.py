@@ -5,8 +5,9 @@ contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algori
 model, phi_i its personal layer l*, K_p = `selection_rounds`.
 
 Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer of the least score (eq. 6, see
-`fedcmd_score`); the client's choice, the round's and at last l* are majorities. Then all
-clients start from the global model, and in a round of the cohort S_t client i trains (eqs. 7-8)
+`fedcmd_score`); the client's choice, the round's and at last l* are majorities. Then all clients start from
+the global model (where every answer of round K_p is lost, after the next round, without votes), and in a
+round of the cohort S_t client i trains (eqs. 7-8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
@@ -244,7 +245,8 @@ def build(config: FedCMD) -> Algorithm:
         leading = per_group(elected, federation.groups, won)
         if config.selection == "fedavg":
             leading = per_group(lambda layers: layers & (t + 1 >= K_p), leading)
-            own = per_group(lambda own, w: restart(own, w, t + 1 == K_p), own, shared)
+            first = per_group(lambda now, before: now.any() & ~before.any(), leading, state.personal)
+            own = per_group(restart, own, shared, first)
         seen = per_group(mean_scores, cohort.groups, tallies, state.scores)
         phi = met(state, federation, cohort, start, trained) if remembers else None
         up, down = traffic(state, federation, cohort)
@@ -279,7 +281,10 @@ def build(config: FedCMD) -> Algorithm:
         return phi
 
     def traffic(state, federation, cohort):
-        """Up: the model, and while voting the number of a layer; down: all but the personal layers."""
+        """Up: the model, and while voting the number of a layer; down: all but the personal layers.
+
+        So the paper counts. A client's first round of the second phase needs l* of the global model as well.
+        """
 
         def scalars(model, w):
             stats = {} if config.bn_stats == "local" else w.stats
@@ -288,7 +293,7 @@ def build(config: FedCMD) -> Algorithm:
 
         of_blocks = per_group(scalars, federation.models, state.shared)
         present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
-        voted = (cohort.round < K_p).astype(jnp.int32)
+        voted = ((cohort.round < K_p) & voting).astype(jnp.int32)
         up = per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
 
         def received(mask, sizes, personal):

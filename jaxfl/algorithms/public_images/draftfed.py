@@ -174,10 +174,13 @@ def supplied(model: Model, models: tuple[Model, ...]) -> tuple[int, ...]:
 def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> PerGroup:
     """Every group's targets: means over the clients of the cohort that have such a draft."""
     counts = [slots.mask.sum() for slots in cohort.groups]
-    sums = [
-        jax.tree.map(lambda leaf: jnp.tensordot(slots.mask.astype(leaf.dtype), leaf, 1), of_group)  # noqa: B023
-        for of_group, slots in zip(drafts, cohort.groups, strict=True)
-    ]
+
+    def summed(of_group, slots):
+        return jax.tree.map(
+            lambda leaf: jnp.tensordot(slots.mask.astype(leaf.dtype), leaf, 1, precision="highest"), of_group
+        )
+
+    sums = [summed(of_group, slots) for of_group, slots in zip(drafts, cohort.groups, strict=True)]
 
     def mean_over(groups, of_group):
         total = tree.total(of_group(sums[g]) for g in groups)

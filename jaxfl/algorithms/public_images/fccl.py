@@ -12,8 +12,9 @@ and M those of client i and of the mean over S_t, their columns standardised:
 Adam starts anew at every batch, as in the authors' code. Its first step has the full rate however small a
 gradient is, so what is mere rounding is taken for 0: C does not depend on the last bias, for one. Off the
 diagonal the paper has +1, which Barlow Twins lacks. The mean is over the logits of all, oneself included
-(FCCL+), in evaluation mode. As in all methods with public images here, a round begins with local training,
-where the paper's ends with it. lambda is `lam`.
+(FCCL+), in evaluation mode. As wherever predictions are exchanged here, a round begins with local training,
+where the paper's ends with it. Who has not been alone before, because it joins at the end, has nothing to
+remember. lambda is `lam`.
 """
 
 from typing import NamedTuple
@@ -81,9 +82,12 @@ class State(NamedTuple):
 
 
 def standardised(z):
-    """Columns of logits (B, C) with mean 0 and variance 1; a constant one becomes 0."""
-    deviation = z.std(0, ddof=1, keepdims=True)
-    return (z - z.mean(0, keepdims=True)) / jnp.where(deviation > 0, deviation, 1)
+    """Columns of logits (B, C) with mean 0 and variance 1; one that is constant up to rounding becomes 0."""
+    apart = z - z.mean(0, keepdims=True)
+    variance = jnp.square(apart).sum(0, keepdims=True) / max(len(z) - 1, 1)
+    least = jnp.square(16 * jnp.finfo(z.dtype).eps * jnp.abs(z).max(0, keepdims=True))
+    varies = variance > least
+    return jnp.where(varies, apart / jnp.sqrt(jnp.where(varies, variance, 1)), 0)
 
 
 def correlation(model: Model, target, lam):
@@ -153,7 +157,8 @@ def build(config: FCCL) -> Algorithm:
 
         def learn(key, client, nothing, own):
             w, before, alone = own
-            loss = remembering(client.model, (before, alone), hyper.remember)
+            weight = jnp.where(client.newcomer, 0, hyper.remember)
+            loss = remembering(client.model, (before, alone), weight)
             trained = descend(loss, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 

@@ -6,10 +6,11 @@ Algorithm 3. w_a is the model of architecture a, D_r the round's public images, 
     w_i <- LocalSGD(w_a)
     w_a <- sum_i n_i w_i / sum_i n_i                       over the clients of the architecture
     t    = softmax(mean_i f(w_i, D_r) / T)                 over all of S_t, whatever their architectures
-    w_a <- Adam over KL(t || softmax(f(w_a, D_r) / T))
+    w_a <- Adam over T^2 KL(t || softmax(f(w_a, D_r) / T))
 
-The server passes over D_r once, as MNFL's tables need it for an equal budget, where the paper takes up to
-10,000 steps and stops early (`server_epochs`, `public_size`). Teachers are in evaluation mode, students in
+The server passes over D_r once, where the paper takes up to 10,000 steps and stops early (`server_epochs`,
+`public_size`); its mini-batches have the paper's 128 images. For as many steps as in MNFL's exchange of
+predictions take ``public_batch=256``. Teachers are in evaluation mode, students in
 training mode. An architecture without a client in the round is not distilled. FedAvg's bytes: the server has
 the images.
 

@@ -12,11 +12,11 @@ architecture, p and q their soft predictions, D_r the round's public images, S_t
 Where the server starts is not said in what we know of the paper. From the mean, as FedDF does, because from
 the g that it had (`server_start="previous"`) a pass over few images teaches it little. Where the authors'
 code compares logits by their squared distance, and uses labels on the server, we follow the paper, and public
-images need no labels. The local loss that is reported is the sum of both networks'. A client deploys w_i and
-never sends it: g both ways.
+images need no labels. The rate of local training stays what it is within a round, where the authors' falls as
+a cosine, and the server passes over D_r once, in pFedClub three times (`server_epochs`). The local loss that
+is reported is the sum of both networks'. A client deploys w_i and never sends it: g both ways.
 """
 
-import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
@@ -46,7 +46,7 @@ from jaxfl.authoring import (
 )
 from jaxfl.mechanisms import public_images
 from jaxfl.mechanisms.mixing import concatenate
-from jaxfl.mechanisms.server_distillation import ServerDistillation, distil
+from jaxfl.mechanisms.server_distillation import ServerDistillation, distil, said
 from jaxfl.models import zoo
 
 
@@ -142,17 +142,15 @@ def build(config: FedKEMF) -> Algorithm:
             own = own_rows(client, federation, hyper)
             both = side_by_side(w, g)
             trained = descend(mutual(client.model, knowledge), both, key, own, hyper)
-            w, g = (apart(trained.weights, whose) for whose in ("own ", "knowledge "))
-            speaker = dataclasses.replace(client, model=knowledge)
-            return w, g, public_images.logits(g, speaker, federation, rows), trained.loss
+            return *(apart(trained.weights, whose) for whose in ("own ", "knowledge ")), trained.loss
 
         everywhere = (state.knowledge,) * len(federation.groups)
         own = gather(state.weights, cohort)
         outputs = map_clients(client, key, federation, cohort, everywhere, own)
-        weights, networks, said, loss = zip(*outputs, strict=True)
+        weights, networks, loss = zip(*outputs, strict=True)
         n, g = concatenate(rows_uploaded(federation, cohort)), state.knowledge
-        present = n > 0
-        teacher = jax.nn.softmax(fused(concatenate(said), present) / hyper.temperature)
+        present, logits = n > 0, said(networks, federation, cohort, rows, key, knowledge)
+        teacher = jax.nn.softmax(fused(logits, present) / hyper.temperature)
         if config.server_start == "mean":
             g = tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
         g = distil(knowledge, g, teacher, rows, key, federation, hyper)

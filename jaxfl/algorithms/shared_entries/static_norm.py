@@ -22,11 +22,12 @@ def unknown(model: Model) -> dict:
 def rows_of_all(group: Client):
     """The training rows of all clients of an architecture as one list (n m,), and how many are real, ().
 
-    They are sorted: the order of clients does not matter.
+    Newcomers' are not. They are sorted: the order of clients does not matter.
     """
-    real = jnp.arange(group.rows.shape[1], dtype=jnp.int32)[None] < group.size[:, None]
+    size = jnp.where(group.newcomer, 0, group.size)
+    real = jnp.arange(group.rows.shape[1], dtype=jnp.int32)[None] < size[:, None]
     rows = jnp.where(real, group.rows, group.rows.max())
-    return jnp.sort(rows, axis=None), group.size.sum(dtype=jnp.int32)
+    return jnp.sort(rows, axis=None), size.sum(dtype=jnp.int32)
 
 
 def gathered(model: Model, params, rows, size, federation: Federation, key) -> dict:

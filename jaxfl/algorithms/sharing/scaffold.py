@@ -5,14 +5,18 @@ Algorithm 1 with option II. x is the global model, y_i client i's, c and c_i are
 server and of client i (0 at the start), K the client's steps, N all clients, S the cohort:
 
     y_i  <- K steps of LocalSGD along g_i(y) - c_i + c, from y_i = x
-    c_i' <- c_i - c + (x - y_i) / (K eta_l)
+    c_i' <- c_i - c + (x - y_i) / (a eta_l)
     x    <- x + eta_g mean_S (y_i - x),     c <- c + |S|/N mean_S (c_i' - c_i)
 
 Means are uniform, per architecture. A client sends both differences and receives x and c: twice FedAvg's
-bytes. BatchNorm's statistics are averaged as the model and have no control variate. (x - y_i) / (K eta_l) is
-the mean gradient under plain SGD, for which the paper states it; momentum and weight decay enter it as they
-are. eta_l is `lr`, eta_g `server_lr`.
+bytes. BatchNorm's statistics are averaged as the model and have no control variate. (x - y_i) / (a eta_l) is
+to be a mean of the gradients that moved y_i. Under plain SGD, for which the paper states it, a = K. With
+momentum beta a gradient moves y_i by 1 + beta + beta^2 + ... of eta_l, a term for each step from its own on,
+and a is the sum over all steps, as in FedNova (arXiv:2007.07481): with K in its place c_i would swing ever
+further. Weight decay counts as a part of the gradient. eta_l is `lr`, eta_g `server_lr`, beta `momentum`.
 """
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +41,8 @@ from jaxfl.authoring import (
 class Scaffold(Training):
     """Options of SCAFFOLD."""
 
+    optimizer: Literal["sgd"] = "sgd"
+    """Of clients; what adam's steps are made of is no mean of gradients."""
     server_lr: float = within("(0, inf)", 1.0)
     """eta_g, the server's learning rate."""
 
@@ -54,10 +60,11 @@ def corrected(participant: Participant, blocks):
 
 def variate(participant: Participant, trained: Trained):
     """c_i', and c_i' - c_i for the server; a client without a step keeps its own."""
-    steps, lr = trained.steps, participant.hyper.lr
-    k_eta = jnp.maximum(steps, 1).astype(lr.dtype) * lr
+    steps, lr, beta = trained.steps, participant.hyper.lr, participant.hyper.momentum
+    K = jnp.maximum(steps, 1).astype(lr.dtype)
+    a = (K - beta * (1 - beta**K) / (1 - beta)) / (1 - beta)
     change = jax.tree.map(
-        lambda c, x, y: jnp.where(steps > 0, (x - y) / k_eta - c, 0),
+        lambda c, x, y: jnp.where(steps > 0, (x - y) / (a * lr) - c, 0),
         participant.broadcast,
         participant.received.params,
         trained.weights.params,

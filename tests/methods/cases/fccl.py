@@ -1,16 +1,19 @@
 """FCCL (Huang et al. 2022, CVPR, section 3): logits correlate on public images, and nothing is forgotten."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, assert_same
 from reference import exchange, nets
 from reference.training import cross_entropy, descend, log_softmax, plain_loss, softmax
 
+from jaxfl.algorithms.public_images.fccl import standardised as of_jaxfl
+from jaxfl.data.federation import set_apart
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders
-from methods.rounds import TRAINING, mixed, run
+from methods.rounds import ALWAYS, TRAINING, mixed, run
 
 KEPT = ("own", "before", "alone")
 
@@ -129,6 +132,25 @@ def without_public_images_memory_and_pretraining_it_is_local():
         assert_same(fccl.weights, local.kept)
 
 
+def a_constant_column_correlates_with_nothing():
+    """Up to rounding; and it leaves the gradients of the others finite."""
+    for value in (0.0, 0.1, 0.3, 1.7):
+        z = jnp.stack([jnp.arange(77.0), jnp.full(77, value)], 1)
+        first, constant = np.asarray(of_jaxfl(z)).T
+        assert (constant == 0).all() and np.isclose(first.std(ddof=1), 1)
+        assert jnp.isfinite(jax.grad(lambda z: jnp.sin(of_jaxfl(z)).sum())(z)).all()
+
+
+def newcomers_remember_nothing():
+    """They have not been alone before the federation."""
+    joining = set_apart(mixed(), [np.ones(len(group.id), bool) for group in mixed().groups])
+    ((fccl, _), *_), ((local, _), *_) = (
+        run(method, joining, ALWAYS[:1], **TRAINING, **options)
+        for method, options in (("fccl", {"public_epochs": 0, "remember": 0.9}), ("local", {}))
+    )
+    assert_same(fccl.weights, local.kept, tolerance=1e-6)
+
+
 OPTIONS = {"public_size": 9, "public_batch": 4, "public_lr": 0.02, "lam": 0.3}
 
 fccl = Case(
@@ -154,5 +176,9 @@ fccl = Case(
             **OPTIONS | {"public_batch": PUBLIC + 1},
         ),
     },
-    reductions=(without_public_images_memory_and_pretraining_it_is_local,),
+    reductions=(
+        without_public_images_memory_and_pretraining_it_is_local,
+        a_constant_column_correlates_with_nothing,
+        newcomers_remember_nothing,
+    ),
 )

@@ -2,14 +2,15 @@
 
 import jax
 import numpy as np
-from conftest import assert_same, tiny_cnn
+from conftest import SIZES, assert_same, tiny_cnn
 from reference import nets
 from reference.training import average, descend, plain_loss
 
+from jaxfl.data.federation import set_apart
 from methods import recording
 from methods.cases import SMALL, Case, Comparison, local_statistics
 from methods.cases.fedbn import stays
-from methods.rounds import ALWAYS, TRAINING, alike, run
+from methods.rounds import ALWAYS, TRAINING, alike, initial, run
 
 
 def start(clients, initial, options):
@@ -125,6 +126,15 @@ def of_its_own_model_alone_it_is_local():
     assert_same(fedap.weights, local.kept, tolerance=1e-6)
 
 
+def newcomers_have_no_share():
+    """Neither in the mixtures of others nor in their own, where all others have equal ones."""
+    clients = len(SIZES)
+    joining = set_apart(alike(), [np.arange(clients) == 1])
+    closeness = initial("fedap", joining, **TRAINING).closeness
+    expected = np.array([[i != j and j != 1 for j in range(clients)] for i in range(clients)], float)
+    assert_same(closeness, expected / expected.sum(1, keepdims=True), tolerance=1e-6)
+
+
 fedap = Case(
     "fedap",
     start,
@@ -146,5 +156,5 @@ fedap = Case(
         ),
         "local statistics": local_statistics(),
     },
-    reductions=(of_its_own_model_alone_it_is_local,),
+    reductions=(of_its_own_model_alone_it_is_local, newcomers_have_no_share),
 )

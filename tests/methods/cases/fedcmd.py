@@ -8,7 +8,7 @@ as well.
 import jax
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SIZES, assert_same, cohort, tiny_cnn, tiny_models
+from conftest import CLASSES, SHAPE, SIZES, assert_same, cohort, differ, tiny_cnn, tiny_models
 from reference import nets
 from reference.nets import block_of
 from reference.training import average, descend, plain_loss, softmax
@@ -29,6 +29,7 @@ from methods.rounds import (
     initial,
     mixed,
     normalised,
+    one_round,
     run,
 )
 
@@ -325,6 +326,20 @@ def it_votes_in_rounds_of_fedavg():
     assert_same(of_clients, tree.stack(globally, len(SIZES)))
 
 
+def all_start_from_the_global_model_though_the_last_vote_is_lost():
+    """A round whose answers are all lost has never been: here the second of two with votes."""
+    options = TRAINING | {"selection_rounds": 2}
+    voted, _ = one_round("fedcmd", initial("fedcmd", mixed(), **options), mixed(), 0, EVERYONE, **options)
+    assert not any(layers.any() for layers in voted.personal)
+    begun, _ = one_round("fedcmd", voted, mixed(), 2, (0, 3), **options)
+    assert all(layers.any() for layers in begun.personal)
+    for own, shared in zip(begun.own, begun.shared, strict=True):
+        assert_same(own, tree.stack(shared, len(jax.tree.leaves(own)[0])))
+    assert_same(begun.won, voted.won)
+    later, _ = one_round("fedcmd", begun, mixed(), 3, (0, 3), **options)
+    assert differ(later.own, begun.own)
+
+
 def clients_without_a_mini_batch_do_not_vote():
     """BatchNorm leaves a batch of one row out, and client 3 has no more."""
     alone, with_another, without = (
@@ -421,6 +436,7 @@ fedcmd = Case(
     reductions=(
         with_a_personal_classifier_it_is_fedper,
         it_votes_in_rounds_of_fedavg,
+        all_start_from_the_global_model_though_the_last_vote_is_lost,
         clients_without_a_mini_batch_do_not_vote,
         networks_that_resize_images_are_compared,
         with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg,

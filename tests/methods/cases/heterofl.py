@@ -1,5 +1,6 @@
 """HeteroFL (Diao et al. 2021, arXiv:2010.01264, Algorithm 1), a network in two widths; group 1 is wider."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -7,6 +8,7 @@ from conftest import CLASSES, SHAPE, assert_same, tiny_cnn
 from reference import nets
 from reference.training import cross_entropy, descend
 
+from jaxfl.algorithms.shared_entries.static_norm import rows_of_all
 from jaxfl.models import zoo
 from methods.cases import CONVOLVING, NORMALISED, Case, Comparison, local_statistics, on_batch_norm
 from methods.rounds import ALWAYS, TRAINING, equal, federated, mlp, reported, run
@@ -161,6 +163,14 @@ def nobody_moves_what_only_wider_networks_hold():
     assert (after[:, :2] != before[:, :2]).any()
 
 
+def statistics_are_of_those_who_take_part():
+    """Not of newcomers."""
+    (group,) = equal().groups
+    first = dataclasses.replace(group, newcomer=group.id == 0)
+    rows, size = rows_of_all(first)
+    assert rows[:size].tolist() == sorted(np.asarray(group.rows)[1:].ravel().tolist())
+
+
 heterofl = Case(
     "heterofl",
     start,
@@ -182,5 +192,9 @@ heterofl = Case(
             models=((NARROW_MLP, 3), (NORMALISED, 2)),
         ),
     },
-    reductions=(of_one_width_it_is_fedavg, nobody_moves_what_only_wider_networks_hold),
+    reductions=(
+        of_one_width_it_is_fedavg,
+        nobody_moves_what_only_wider_networks_hold,
+        statistics_are_of_those_who_take_part,
+    ),
 )

@@ -1,9 +1,15 @@
 """SCAFFOLD (Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1, option II)."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
+from conftest import assert_same
 from reference import nets, sharing
 from reference.training import descend, plain_loss
 
+from jaxfl.algorithms.sharing.scaffold import Scaffold, variate
+from jaxfl.models.model import Weights
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics
 
@@ -18,14 +24,15 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """y_i <- K steps along g - c_i + c; c_i <- c_i - c + (x - y_i) / (K eta_l); both differences averaged."""
+    """y_i <- K steps along g - c_i + c; c_i <- c_i - c + (x - y_i) / (a eta_l); both differences averaged."""
     c_i, trained, losses, changes = dict(state["c_i"]), {}, {}, {}
     for i, draw in cohort.draws.items():
         x, c, steps = sharing.model(state, clients, i), state["c"][clients[i].group], []
         loss = corrected(plain_loss(clients[i]), c, c_i[i], steps)
         trained[i], losses[i] = descend(x, loss, draw["train"], options)
+        a = moved_by(len(steps), options.momentum)
         changes[i] = {
-            name: (x[name] - trained[i][name]) / (len(steps) * options.lr) - c[name] if steps else 0 * c[name]
+            name: (x[name] - trained[i][name]) / (a * options.lr) - c[name] if steps else 0 * c[name]
             for name in c
         }
         c_i[i] = {name: c_i[i][name] + changes[i][name] for name in c}
@@ -44,6 +51,26 @@ def step(state, clients, cohort, options):
             name: c[name] + len(present) / everybody * mean([changes[i][name] for i in present]) for name in c
         }
     return {"shared": shared, "personal": personal, "c": variates, "c_i": c_i}, losses
+
+
+def moved_by(steps, momentum):
+    """How far so many gradients of 1 move a client, in learning rates."""
+    velocity = moved = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1
+        moved += velocity
+    return moved
+
+
+def variates_are_mean_gradients():
+    """Under momentum and without noise: a constant gradient is what the client remembers."""
+    weights = Weights({"w": jnp.array([3.0, -2.0])}, {})
+    hyper = Scaffold(lr=jnp.float32(0.1), momentum=jnp.float32(0.9), weight_decay=jnp.float32(0))
+    zero, gradient, steps = {"w": jnp.zeros(2)}, jnp.array([0.5, -1.0]), 7
+    after = Weights({"w": weights.params["w"] - 0.1 * moved_by(steps, 0.9) * gradient}, {})
+    participant = SimpleNamespace(hyper=hyper, broadcast=zero, memory=zero, received=weights)
+    remembered, _ = variate(participant, SimpleNamespace(steps=jnp.int32(steps), weights=after))
+    assert_same(remembered, {"w": gradient}, tolerance=1e-5)
 
 
 def corrected(plain, c, c_i, steps):
@@ -83,7 +110,8 @@ scaffold = Case(
     view=view,
     traffic=lambda model, models, t: 2 * model.size,
     comparisons={
-        "": Comparison({"server_lr": 0.8}, mistakes=[("server_lr", 0.81), ("lr", 0.051)]),
+        "": Comparison({"server_lr": 0.8}, mistakes=[("server_lr", 0.81), ("lr", 0.051), ("momentum", 0.51)]),
         "local statistics": local_statistics(server_lr=0.8),
     },
+    reductions=(variates_are_mean_gradients,),
 )
