@@ -16,10 +16,14 @@ from jaxfl.data.colour import jittered, with_hue
 
 
 def crop(key, images):
-    """Every image moved by up to an eighth of its height (4 of 32 pixels) each way, zeros moving in."""
-    margin = max(1, images.shape[1] // 8)
-    padded = jnp.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
-    corners = jax.random.randint(key, (len(images), 2), 0, 2 * margin + 1, jnp.int32)
+    """Every image moved by up to an eighth of its sides (4 of 32 pixels) each way, zeros moving in.
+
+    By a pixel at least, but not along a side of one, as windows of a signal have.
+    """
+    margins = [max(1, side // 8) if side > 1 else 0 for side in images.shape[1:3]]
+    padded = jnp.pad(images, ((0, 0), *((margin, margin) for margin in margins), (0, 0)))
+    places = jnp.array([2 * margin + 1 for margin in margins], jnp.int32)
+    corners = jax.random.randint(key, (len(images), 2), 0, places[None], jnp.int32)
 
     def cut(image, corner):
         return jax.lax.dynamic_slice(image, (corner[0], corner[1], jnp.int32(0)), images.shape[1:])

@@ -59,6 +59,8 @@ def step(length: int, *, every: int = 10, factor: float = 0.1, warmup: int = 0) 
     """
     if every < 1:
         raise JaxflError(f"A schedule cannot take a step every {every} rounds; write every=10.")
+    if factor <= 0:  # which Optax takes for no decay
+        raise JaxflError(f"A schedule cannot multiply rates by {factor:g}; write factor=0.1.")
     return _behind(warmup, optax.exponential_decay(1.0, every, factor, staircase=True))
 
 

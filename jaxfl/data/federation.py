@@ -205,8 +205,7 @@ class Federation:
         """The same as NumPy arrays, of which every process gets all."""
 
         def of_leaf(leaf):  # one by one: no device holds all leaves in full
-            here = placement.of_process(leaf)
-            return jax.device_get(leaf if here else placement.put(leaf, self._in_full(leaf)))
+            return jax.device_get(leaf if placement.of_process(leaf) else self.replicate(leaf, known=True))
 
         return jax.tree.map(of_leaf, tree)
 
@@ -297,6 +296,8 @@ def federate(
         equally many of each process.
     """
     _check(partition, models)
+    if not source.train.any():
+        raise JaxflError(f"{source.name} has no training images, by which images are normalised.")
     mean, std = moments(source.images[source.train])
     dtype = jnp.result_type(float)
     images, labels, rows = source.images, source.labels, partition.public

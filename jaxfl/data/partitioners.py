@@ -335,7 +335,7 @@ def listed(
     """Give every client the rows that a file lists for it, such as those of a partitioner of flwr-datasets.
 
     The file is JSON, ``[[rows], ...]`` or ``{"0": [rows], ...}``. Rows that are held out for everybody are
-    left out, and so are test rows under --test source.
+    left out, and so are test rows under --test source, and numbers that no row has.
 
     Args:
       values: (n,), of the column.

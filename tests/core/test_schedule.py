@@ -43,6 +43,7 @@ def test_factors(choice, wanted):
         ),
         ("cosine,warmup=8", "A cosine over 8 rounds has no room for warmup=8"),
         ("step,every=0", "cannot take a step every 0 rounds"),
+        ("step,factor=0", "cannot multiply rates by 0; write factor=0.1"),
         ("constant,warmup=-1", "cannot warm up for -1 rounds"),
     ],
 )

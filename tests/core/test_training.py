@@ -160,6 +160,13 @@ def test_crops_move_images_by_up_to_an_eighth():
     assert len(found) > 10 and moved.dtype == jnp.uint8
 
 
+def test_windows_of_a_signal_move_along_it_alone():
+    windows = jnp.broadcast_to(jnp.arange(1.0, 33).reshape(1, 1, 32, 1), (40, 1, 32, 2))
+    moved = np.asarray(crop(KEY, windows))[:, 0, :, 0]
+    shifts = [next(s for s in range(-4, 5) if row[16] == 17 + s) for row in moved]
+    assert len(set(shifts)) > 5 and ((moved == 0).sum(1) == np.abs(shifts)).all()
+
+
 def test_rotations_are_scipys():
     turned = rotate(KEY, IMAGES[:5])
     angles = np.degrees(jax.random.uniform(KEY, (5,), minval=-np.pi / 12, maxval=np.pi / 12))
