@@ -5,11 +5,13 @@ import io
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from conftest import tiny_models, tiny_partition, tiny_source
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from jaxfl.data.sources import load
+from jaxfl.data.federation import federate
+from jaxfl.data.sources import from_arrays, load
 from jaxfl.errors import JaxflError
 
 
@@ -283,3 +285,23 @@ def test_damaged_tfds_sets_are_refused(tmp_path):
     info.write_text("{")
     with pytest.raises(JaxflError, match="description of mnist is damaged"):
         load("mnist", tmp_path)
+
+
+def test_small_windows_of_a_signal_are_images_of_height_one():
+    """Not grey images in PyTorch's order, which are square or larger."""
+
+    def held(*shape):
+        labels = np.arange(50) % 2
+        return from_arrays("windows", random_images(50, *shape), labels, labels == 0, 2)
+
+    assert held(1, 16, 9).images.shape == (50, 1, 16, 9)
+    for shape in (1, 8, 8), (1, 28, 20):
+        with pytest.raises(JaxflError, match=r"looks like \(N, C, H, W\)"):
+            held(*shape)
+
+
+def test_a_source_without_training_images_is_refused():
+    source = tiny_source()
+    partition, models = tiny_partition(source), tiny_models()
+    with pytest.raises(JaxflError, match="tiny has no training images"):
+        federate(source._replace(train=np.zeros_like(source.train)), partition, models)
