@@ -178,6 +178,8 @@ REFUSED = [
     ("run fedavg @own.args --dataset photos", "photos/cat/0.png cannot be read as an image"),
     ("run mnfl @own.args --public pickled.npz", "pickled.npz is damaged or not an .npz file of plain arrays"),
     ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
+    ("run scaffold @own.args --optimizer adam", "--optimizer must be sgd, not 'adam'"),
+    ("run fedap @own.args --models vit,width=8,depth=1,heads=1", "vit has neither convolutions nor hidden"),
     ("run mnfl @own.args --public none", "needs public images and the federation has none; add --public"),
     ("run pfedclub @own.args --public none", "needs public images and the federation has none"),
     ("run mnfl @own.args --labels independent", "mean other classes on every client"),
