@@ -54,6 +54,20 @@ def unreadable(where: str | Path, error: OSError) -> JaxflError:
     return JaxflError(f"{where} cannot be read ({error.strerror or error}); check its permissions.")
 
 
+def read_text(path: Path) -> str:
+    """What a file of text says.
+
+    Raises:
+      JaxflError: if it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise JaxflError(f"{path} is no text: {error}.") from error
+
+
 def optional(package: str, extra: str, what: str) -> ModuleType:
     """Import a package that is an extra.
 

@@ -146,17 +146,17 @@ class Bar(Progress):
         self.add_task("compiling", total=runs * setup.run.rounds, accuracy="", speed="")
         self.start()
 
-    def _progressed(self, label: str, seed: int, new: list[dict]) -> None:
+    def _progressed(self, run: str, new: list[dict]) -> None:
         last = new[-1]
-        self.done[label, seed] = last["round"]
+        self.done[run] = last["round"]
         for bar in self.task_ids:  # none for a run that had finished before
             if "accuracy" in last:
                 seconds = last["seconds"]
                 if seconds["compile"] >= 0.1:
-                    self.console.print(f"{label}, seed {seed}: compiled in {seconds['compile']:.1f} s")
+                    self.console.print(f"{run}: compiled in {seconds['compile']:.1f} s")
                 self.update(
                     bar,
                     accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
                     speed=f"{len(new) / max(seconds['train'], 1e-9):.1f} rounds/s",
                 )
-            self.update(bar, description=f"{label}, seed {seed}", completed=sum(self.done.values()))
+            self.update(bar, description=run, completed=sum(self.done.values()))

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 
 from jaxfl import registry
 from jaxfl.cli import catalogue
-from jaxfl.cli.words import names_and_flags, parse
+from jaxfl.cli.words import given, names_and_flags, parse
 from jaxfl.config.commands import (
     Columns,
     Continuation,
@@ -74,8 +74,8 @@ def _run(arguments: list[str]) -> None:
     if arguments in (["-h"], ["--help"]):
         parse("run METHOD", arguments, federation=Setup(), method=Training(), **others)
     choice, arguments = _positional(arguments, "run", "METHOD")
-    method, given = registry.method(choice)
-    default = method.config(**given)
+    method, chosen = registry.method(choice)
+    default = method.config(**chosen)
     parsed = parse(f"run {choice}", arguments, method=default, federation=Setup(), **others)
     config, setup, where, logs, profile, limit, processes = parsed
     _join(processes)
@@ -117,7 +117,7 @@ def _compare(arguments: list[str]) -> None:
     if not named:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     _join(processes)
-    common = {name: value for name, value in vars(training).items() if value != getattr(Training(), name)}
+    common = given(arguments, training)
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
         options = {"log": logs.log, "observer": bar.observer} | vars(columns) | vars(insist) | vars(limit)
@@ -144,6 +144,8 @@ def _study(arguments: list[str]) -> None:
     name, rest = _positional(arguments, "study", "FILE")
     studied, where, limit = parse("study FILE", rest, **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
+    if not file.is_file():
+        raise JaxflError(f"There is no study {file}; name a file of TOML, or one of `jaxfl study --list`.")
     study, folder = studies.read(file), where.run_dir or Path("runs") / file.stem
     number, slash, parts = studied.part.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal()):

@@ -71,10 +71,10 @@ def _help() -> RichTable:
 def cpu_devices(arguments: list[str]) -> int:
     """How many devices this process needs on a CPU: its share of --devices, else one per core.
 
-    So clients train on all cores at the same time. A run that is resumed or repeated has as many as before.
-    What is wrong with the arguments, `main` says.
+    So clients train on all cores at the same time. A run that is resumed or repeated has as many as before,
+    and so has a comparison or a study that goes on. What is wrong with the arguments, `main` says.
     """
-    devices, processes = None, 1
+    devices, before, processes = None, None, 1
     with contextlib.suppress(JaxflError, KeyError, ValueError):
         words = [part for word in expand(arguments) for part in word.split("=", 1)]
         for word, value in itertools.pairwise(words):
@@ -82,11 +82,15 @@ def cpu_devices(arguments: list[str]) -> int:
                 devices = int(value)
             elif word == "--processes":
                 processes = int(value)
-            elif word in ("resume", "--from"):
-                devices = store.read_config(Path(value))["options"]["devices"]
+            elif word in ("resume", "--from", "--run-dir"):
+                found = Path(value).rglob(store.CONFIG)
+                before = max(
+                    (store.read_config(path.parent)["options"]["devices"] for path in found), default=None
+                )
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, devices // max(1, processes)) if isinstance(devices, int) else cores
+    devices = before if devices is None else devices
+    return cores if devices is None else max(1, devices // max(1, processes))
 
 
 def entry() -> None:

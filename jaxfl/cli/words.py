@@ -8,7 +8,7 @@ from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
-from jaxfl.errors import JaxflError, nearest
+from jaxfl.errors import JaxflError, nearest, read_text
 
 
 def expand(arguments: list[str]) -> list[str]:
@@ -21,7 +21,7 @@ def expand(arguments: list[str]) -> list[str]:
         path = Path(argument[1:])
         if not path.is_file():
             raise JaxflError(f"There is no file {path} of arguments; check the path after @.")
-        for line in path.read_text().splitlines():
+        for line in read_text(path).splitlines():
             expanded += line.partition("#")[0].split()
     return expanded
 
@@ -46,6 +46,17 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
         return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
     known = ["--" + option.replace("_", "-") for part in defaults for option in hints(type(part))]
     return f"jaxfl {program} has no option {flag}; {nearest(flag, known)}"
+
+
+def given(arguments: list[str], options: Any) -> dict[str, Any]:
+    """Of parsed options those whose flags are among the words, {name: value}."""
+    flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
+
+    def spelled(name):
+        flag = name.replace("_", "-")
+        return {f"--{flag}", f"--no-{flag}"}
+
+    return {name: value for name, value in vars(options).items() if spelled(name) & flags}
 
 
 def names_and_flags(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -33,7 +33,7 @@ def deployed(
       NotAtHand: if its model is made of images or labels, and the federation has none.
     """
     cohort, g = alone(federation, client, last, rounds)
-    arguments = scoring_key(run_key, last), *seen(state, federation, cohort)
+    arguments = jax.random.fold_in(scoring_key(run_key), last), *seen(state, federation, cohort)
     return _predictor(algorithm.personal, g, *arguments)
 
 

@@ -100,7 +100,9 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         trained = passed() / runs
         chunks = {}
         for i in going:
-            its_own = state if runs == 1 else federation.place(programs.of_run(state, np.int32(i)))
+            its_own = (
+                state if runs == 1 else federation.place(programs.of_run(state, federation, np.int32(i)))
+            )
             its_key = _run_of(score_key, i, runs)
             watched = job.on_host and first == start
             chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained, watched)
@@ -184,9 +186,8 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     programs, federation = job.programs, job.federation
     keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
     keys = federation.replicate(keys)
-    state = _at_rest(
-        job, jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
-    )
+    copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
+    state = _at_rest(job._replace(keys=job.keys[i : i + 1]), copied)
     state, federation, cohort = window.seen(state, federation, newcomers_in_places(job, last))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None
@@ -366,10 +367,10 @@ def training_key(run_key):
     return round_key
 
 
-def scoring_key(run_key, last: int):
-    """The key with which the clients of a run are scored after round `last`."""
+def scoring_key(run_key):
+    """The key of a run from which that of scoring its clients after a round is folded."""
     *_, score_key = jax.random.split(run_key, 4)
-    return jax.random.fold_in(score_key, last)
+    return score_key
 
 
 def _run_of(tree: Any, i: int, runs: int) -> Any:

@@ -32,7 +32,7 @@ def final_weights(
     Raises:
       JaxflError: if the method predicts with several networks side by side, by `jax.vmap`.
     """
-    key = federation.replicate(scoring_key(key, done - 1))
+    key = federation.replicate(jax.random.fold_in(scoring_key(key), done - 1))
 
     def predictors(key, state, federation, part):
         return federation.keep_replicated(algorithm.personal(key, state, federation, part))

@@ -15,7 +15,8 @@ from jaxfl.core import tree
 from jaxfl.core.cohorts import these_clients
 from jaxfl.core.engine import evaluate, scoring_key, training_key
 from jaxfl.core.protocol import Averaged
-from jaxfl.core.rounds import Programs
+from jaxfl.core.rounds import Conditions, Programs
+from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
@@ -53,6 +54,7 @@ class Node:
       federation: of this client alone, see `jaxfl.data.one_client.of_one_client`.
       state: of the method in this federation.
       run_key: of the run, which decides the client's batches.
+      schedule: of the run, by which its learning rates change, see `jaxfl.core.schedule`.
     """
 
     programs: Programs
@@ -60,6 +62,7 @@ class Node:
     federation: Federation
     state: Any
     run_key: Any
+    schedule: str
 
     @property
     def weight(self) -> int:
@@ -85,17 +88,18 @@ class Node:
         """
         cohort = these_clients(self.federation, [np.ones(1, bool)], rounds, t)
         cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
+        rate = factors(self.schedule, rounds)
+        conditions = Conditions(None if rate is None else rate[t : t + 1])
         state = jax.tree.map(jnp.copy, self._with(sent, kept))  # it is donated
-        state, reports = self.programs.rounds(training_key(self.run_key), state, self.federation, cohort)
+        key = training_key(self.run_key)
+        state, reports = self.programs.rounds(key, state, self.federation, cohort, None, conditions)
         loss = float(reports.info.loss[0][0, 0])
         return Trained(sent_to_all(self.averaged, state), kept_by(self.averaged, state, 0), loss)
 
     def score(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Scored:
         """What the client deploys behind round `t`, on its test rows; arguments are those of `train`."""
-        key = scoring_key(self.run_key, t)
-        (score,) = evaluate(self.programs, self.federation, self._with(sent, kept), key, t, rounds)[
-            "personal"
-        ]
+        state, key = self._with(sent, kept), scoring_key(self.run_key)
+        (score,) = evaluate(self.programs, self.federation, state, key, t, rounds)["personal"]
         return Scored(int(score.right.sum()), int(score.rows.sum()))
 
     def _with(self, sent: Arrays, kept: Arrays) -> Any:

@@ -69,7 +69,7 @@ class Programs(NamedTuple):
       rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None, conditions=Conditions()) ->
         (states, reports)``: `rounds` of several runs as one program; all leaves but the federation's have a
         leading axis.
-      of_run: ``(states, i) -> state`` of one of them.
+      of_run: ``(states, federation, i) -> state`` of one of them.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same of what clients deploy.
       host: the algorithm's host step or None.
@@ -175,7 +175,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
         )
         return federation.keep_placed(states, runs=True), reports
 
-    def of_run(states, i):
+    def of_run(states, federation, i):  # whose devices hold them: other ones have another program
         return jax.tree.map(lambda leaf: leaf[i], states)
 
     score_received = Program(received)

@@ -1,10 +1,12 @@
 """Several methods on one federation: same partition, cohorts and initial weights, several seeds."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxfl.config.options import text
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
@@ -105,16 +107,20 @@ def compare(
         check_against(against, [variant.label for variant in variants])
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
-    first, first_partition = setup.run.seed, setup.partition.partition_seed
+    first_partition = setup.partition.partition_seed
     partitions = range(first_partition, first_partition + partition_seeds)
-    planned = plan(folder, variants, setup, range(first, first + seeds), partitions)
+    planned = plan(folder, variants, setup, seeds, partition_seeds)
+    _check_plan(folder, planned, variants)
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
     begun = store.runs_in(folder)
     _check_code(folder, begun, changed_code, observer.warned)
 
     def watch(run, new):
         variant, setup, _ = planned[run]
-        observer.progressed(variant.label, setup.run.seed, new)
+        draw = f"seed {setup.run.seed}"
+        if partition_seeds > 1:
+            draw += f", partition seed {setup.partition.partition_seed}"
+        observer.progressed(f"{variant.label}, {draw}", new)
         follow(run, new)
 
     store.forget_end(folder)
@@ -200,14 +206,45 @@ def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Calla
         )
 
 
-def plan(
-    folder: Path,
-    variants: Sequence[Variant],
-    setup: Setup,
-    seeds: Sequence[int],
-    partitions: Sequence[int],
-) -> Runs:
-    """The runs of a comparison: every variant with every seed on every partition, in a folder each.
+def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, partition_seeds: int) -> Runs:
+    """The runs of a comparison, see `compare`: every variant with every seed on every partition."""
+    first, first_partition = setup.run.seed, setup.partition.partition_seed
+
+    def run_folder(label, seed, number):
+        partition = f"-partition-{number}" if number != first_partition else ""
+        return folder / store.file_name(label) / f"seed-{seed}{partition}"
+
+    return {
+        run_folder(variant.label, seed, number): Planned(
+            variant, own_setup(setup, variant).replace(seed=seed, partition_seed=number)
+        )
+        for number in range(first_partition, first_partition + partition_seeds)
+        for seed in range(first, first + seeds)
+        for variant in variants
+    }
+
+
+def is_begun(run: Path, its: Planned) -> bool:
+    """Whether a folder holds the run that is planned for it: of the same method with the same options."""
+    return store.holds(run, store.CONFIG) and not _differing(run, its)
+
+
+def _differing(run: Path, its: Planned) -> list[str]:
+    """What a run was begun with that is otherwise in the plan, in words."""
+    then, now = (experiment(config) for config in (store.read_config(run), described(*its[:2])))
+
+    def words(value):
+        return text(tuple(value)) if isinstance(value, list) else text(value)
+
+    return [
+        f"{name} {words(then.get(name))}, not {words(now.get(name))}"
+        for name in now | then
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _check_plan(folder: Path, planned: Runs, variants: Sequence[Variant]) -> None:
+    """Refuse to plan a run twice, or beside others.
 
     Raises:
       JaxflError: if a method is named twice, or the folder holds anything else than some of these runs.
@@ -217,30 +254,20 @@ def plan(
             same = (variant.method, variant.config) == (other.method, other.config)
             if same or variant.label == other.label:
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
-    planned = {
-        folder / store.file_name(variant.label) / _cell(seed, number, partitions): Planned(
-            variant, own_setup(setup, variant).replace(seed=seed, partition_seed=number)
-        )
-        for number in partitions
-        for seed in seeds
-        for variant in variants
-    }
     begun = store.runs_in(folder)
     if not begun:
         store.check_free(folder)
     for run in begun:
-        config = experiment(store.read_config(run))
-        if run not in planned or config != experiment(described(*planned[run][:2])):
+        if run not in planned:
             raise JaxflError(
-                f"{run} is not a run of this comparison: its method or options differ; choose another "
-                "--run-dir, or repeat the command that began it."
+                f"{run} is no run of this comparison; name its method and its seed as well, or choose "
+                "another --run-dir."
             )
-    return planned
-
-
-def _cell(seed: int, number: int, partitions: Sequence[int]) -> str:
-    """Of a run's folder the name, beside those with other seeds."""
-    return f"seed-{seed}" + (f"-partition-{number}" if len(partitions) > 1 else "")
+        if differing := _differing(run, planned[run]):
+            raise JaxflError(
+                f"{run} was begun with {differing[0]}; choose another --run-dir, or repeat the command that "
+                "began it."
+            )
 
 
 def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) -> dict[Path, JaxflError]:
@@ -257,7 +284,9 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
             continue
         try:
             if store.holds(run, store.CONFIG):
+                asked = its.setup.machine.devices
                 setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
+                setup = setup if asked is None else setup.replace(devices=asked)
                 done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
                 its = its._replace(setup=setup, done=done)
             unfinished[run] = its
@@ -274,7 +303,8 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
             finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
             raise Interrupted(
                 f"The comparison in {folder} has stopped with {finished} of {total} runs finished"
-                f"{reason(stopped.code)}; repeat the command, with --run-dir {folder}, to continue.",
+                f"{reason(stopped.code)}; repeat the command, with --run-dir {shlex.quote(str(folder))}, to "
+                "continue.",
                 stopped.code,
             ) from None
     return failures

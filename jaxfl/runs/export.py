@@ -23,7 +23,8 @@ def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -
 
     Args:
       models: of the run.
-      folder: new or empty. It gets a file for each client, or one for all that share a model, and a card.
+      folder: new or empty. It gets a file for each client, or one for all that share a model and number their
+        classes alike, and a card.
       clients: whose models; all by default.
 
     Returns:
@@ -36,9 +37,11 @@ def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -
     safetensors = optional("safetensors.numpy", "safetensors", "An export")
     files.check_empty(folder)
     models_in: dict[str, list[Deployed]] = {}
+    numbers = models.opened.partition.relabel
+    alike = (numbers == numbers[0]).all()
     for client in range(len(models)) if clients is None else clients:
         model = models[client]
-        owner = model.model.name if model.shared else f"client-{model.client}"
+        owner = model.model.name if model.shared and alike else f"client-{model.client}"
         name = f"{store.file_name(owner)}.safetensors"
         if name not in models_in:
             content = safetensors.save(_arrays(model), metadata=_about(models.opened, model))

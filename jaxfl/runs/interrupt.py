@@ -81,14 +81,14 @@ def limited(seconds: float | None) -> Iterator[None]:
     """Within, runs stop in time to be saved, see `StopRequest.measured`.
 
     Args:
-      seconds: from now; None for as long as it takes.
+      seconds: from now; None for as long as it takes, or for what limits those who ask.
 
     Raises:
       JaxflError: if it is not a positive number.
     """
     if seconds is not None and not seconds > 0:
         raise JaxflError(f"--max-seconds must be more than 0, not {seconds}.")
-    token = _deadline.set(math.inf if seconds is None else time.monotonic() + seconds)
+    token = _deadline.set(_deadline.get() if seconds is None else time.monotonic() + seconds)
     try:
         yield
     finally:

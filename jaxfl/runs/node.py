@@ -91,7 +91,7 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
             )
     state = of_client(averaged, its.state, ids.index(client))
     federation, key = of_one_client(own, its.federation, client), jax.random.key(its.setup.run.seed)
-    return Node(its.variant.programs, averaged, federation, state, key)
+    return Node(its.variant.programs, averaged, federation, state, key, its.setup.run.schedule)
 
 
 def _in_the_run(folder: Path, its: Opened, client: int) -> Own:

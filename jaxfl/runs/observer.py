@@ -25,13 +25,14 @@ class Observer(NamedTuple):
       prepared: the setup, its data, and how many runs there are.
       said: a sentence on how several runs are run, and why.
       warned: a sentence that nobody should miss; by default it goes to stderr.
-      progressed: a run's label, its seed and its newest records, as they are in metrics.jsonl.
+      progressed: a run in words, which no other run has, and its newest records, as they are in
+        metrics.jsonl.
     """
 
     prepared: Callable[[Setup, Data, int], None] = _ignore
     said: Callable[[str], None] = _ignore
     warned: Callable[[str], None] = _to_stderr
-    progressed: Callable[[str, int, list[dict]], None] = _ignore
+    progressed: Callable[[str, list[dict]], None] = _ignore
 
 
 NOBODY = Observer()

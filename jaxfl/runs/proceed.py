@@ -1,6 +1,7 @@
 """Runs on their way: compute a chunk of rounds, write it down, and so on to the result."""
 
 import importlib
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -150,7 +151,7 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                 if stop and first.done < job.rounds:
                     raise Interrupted(
                         f"{first.variant.label} has stopped after round {first.done} of {job.rounds}"
-                        f"{reason(stop)}; continue with `jaxfl resume {first.folder}`.",
+                        f"{reason(stop)}; continue with `jaxfl resume {shlex.quote(str(first.folder))}`.",
                         stop,
                     )
                 asked = time.perf_counter()

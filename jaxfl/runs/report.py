@@ -59,10 +59,15 @@ def report(
 def table_of(folder: Path, against: str | None = None) -> Table | None:
     """The table of the finished runs in a folder, as `report` makes it; None if there are none.
 
+    Its targets are those that the runs were given.
+
     Raises:
       JaxflError: if a run is damaged, two are the same but for their folders, or `against` is in no row.
     """
-    return _tabulated([folder], (), (), against)[0] if store.finished_below(folder) else None
+    if not store.finished_below(folder):
+        return None
+    asked = [store.read_config(run)["options"].get("target", ()) for run in store.finished_in([folder])]
+    return _tabulated([folder], (), list(dict.fromkeys(itertools.chain(*asked))), against)[0]
 
 
 def _tabulated(

@@ -45,11 +45,13 @@ def records(
             taken = slots.mask[t]
             ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
             loss += info.loss[g][taken].tolist()
-            idle += info.idle[g][taken].tolist() if info.idle else [False] * taken.sum()
+            own = slots.index[t][taken]
+            nothing = report.flops[g][own] == 0  # such as of a single row under BatchNorm
+            idle += (nothing | info.idle[g][taken] if info.idle else nothing).tolist()
             lost += report.lost[g][taken].tolist() if report.lost else [False] * taken.sum()
             up += _bytes(info.up[g], taken)
             down += _bytes(info.down[g], taken)
-            flops += report.flops[g][slots.index[t][taken]].tolist()
+            flops += report.flops[g][own].tolist()
             owners += [group.model.name] * taken.sum()
         total = float(sum(of_group.sum() for of_group in report.flops))
         if deadline and devices:

@@ -66,7 +66,7 @@ def run(
     agree("options", (described(variant, setup), folder.absolute(), profile))
 
     def watch(new):
-        observer.progressed(variant.label, setup.run.seed, new)
+        observer.progressed(f"{variant.label}, seed {setup.run.seed}", new)
         follow(folder, new)
 
     with limited(max_seconds):
@@ -119,7 +119,7 @@ def resume(
     follow, config = Log(log), store.read_config(folder)
 
     def watch(new):
-        observer.progressed(config["label"], config["options"]["seed"], new)
+        observer.progressed(f"{config['label']}, seed {config['options']['seed']}", new)
         follow(folder, new)
 
     def finished():
@@ -149,7 +149,7 @@ def resume(
                     "on this one computes it."
                 )
             data = start_from(prepare(setup, folder), setup, folder, observer)
-            if rounds and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
+            if rounds is not None and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)

@@ -42,10 +42,14 @@ NEWCOMERS = {
 }
 ROUND = {
     "round": int,
+    "clients": [int],
     "loss": NUMBER | None,
     "bytes_up": int,
     "bytes_down": int,
     "flops": NUMBER,
+    "client_bytes_up": [int],
+    "client_bytes_down": [int],
+    "client_flops": [NUMBER],
     "simulated_seconds?": NUMBER,
     "lost?": [int],
     "findings?": dict,

@@ -28,6 +28,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ from jaxfl.runs import schema
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 TOPOLOGY = "topology.txt"
 INITIAL = "initial.npz"
+OF_END = "newcomers"  # what only the last round of a run has in its metrics
+LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
 OWNER, END = "owner.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
@@ -62,7 +65,7 @@ def check_free(folder: Path) -> None:
     if (folder / CONFIG).exists():
         raise JaxflError(
             f"{folder} already holds a run; choose another --run-dir, or continue it with "
-            f"`jaxfl resume {folder}`."
+            f"`jaxfl resume {shlex.quote(str(folder))}`."
         )
     if folder.exists() and not (folder.is_dir() and all(map(_of_no_run, folder.rglob("*")))):
         raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
@@ -125,7 +128,8 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
     """
     old = _read_json(folder / CONFIG, schema.CONFIG)
     (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result is one that was stopped
-    trim(folder, rounds)
+    kept = trim(folder, rounds)
+    _replace_metrics(folder, [{name: record[name] for name in record if name != OF_END} for record in kept])
     with replacing(folder / CONFIG) as file:
         file.write(as_json({"begun_for": old["options"]["rounds"]} | old | config))
 
@@ -176,8 +180,12 @@ def free_folder(name: str, dataset: str = "") -> Path:
 
 
 def file_name(label: str) -> str:
-    """A label as the name of a file or a folder."""
-    return "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)
+    """A label as the name of a file or a folder, which file systems limit to 255 bytes."""
+    name = "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    begins = name.encode()[: LONGEST_NAME - 9].decode(errors="ignore")
+    return f"{begins}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
 def report_folder(folders: list[Path]) -> Path:
@@ -372,8 +380,7 @@ def trim(folder: Path, rounds: int) -> list[dict]:
       The lines that are left.
     """
     kept = read_metrics(folder, rounds)
-    with replacing(folder / METRICS) as file:
-        file.writelines(f"{json.dumps(record)}\n".encode() for record in kept)
+    _replace_metrics(folder, kept)
     for path in (path for kind in ABOUT_CLIENTS for path in (folder / kind).glob("*.npz")):
         if not path.stem.isdecimal() or int(path.stem) > rounds:
             path.unlink()
@@ -381,6 +388,11 @@ def trim(folder: Path, rounds: int) -> list[dict]:
         if not _number(path).isdecimal() or int(_number(path)) > max(1, rounds):
             shutil.rmtree(path)
     return kept
+
+
+def _replace_metrics(folder: Path, records: list[dict]) -> None:
+    with replacing(folder / METRICS) as file:
+        file.writelines(f"{json.dumps(record)}\n".encode() for record in records)
 
 
 def fingerprint(config: dict) -> str:

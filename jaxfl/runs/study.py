@@ -5,6 +5,7 @@ comparisons holds here: finished runs are kept, begun ones go on, a run that fai
 """
 
 import itertools
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl import registry
+from jaxfl.config import choices
 from jaxfl.config.given import divide
 from jaxfl.config.options import hints, text
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
-from jaxfl.errors import JaxflError, nearest, unreadable
+from jaxfl.errors import JaxflError, nearest, read_text
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.compare import compare
+from jaxfl.runs.compare import compare, is_begun, plan
+from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.paired import UNPAIRED, Difference, Draw, explained, paired
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
-from jaxfl.runs.variant import Variant, choose
+from jaxfl.runs.target import by_target
+from jaxfl.runs.variant import Variant, choose, provided
 
 METHOD = "method"  # the axis that every study has
 
@@ -82,15 +86,22 @@ def read(path: Path) -> Study:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
     axes = said.get("axes", {})
-    kinds = {"title": str, "methods": list, "options": dict, "axes": dict, "against": str}
-    for name, kind in kinds.items():
-        if not isinstance(said.get(name, kind()), kind):
+    kinds = {"methods": list, "options": dict, "axes": dict, "seeds": int, "partition_seeds": int}
+    for name, value in said.items():
+        kind = kinds.get(name, str)
+        if type(value) is not kind:
             raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
+        if kind is str:  # a table's notes have a line each
+            said[name] = " ".join(value.split())
     if not said.get("methods"):
         raise JaxflError(f'{path} names no methods; add methods = ["fedavg", "fedper"].')
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
+    for name, values in {"methods": said["methods"], **axes}.items():
+        for i, value in enumerate(values):
+            if value in values[:i]:
+                raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
     columns = said.setdefault("columns", next(reversed(axes), METHOD))
     if columns not in (METHOD, *axes):
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, (METHOD, *axes))}")
@@ -100,8 +111,17 @@ def read(path: Path) -> Study:
         raise JaxflError(
             f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
         )
+    for choice, name in itertools.product(study.methods, axes):
+        if name in choices.split(choice)[1]:
+            raise JaxflError(
+                f"{path}: {choice} has a {name} of its own, which is an axis; leave it out of one."
+            )
     for setting in settings(study):
-        _planned(study, setting)
+        _, setup = _planned(study, setting)
+        if study.show.endswith("to-target") and not setup.run.target:
+            raise JaxflError(
+                f"{path} shows {study.show}, but has no target; add target = [0.5] to its options."
+            )
     return study
 
 
@@ -153,23 +173,31 @@ def run(
         )
     everything, failures = settings(study), []
     mine = everything[number - 1 :: parts]
-    for done, setting in enumerate(mine, 1):
-        observer.said(f"{study.title}: setting {done} of {len(mine)}{': ' * bool(setting)}{named(setting)}")
-        try:
-            variants, setup = _planned(study, setting)
-            made = compare(
-                variants,
-                setup if data_dir is None else setup.replace(data_dir=data_dir),
-                study.seeds,
-                _folder(folder, setting),
-                partition_seeds=study.partition_seeds,
-                max_seconds=max_seconds,
-                observer=observer,
-            )
-            said = made.failures
-        except JaxflError as error:  # of this setting; the others go on
-            said = [str(error)]
-        failures += [f"{named(setting)}: {sentence}" if setting else sentence for sentence in said]
+    with limited(max_seconds):
+        for done, setting in enumerate(mine, 1):
+            its = f"{': ' * bool(setting)}{named(setting)}"
+            observer.said(f"{study.title}: setting {done} of {len(mine)}{its}")
+            try:
+                variants, setup = _planned(study, setting)
+                made = compare(
+                    variants,
+                    setup if data_dir is None else setup.replace(data_dir=data_dir),
+                    study.seeds,
+                    _folder(folder, setting),
+                    partition_seeds=study.partition_seeds,
+                    observer=observer,
+                )
+                said = made.failures
+            except Interrupted as stopped:
+                raise Interrupted(
+                    f"The study in {folder} has stopped in setting {done} of {len(mine)}{its}"
+                    f"{reason(stopped.code)}; repeat the command, with --run-dir "
+                    f"{shlex.quote(str(folder))}, to continue.",
+                    stopped.code,
+                ) from None
+            except JaxflError as error:  # of this setting; the others go on
+                said = [str(error)]
+            failures += [f"{named(setting)}: {sentence}" if setting else sentence for sentence in said]
     cells = finished(study, folder)
     if not cells.results:
         return None, failures
@@ -185,16 +213,22 @@ def run(
 
 
 def finished(study: Study, folder: Path) -> Cells:
-    """The results that there are."""
+    """The results that there are, of runs that the study plans as they were begun."""
     results = {}
     for setting in settings(study):
-        variants, _ = _planned(study, setting)
+        variants, setup = _planned(study, setting)
         choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
-        of_setting = _folder(folder, setting)
-        for found in store.finished_in([of_setting]) if store.finished_below(of_setting) else []:
-            result, _ = store.read_finished(found)
-            draw = result["seed"], store.read_config(found)["options"]["partition_seed"]
-            results.setdefault((named(setting), choice_of[result["method"]]), {})[draw] = result
+        try:
+            setup = provided(setup, variants)
+        except JaxflError:  # which has ended this setting
+            continue
+        planned = plan(_folder(folder, setting), variants, setup, study.seeds, study.partition_seeds)
+        for run, its in planned.items():
+            if is_begun(run, its) and store.holds(run, store.RESULT):
+                result, metrics = store.read_finished(run)
+                draw = its.setup.run.seed, its.setup.partition.partition_seed
+                of_choice = results.setdefault((named(setting), choice_of[its.variant.label]), {})
+                of_choice[draw] = result | {"targets": by_target(metrics, setup.run.target)}
     return Cells(study, results)
 
 
@@ -249,10 +283,8 @@ def found_below(folder: Path) -> dict[str, Study]:
 def _said(path: Path) -> dict[str, Any]:
     """What a file of TOML says."""
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
         raise JaxflError(f"{path} is no TOML: {error}.") from error
 
 

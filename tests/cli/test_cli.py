@@ -18,11 +18,13 @@ from conftest import arrays_of, drawing
 import jaxfl
 from jaxfl import registry
 from jaxfl.cli import COMMANDS, console, main
+from jaxfl.cli.words import given
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import check, helps, hints, parse
 from jaxfl.config.options import text as text_of
 from jaxfl.config.setup import Setup
+from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS, described
 from jaxfl.runs.variant import choose, provided
@@ -201,6 +203,15 @@ def test_flags_and_choices_are_read_alike(flags, choice):
     check("own", parsed)
 
 
+def test_a_flag_counts_as_given_whatever_its_value():
+    """Methods with a default of their own follow it, too, and no other option."""
+    defaults = Training()
+    assert given(["--clip_norm", "none", "--lr=0.05", "--rounds", "3"], defaults) == {
+        "clip_norm": defaults.clip_norm,
+        "lr": defaults.lr,
+    }
+
+
 def test_a_wrong_entry_is_refused_alike():
     words = "must be a tuple of whole numbers, not '1+x'"
     with pytest.raises(jaxfl.JaxflError, match=re.escape(f"own: sizes {words}.")):
@@ -285,10 +296,10 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     """Compared, reported, loaded, stopped and resumed."""
     chosen = {"dataset": "own.py:stripes", "partition": "own.py:unequal,most=11", "clients": 4, "rounds": 4}
     chosen |= {"models": ["own.py:linear,features=3", "mlp,hidden=4"], "participation": 0.5, "eval_every": 2}
-    call(f"compare fedavg fedavg,lr=0.2 @own.args --seeds 2 --show std worst-tenth --run-dir {tmp_path}/word")
-    made = jaxfl.compare(
-        "fedavg", "fedavg,lr=0.2", seeds=2, show=["std", "worst-tenth"], run_dir=tmp_path / "python", **chosen
-    )
+    asked = "--seeds 2 --show std worst-tenth --target 0.01"
+    call(f"compare fedavg fedavg,lr=0.2 @own.args {asked} --run-dir {tmp_path}/word")
+    chosen |= {"seeds": 2, "show": ["std", "worst-tenth"], "target": 0.01}
+    made = jaxfl.compare("fedavg", "fedavg,lr=0.2", run_dir=tmp_path / "python", **chosen)
     assert made.folder == tmp_path / "python" and made.failures == []
     for name in ("table.csv", "table.md", "table.tex"):
         assert (tmp_path / "python" / name).read_text() == (tmp_path / "word" / name).read_text()
@@ -298,7 +309,8 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     opened = jaxfl.load(tmp_path / "python")
     assert opened.runs.keys() == made.runs.keys()
     assert (opened.folder, opened.failures) == (made.folder, made.failures)
-    assert opened.table == jaxfl.report(tmp_path / "python")
+    assert opened.table == jaxfl.report(tmp_path / "python", target=0.01)
+    assert "rounds to 1 %" in opened.table.titles
     runs = {path.parent for path in tmp_path.glob("python/*/*/result.json")}
     assert len(runs) == 4
     for run in runs:
@@ -397,6 +409,7 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert f" on {devices} x cpu" in ended.stdout
     assert console.cpu_devices(["resume", f"{tmp_path}/run"]) == devices
+    assert console.cpu_devices(["compare", "fedavg", "--run-dir", str(tmp_path)]) == devices
     assert console.cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
     assert console.cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
 

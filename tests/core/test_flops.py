@@ -197,6 +197,14 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
     assert line["client_bytes_up"] == [4 * (9 * 2**30 + 5), 4 * 5, 8 * 2**30]
     assert line["bytes_up"] == sum(line["client_bytes_up"])
     assert line["client_loss"] == [1.0, None, 3.0] and line["loss"] == 2.0
+    untrained = (np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0]))  # client 2 had nothing to train with
+    (line,) = records(
+        chunk._replace(reports=[REPORT._replace(flops=untrained, info=info._replace(idle=None))]),
+        federation,
+        cohorts,
+        0.0,
+    )
+    assert line["client_loss"] == [None, 5.0, None] and line["loss"] == 5.0
     nobody = info._replace(idle=(np.array([True, True]), np.array([True, True])))
     (line,) = records(chunk._replace(reports=[REPORT._replace(info=nobody)]), federation, cohorts, 0.0)
     assert line["loss"] is None

@@ -108,6 +108,19 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
     assert sum(of_run["seconds"]["compile"] > 0 for of_run in results) == 1
 
 
+def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path):
+    """Each of them has its own, on two devices, then on one, and as it would have alone."""
+    for number in 2, 1:
+        words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(number)]
+        compare(words, tmp_path / f"on-{number}", GRID[0])
+        cli.main(["run", GRID[0], *words, "--seed", "3", "--run-dir", str(tmp_path / f"alone-{number}")])
+        found = store.read_metrics(folder_of(tmp_path / f"on-{number}", GRID[0], 3))
+        expected = store.read_metrics(tmp_path / f"alone-{number}")
+        assert found[-1]["newcomers"]["clients"]
+        for record, other in zip(found, expected, strict=True):
+            assert_equal(record, other)
+
+
 @pytest.mark.parametrize("checkpoints", [long((4, 4, 4, 4)), (2, 4, 2, 4)])
 def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
     """Those that stand at the same round together, and a sentence says so."""

@@ -257,12 +257,21 @@ def test_the_card_says_how_to_load(run, tmp_path, monkeypatch, capsys):
 
 def test_a_shared_model_is_exported_once(run, tmp_path):
     """And where the network alone does not predict, the card says what does."""
-    shared = begun(tmp_path, "fedavg", "--models", "mlp,hidden=3,norm=batch")
+    shared = begun(tmp_path, "fedavg", "--models", "mlp,hidden=3,norm=batch", "--labels", "unified")
     files = shared.export(tmp_path / "shared")
     assert [file.name for file in files] == ["mlp.safetensors", "README.md"]
     assert "| mlp | 0-3 |" in files[1].read_text()
     assert {"fc1/norm/scale", "fc1/norm/mean"} < load_file(files[0]).keys()
     assert shared.models[0].plain
+
+
+def test_a_shared_model_is_exported_for_each_who_numbers_classes_otherwise(tmp_path):
+    run = begun(tmp_path, "fedavg", "--models", "mlp,hidden=3", "--labels", "permuted")
+    files = run.export(tmp_path / "all")
+    assert len(files) == 5
+    for model, file in zip(run.models, files, strict=False):
+        with safe_open(file, "numpy") as opened:
+            assert json.loads(opened.metadata()["classes"]) == model.classes.tolist()
 
 
 # --- the weights of a prediction

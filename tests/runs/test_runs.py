@@ -388,7 +388,7 @@ def test_a_comparison_over_partitions(dataset, tmp_path):
     words = ["local", *dataset, *FEDERATION, "--rounds", "2", "--seeds", "2", "--partition-seeds", "2"]
     cli.main(["compare", *words, "--run-dir", str(tmp_path / "four")])
     cells = sorted(path.parent for path in tmp_path.glob("four/local/*/result.json"))
-    assert [cell.name for cell in cells] == [f"seed-{s}-partition-{p}" for s in (0, 1) for p in (0, 1)]
+    assert [cell.name for cell in cells] == [f"seed-{s}{p}" for s in (0, 1) for p in ("", "-partition-1")]
     rows = [(cell / "partition.npz").read_bytes() for cell in cells]
     assert rows[0] == rows[2] != rows[1] == rows[3]
     accuracies = [100 * read(cell / "result.json")["accuracy"]["mean"] for cell in cells]
@@ -456,7 +456,12 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         compare(dataset, folder, "--lr", "0.01")
     assert end.value.code == 2 and not lost.exists()
-    assert "is not a run of this comparison: its method or options differ" in capsys.readouterr().err
+    assert "was begun with lr 0.05, not 0.01; choose another --run-dir" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compare(dataset, folder, "--seeds", "1")
+    assert "seed-4 is no run of this comparison; name its method and its seed as well" in (
+        capsys.readouterr().err
+    )
 
     compare(dataset, folder)
     assert (kept / "result.json").stat().st_mtime_ns == before

@@ -10,6 +10,7 @@ from conftest import drawing
 
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store, study
+from jaxfl.runs.interrupt import Interrupted
 
 TEXT = """
 title = "Toy"
@@ -120,6 +121,47 @@ def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     assert rows(tmp_path / "parts") == rows(whole)
 
 
+def test_the_table_has_no_runs_of_another_study(toy):
+    """A file may be edited: runs that were begun with other options are none of it."""
+    found, whole = toy
+    for others in {"epochs": 2}, {"seed": 1}:
+        assert not study.finished(found._replace(options=found.options | others), whole).results
+    fewer = found._replace(methods=("fedprox",))
+    assert {method for _, method in study.finished(fewer, whole).results} == {"fedprox"}
+
+
+def test_targets_are_those_of_the_file(toy):
+    """Also of runs that were begun without one: none costs a round."""
+    found, whole = toy
+
+    def rounds(target):
+        its = found._replace(show="rounds-to-target", options=found.options | {"target": target})
+        return [cell.text() for _, cells in study.tabulate(study.finished(its, whole)).rows for cell in cells]
+
+    assert rounds([0.001]) == ["2.00"] * 8
+    assert rounds([1.0]) == ["-"] * 8
+
+
+def test_the_seconds_are_of_the_whole_study(toy, tmp_path):
+    """Whoever is stopped is told how the study goes on, and not one of its comparisons."""
+    found, _ = toy
+    with pytest.raises(
+        Interrupted, match="The study in .* has stopped in setting 1 of 6: mu=0.0,"
+    ) as stopped:
+        study.run(found, tmp_path / "with space", max_seconds=1e-9)
+    assert f"--run-dir '{tmp_path}/with space', to continue" in str(stopped.value)
+    assert not results(tmp_path)
+
+
+def test_a_setting_may_have_a_long_name(toy):
+    found, whole = toy
+    long = found._replace(axes={"models": [["mlp,hidden=3"], ["mlp,hidden=3,dropout=0.0"] * 20]})
+    names = [store.file_name(study.named(setting)) for setting in study.settings(long)]
+    assert names[0] == "models=mlp-hidden=3" and names[1].startswith("models=mlp-hidden=3-dropout=0.0+mlp")
+    assert len(names[1].encode()) <= 200 and store.file_name("é" * 300) != store.file_name("é" * 301)
+    assert not study.finished(long, whole).results
+
+
 def test_every_study_of_the_papers_can_be_read():
     found = study.found_below(Path(__file__).parents[2] / "experiments")
     assert len(found) >= 18 and all(its.title and its.claim for its in found.values())
@@ -138,6 +180,13 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),
         ('methods = ["fedavgg"]', "no method 'fedavgg'; did you mean 'fedavg'?"),
         ("methods", "is no TOML"),
+        ('methods = ["fedavg"]\nseeds = "three"', "seeds is not a int"),
+        ('methods = ["fedavg"]\nseeds = 1.5', "seeds is not a int"),
+        ('methods = ["fedavg"]\nshow = 3', "show is not a str"),
+        ('methods = ["local", "local"]', "methods has local twice"),
+        ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
+        ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 has a lam of its own"),
+        ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target"),
     ],
 )
 def test_files_that_say_no_study_are_refused(text, words, tmp_path):
