@@ -1,0 +1,26 @@
+"""What a client of Hermes sends as it prunes: DraftFed's Table I.
+
+    jaxfl run hermes @FILE.args --run-dir RUN
+    python experiments/draftfed/hermes.py RUN > experiments/draftfed/hermes.csv
+
+Numbers of four bytes, the mask among them, beside the share of the network that was kept when they were sent.
+"""
+
+import csv
+import sys
+
+import jaxfl
+
+
+def main() -> None:
+    """Print a line for each round."""
+    run = jaxfl.load(sys.argv[1])
+    lines = csv.writer(sys.stdout, lineterminator="\n")
+    lines.writerow(["round", "kept, %", "numbers sent"])
+    for record in run.metrics:
+        kept, (sent, *_) = record["findings"]["kept"]["mean"], record["client_bytes_up"]
+        lines.writerow([record["round"], f"{100 * kept:.1f}", sent // 4])
+
+
+if __name__ == "__main__":
+    main()
