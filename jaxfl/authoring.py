@@ -39,7 +39,7 @@ from jaxfl.core.training import (
 )
 from jaxfl.data.federation import Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms import learned_matrix, mixing, own_models, public_images, topology
+from jaxfl.mechanisms import class_means, learned_matrix, mixing, own_models, public_images, topology
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
@@ -86,6 +86,7 @@ __all__ = [
     "batches",
     "batches_in",
     "body",
+    "class_means",
     "client_rate",
     "cond",
     "count_correct",

@@ -18,7 +18,7 @@ from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
 from jaxfl.runs.export import span
 from jaxfl.runs.observer import NOBODY, Observer
-from jaxfl.runs.prepare import Data
+from jaxfl.runs.prepare import Data, architectures
 from jaxfl.runs.table import Table, as_text, tabulate
 
 # Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
@@ -39,16 +39,16 @@ def announce(setup: Setup, data: Data) -> None:
         OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
     for model, count in data.models:
         OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
-    names = [model.name for model, _ in data.models]
-    if len(names) > 1:
+    if len(data.models) > 1:
+        (first, *_), _ = architectures(setup, data.source.images.shape[1:], 1)
         OUT.print(
             f"Weights are shared within an architecture: a method with a global model has "
-            f"{len(names)}, one for each; --models {names[0]} gives all clients the same."
+            f"{len(data.models)}, one for each; --models {first} gives all clients the same."
         )
     device, federation = jax.devices()[0], data.federation
     OUT.print(
         f"jax {jax.__version__} on {federation.devices} x {device.platform} ({device.device_kind}), "
-        f"{federation.clients_at_once} at once on each, convolution {data.models[0][0].convolution}"
+        f"{federation.clients_at_once} at once on each, convolution {federation.models[0].convolution}"
     )
 
 

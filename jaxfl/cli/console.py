@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -110,6 +111,9 @@ def entry() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {days}".strip()
     try:
         main()
+    except BrokenPipeError:  # whoever reads, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave(128 + signal.SIGPIPE)
     except Exception:  # a fault of ours; of several processes, none waits for the others to end
         traceback.print_exc()
         leave(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.config.options import alternatives, hints
+from jaxfl.config.options import alternatives, entries, hints, matches
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, nearest
 
@@ -35,22 +35,21 @@ def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup,
 def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
     """What users write for options, in the types that these have."""
 
-    def normal(value, allowed):
+    def normal(value, annotation):
+        allowed = alternatives(annotation)
         match value:
             case np.generic():
-                return value.item()
+                return normal(value.item(), annotation)
             case list():
                 return tuple(value)
             case str() if Path in allowed:
                 return Path(value)
-            case str() if tuple[str, ...] in allowed:
-                return (value,)
             case Path() if str in allowed:
                 return str(value)
             case Path() if tuple[str, ...] in allowed:
                 return (str(value),)
-            case float() if tuple[float, ...] in allowed:
-                return (value,)
-        return value
+        single = [entries(kind) for kind in allowed if entries(kind) is not None]
+        alone = not matches(value, annotation) and any(matches(value, kind) for kind in single)
+        return (value,) if alone else value
 
-    return {name: normal(value, alternatives(annotations[name])) for name, value in options.items()}
+    return {name: normal(value, annotations[name]) for name, value in options.items()}

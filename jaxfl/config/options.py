@@ -34,9 +34,9 @@ class Unread:
     """Stands for a rate while a method is built; its value comes later, with `hyper`."""
 
     def _refuse(self, *_):
-        raise JaxflError(
-            "A method's build computes with a float option, which is traced and may change without a new "
-            "program; read it from the configuration that init is given as hyper."
+        raise TypeError(  # whose line in the method is found by `jaxfl.config.own_code`
+            "build computes with a float option, which is traced and may change without a new program; read "
+            "it from the configuration that init is given as hyper"
         )
 
     __float__ = __int__ = __bool__ = __neg__ = __jax_array__ = _refuse

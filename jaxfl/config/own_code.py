@@ -16,9 +16,11 @@ import jax
 from jaxfl.errors import JaxflError, nearest
 
 PACKAGE = Path(__file__).parents[1]
+USER = "jaxfl_user_"  # begins the names of their modules
 LIBRARIES = {Path(path) for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
 _folders = set()  # of the files that were loaded: their helpers are found beside them
+_loaded = {}  # modules by their file and what it said: what is named twice is one thing, with one program
 
 
 class OwnCodeError(JaxflError):
@@ -60,8 +62,19 @@ def load(path: Path, attribute: str) -> Any:
       JaxflError: if there is no such file, it does not load, or lacks the object.
     """
     if not path.is_file():
-        raise JaxflError(f"There is no file {path} to take {attribute!r} from; check the path.")
-    module_name = f"jaxfl_user_{path.stem}"
+        raise JaxflError(f"There is no file {path.absolute()} to take {attribute!r} from; check the path.")
+    known = path.resolve(), path.read_bytes()
+    if known not in _loaded:
+        _loaded[known] = _executed(path)
+    module = sys.modules[f"{USER}{path.stem}"] = _loaded[known]
+    if not hasattr(module, attribute):
+        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}")
+    return getattr(module, attribute)
+
+
+def _executed(path: Path) -> types.ModuleType:
+    """The module that a file makes."""
+    module_name = f"{USER}{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader  # as for every file that ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -76,9 +89,7 @@ def load(path: Path, attribute: str) -> Any:
         frames = _own_frames(error)
         where = f" ({_line(frames[-1])})" if frames else ""
         raise JaxflError(f"{path} does not load: {in_a_line(error)}{where}.") from error
-    if not hasattr(module, attribute):
-        raise JaxflError(f"{path} has no {attribute!r}; {nearest(attribute, vars(module))}")
-    return getattr(module, attribute)
+    return module
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxfl.config.own_code import in_a_line, own_code, place, require_call
+from jaxfl.config.own_code import OwnCodeError, in_a_line, own_code, place, require_call
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.protocol import Algorithm, Info, Predictor
 from jaxfl.data.federation import Federation
@@ -59,7 +59,17 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
 def _shapes(name: str, f: Callable, *arguments) -> Any:
     """What a function returns, with shapes in place of arrays."""
     try:
-        return jax.eval_shape(f, *arguments)
+        with jax.checking_leaks():
+            return jax.eval_shape(f, *arguments)
+    except OwnCodeError as error:
+        where, leaked, _ = str(error).partition(": Exception: Leaked trace")
+        if not leaked:
+            raise
+        raise JaxflError(
+            f"{where}: a traced value is used outside of what traced it. Around descend, fit and sweep take "
+            "fori_loop, scan and cond of jaxfl.authoring, not those of jax.lax, for they count operations; "
+            "and keep no traced value in a list or a variable of outside."
+        ) from None
     except TypeError as error:  # so says JAX, as errors of the function itself are something else by now
         raise JaxflError(
             f"{place(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."

@@ -14,7 +14,7 @@ import optax
 
 from jaxfl.config import choices
 from jaxfl.config.options import client_rates
-from jaxfl.config.own_code import own_code, require_call
+from jaxfl.config.own_code import own_code, place, require_call
 from jaxfl.core.protocol import Step
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
@@ -90,7 +90,11 @@ def factors(choice: str, rounds: int) -> np.ndarray | None:
     name, make, options = choices.function("schedule", SCHEDULES, choice)
     require_call(name, make, "length", **options)
     with own_code(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        found = np.asarray(make(rounds, **options)(jnp.arange(rounds)))
+        schedule = make(rounds, **options)
+        require_call("a schedule", schedule, "rounds")
+        found = np.asarray(schedule(jnp.arange(rounds)))
+    if found.dtype.kind not in "iuf":
+        raise JaxflError(f"{place(make)}: the factors of --schedule {choice} are no numbers.")
     if found.shape not in ((), (rounds,)):
         raise JaxflError(
             f"--schedule {choice} has factors {found.shape} for {rounds} rounds, not one for each."

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.config.options import client_rate, options, within
+from jaxfl.config.own_code import place
 from jaxfl.core import flops, tree
 from jaxfl.core.examples import Examples
 from jaxfl.data.federation import Batch, Federation, PerGroup
@@ -343,7 +344,9 @@ def descend(
         free, stats, moments, tally = carry
 
         def objective(free):
-            value, *rest = loss(Weights(frozen | free, stats), batch, key)
+            found = loss(Weights(frozen | free, stats), batch, key)
+            _check_loss(loss, found, stats, tally)
+            value, *rest = found
             return value, rest
 
         free, moments, value, (stats, *observed) = improve(objective, free, moments, optimizer)
@@ -362,6 +365,28 @@ def descend(
         steps=steps,
     )
     return Trained(Weights(frozen | free, stats), value, taken, tally)
+
+
+def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
+    """Refuse what a loss returns where it is not what `descend` takes.
+
+    Raises:
+      JaxflError: naming its file and line.
+    """
+    parts = ("value", "statistics") if tally is None else ("value", "statistics", "observed")
+    if not isinstance(found, tuple) or len(found) != len(parts):
+        raise JaxflError(f"{place(loss)}: a loss returns ({', '.join(parts)}), and nothing else.")
+    shape, dtype = jnp.shape(found[0]), jnp.result_type(found[0])
+    if shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise JaxflError(
+            f"{place(loss)}: a loss returns one number, a mean over rows such as mean(losses, batch), but "
+            f"its value is {dtype.name}{list(shape)}."
+        )
+    if jax.tree.structure(found[1]) != jax.tree.structure(stats):
+        raise JaxflError(
+            f"{place(loss)}: a loss returns behind its value the statistics of all blocks, as model.apply "
+            "gives them, or as it was given them where it does not apply a block."
+        )
 
 
 def mean(values, batch: Batch):

@@ -225,13 +225,21 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
             not part.size or (part.dtype.kind in "iu" and part.min() >= 0 and part.max() < rows)
         )
 
+    made = f"a {type(parts).__name__}"
     with contextlib.suppress(TypeError, ValueError):  # of what is no sequence of arrays
         held = [np.asarray(part) for part in parts]
-        if held and len(held) == (clients or len(held)) and all(map(fits, held)):
+        wrong = [i for i, part in enumerate(held) if not fits(part)]
+        if held and len(held) == (clients or len(held)) and not wrong:
             return held
+        made = f"{len(held)} arrays"
+        if wrong:
+            part = held[wrong[0]]
+            span = f" from {part.min()} to {part.max()}" if part.size and part.dtype.kind in "iuf" else ""
+            made += f", the one of client {wrong[0]} with {part.dtype.name}{list(part.shape)}{span}"
     whom = "client" if clients is None else f"of {clients} clients"
     raise JaxflError(
-        f"The partitioner has to return, for each {whom}, an array of positions from 0 to {rows - 1}."
+        f"The partitioner has to return, for each {whom}, an array of positions from 0 to {rows - 1}, but "
+        f"returns {made}."
     )
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import jax
 
-PACKAGES = ("jaxfl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+PACKAGES = (
+    "jaxfl",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "networkx",
+    "scikit-learn",
+)
 
 
 def versions() -> dict[str, str]:

@@ -100,7 +100,7 @@ class Memory(NamedTuple):
     """What a method remembers from round to round beside the model (FedDyn, SCAFFOLD).
 
     Args:
-      client: shared leaves -> what a client remembers at the start.
+      client: shared leaves (None where a leaf stays on the client) -> what a client remembers at the start.
       server: shared leaves -> what the server remembers at the start.
       broadcast: the server's memory -> the part of it that clients receive with the model.
       update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.

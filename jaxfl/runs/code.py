@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import jaxfl
+from jaxfl.config.own_code import USER
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.config import own_files
@@ -21,7 +22,9 @@ def present(config: dict) -> dict:
     To be called when they are loaded: of the modules beside them those that somebody has imported count.
     """
     named = own_files(config)
-    loaded = [Path(path) for module in [*sys.modules.values()] if (path := getattr(module, "__file__", None))]
+    # Neither a script that runs this nor a file that another run names is of this one.
+    modules = [module for name, module in [*sys.modules.items()] if name != "__main__" and USER not in name]
+    loaded = [Path(path) for module in modules if (path := getattr(module, "__file__", None))]
     beside = [path for path in loaded for own in named if _is_beside(path, own)]
     files = sorted({path.resolve() for path in (*named, *beside)})
     return {"package": _package(), "files": {str(path): _fingerprint(path) for path in files}}
@@ -63,12 +66,17 @@ def refuse_changed(folder: Path, then: dict | None) -> None:
     Raises:
       JaxflError: naming the first of them that has changed since.
     """
-    changed = _changed(then) if then else []
-    if changed:
+    if files := changed(then):
         raise JaxflError(
-            f"{changed[0]} is not what it was when {folder} was computed (what it was is in {folder}/code); "
-            "restore it, or add --changed-code to go on with what it is now."
+            f"{files[0]} is not what it was when {folder} was computed (what it was is in {folder}/code); "
+            "restore it, remove that folder to train it again, or add --changed-code (from Python "
+            "changed_code=True) to go on with what it is now."
         )
+
+
+def changed(code: dict | None) -> list[str]:
+    """The user's files that are not what they were."""
+    return [] if code is None else _changed(code)
 
 
 def _changed(code: dict) -> list[str]:

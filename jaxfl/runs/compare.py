@@ -21,7 +21,7 @@ from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import Taken
-from jaxfl.runs.paired import check_against
+from jaxfl.runs.paired import label_of
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report, table_of
 from jaxfl.runs.table import Table, check_columns
@@ -104,7 +104,7 @@ def compare(
         )
     check_columns(show)
     if against is not None:
-        check_against(against, [variant.label for variant in variants])
+        against = label_of(against, [variant.label for variant in variants])
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
     first_partition = setup.partition.partition_seed
@@ -186,13 +186,21 @@ def _by_label(opened: list[Loaded]) -> dict[tuple, Loaded]:
 
 
 def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
-    """Refuse runs of other files of the user's, and warn of those of another jaxfl."""
-    finished, others = [store.holds(run, store.RESULT) for run in begun], []
-    for run in begun:
+    """Refuse runs of other files of the user's, or warn of them, and of those of another jaxfl."""
+    finished, others, changed = [store.holds(run, store.RESULT) for run in begun], [], []
+    for run, ended in zip(begun, finished, strict=True):
         then = code.latest(store.read_config(run), store.read_metrics(run))
         if not changed_code:
             code.refuse_changed(run, then)
+        elif ended and (files := code.changed(then)):
+            changed.append((run, files[0]))
         others.append(not code.same_package(then))
+    if changed:
+        run, file = changed[0]
+        warn(
+            f"{len(changed)} of {len(begun)} runs in {folder} have finished with other code of yours "
+            f"({file}) and are kept as they are; remove their folders, such as {run}, to train them again."
+        )
     kept = sum(other and ended for other, ended in zip(others, finished, strict=True))
     if kept:
         warn(

@@ -16,6 +16,7 @@ from jaxfl.runs.deployed import Opened, opened
 from jaxfl.runs.init_from import started
 from jaxfl.runs.load import Loaded, load
 from jaxfl.runs.observer import NOBODY
+from jaxfl.runs.prepare import architectures
 
 
 @functools.lru_cache(maxsize=1)
@@ -37,9 +38,10 @@ def begun(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
     its = its._replace(state=all_of(its.state))
     algorithm, label, models = its.variant.algorithm, its.variant.label, its.federation.models
     if len(models) > 1:
+        (first, *_), _ = architectures(its.setup, its.images.shape, 1)
         raise JaxflError(
             f"{folder} has {len(models)} architectures ({', '.join(model.name for model in models)}), and a "
-            f"server that only averages has one; repeat the run with --models {models[0].name}."
+            f"server that only averages has one; repeat the run with --models {first}."
         )
     if algorithm.averaged is None:
         raise JaxflError(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxfl.config import choices
 from jaxfl.errors import JaxflError, nearest
 
 CONFIDENCE = 0.95
@@ -58,17 +59,29 @@ class Difference(NamedTuple):
 UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")
 
 
-def check_against(against: str, labels: Iterable[str]) -> None:
-    """Refuse to compare with what is not there.
+def label_of(against: str, labels: Iterable[str]) -> str:
+    """The label of what others are compared with, whose numbers may be written otherwise (1 for 1.0).
 
     Raises:
-      JaxflError: naming a label like it, or all of them.
+      JaxflError: if there is none, naming a label like it, or all of them.
     """
     labels = list(labels)
-    if against not in labels:
-        raise JaxflError(
-            f"--against {against}: there is no such row in the table; {nearest(against, labels)}"
-        )
+    for label in labels:
+        if label == against or _numbers(label) == _numbers(against):
+            return label
+    raise JaxflError(f"--against {against}: there is no such row in the table; {nearest(against, labels)}")
+
+
+def _numbers(label: str) -> tuple:
+    """A label's name and its options, numbers as such."""
+    name, options = choices.split(label)
+    found = {}
+    for option, value in options.items():
+        try:
+            found[option] = float(value)
+        except ValueError:
+            found[option] = value
+    return name, found
 
 
 def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:

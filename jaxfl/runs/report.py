@@ -16,7 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.paired import UNPAIRED, Draw, check_against, explained, paired
+from jaxfl.runs.paired import UNPAIRED, Draw, explained, label_of, paired
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, measure, tabulate
 from jaxfl.runs.target import by_target, check_targets
 
@@ -96,7 +96,7 @@ def _tabulated(
     table = tabulate(results, show)
     table = table._replace(notes=(*table.notes, *notes))
     if against is not None:
-        check_against(against, folder_of)
+        against = label_of(against, folder_of)
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
     return table, metrics

@@ -302,7 +302,7 @@ REFUSED = [
     ("run fedcmd @own.args --personal boddy", "linear has no layer 'boddy'; did you mean 'body'?"),
     ("run fedcmd @own.args --personal classifier+body", "mlp has no layer 'body'; known are fc1, classifier"),
     # code of one's own
-    ("run nowhere.py:fedprox", "no file nowhere.py to take 'fedprox' from"),
+    ("run nowhere.py:fedprox", "nowhere.py to take 'fedprox' from"),
     ("run broken.py:fedprox", "broken.py does not load: NameError: name 'Method' is not defined"),
     ("run own.py", "own.py is a file; add which method in it you mean: own.py:NAME"),
     ("run own.py:fedprx", "own.py has no 'fedprx'; did you mean 'fedprox'?"),

@@ -14,6 +14,7 @@ import pytest
 
 import jaxfl
 from jaxfl.cli import main
+from jaxfl.config import own_code
 
 OWN = Path(__file__).parents[1] / "own"
 WRONG = (OWN / "wrong.py").read_text().splitlines()
@@ -87,6 +88,18 @@ REFUSED = [
         "few_arguments =",
         "personal has the parameters (key, state), but is called",
     ),
+    (
+        "run wrong.py:returns_a_value_alone",
+        "def value_alone",
+        "returns (value, statistics), and nothing else",
+    ),
+    (
+        "run wrong.py:returns_a_value_of_rows",
+        "def value_of_rows",
+        "a mean over rows such as mean(losses, batch)",
+    ),
+    ("run wrong.py:returns_no_statistics", "def no_statistics", "the statistics of all blocks"),
+    ("run wrong.py:loops_outside", "", "line", "scan and cond of jaxfl.authoring, not those of jax.lax"),
     ("run wrong.py:builds_nothing", "builds_nothing =", "build returns a NoneType, not a jaxfl.Algorithm"),
     (
         "run wrong.py:takes_a_name",
@@ -101,6 +114,16 @@ REFUSED = [
         "(labels, clients), but is called with",
     ),
     (f"{RUN} --partition wrong.py:three_entries,classes=2", "", "an array of positions from 0 to"),
+    (
+        f"{RUN} --partition wrong.py:beyond_the_data",
+        "",
+        "4 arrays, the one of client 3 with int64[1] from 99999",
+    ),
+    (
+        f"{RUN} --schedule wrong.py:no_schedule",
+        "",
+        "a schedule is called with (rounds): 0.5 is not a callable",
+    ),
     (f"{RUN} --dataset wrong.py:source_of_nothing", "def source_of_nothing", "is called with (data_dir)"),
     (
         f"{RUN} --models wrong.py:maskless",
@@ -147,6 +170,11 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
     ("command", "at", "error"),
     [
         ("run wrong.py:breaks @own.args", 'state["weights"]', "TypeError: tuple indices must be"),
+        (
+            "run wrong.py:reads_a_rate @own.args",
+            "reads_a_rate =",
+            "TypeError: build computes with a float option",
+        ),
         ("run wrong.py:lacks_up @own.args", "lacks_up =", "TypeError: Info.__new__() missing 1 required"),
         (f"{RUN} --partition wrong.py:divides_by_zero", "1 // 0", "ZeroDivisionError: "),
         (f"{RUN} --dataset wrong.py:source_breaks", "open(data_dir)", "TypeError: expected str"),
@@ -183,6 +211,23 @@ def test_python_gets_the_users_frames_as_the_cause():
         names.append(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     assert names == ["step", "broken"]
+
+
+def test_a_grid_over_a_method_of_ones_own_is_one_program(capsys):
+    """However often its file is named; and a file that has changed is another one."""
+    compare = ["compare", "own.py:fedprox,mu=0.1", "own.py:fedprox,mu=1", "@own.args", "--seeds", "2"]
+    compare += ["--run-dir", "compared"]
+    main(compare)
+    assert "fedprox,mu=0.1 fedprox,mu=1.0: 4 runs as one program" in capsys.readouterr().out
+    before = own_code.load(Path("own.py"), "fedprox")
+    assert own_code.load(Path("own.py"), "fedprox") is before
+    Path("own.py").write_text(Path("own.py").read_text() + "\n# changed\n")
+    assert own_code.load(Path("own.py"), "fedprox") is not before
+    with pytest.raises(SystemExit):
+        main(compare)
+    assert "remove that folder to train it again" in capsys.readouterr().err
+    main([*compare, "--changed-code"])
+    assert "4 of 4 runs in compared have finished with other code of yours" in capsys.readouterr().err
 
 
 def test_helpers_of_two_folders_are_told_apart(tmp_path):

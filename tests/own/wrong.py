@@ -7,6 +7,7 @@ import own
 from own import Dense, build
 
 import jaxfl
+from jaxfl.authoring import descend, map_clients, own_rows
 from jaxfl.models import Block, Model
 
 
@@ -55,6 +56,55 @@ predicts_labels = with_predict(
 predicts_otherwise = with_predict(lambda model, x: x)
 
 
+def with_training(train):
+    """FedProx, behind something that each client does in vain."""
+
+    def altered(config):
+        right = build(config)
+
+        def step(key, state, federation, cohort):
+            hyper, received = state
+
+            def client(key, client, start, own):
+                return train(start, key, own_rows(client, federation, hyper), hyper)
+
+            map_clients(client, key, federation, cohort, received)
+            return right.step(key, state, federation, cohort)
+
+        return right._replace(step=step)
+
+    return method(altered)
+
+
+def with_loss(loss):
+    return with_training(lambda *start: descend(loss, *start).loss)
+
+
+def value_alone(weights, batch, key):
+    return jnp.zeros(())
+
+
+def value_of_rows(weights, batch, key):
+    return jnp.zeros(len(batch.y)), weights.stats
+
+
+def no_statistics(weights, batch, key):
+    return jnp.zeros(()), None
+
+
+def fine(weights, batch, key):
+    return jnp.zeros(()), weights.stats
+
+
+returns_a_value_alone = with_loss(value_alone)
+returns_a_value_of_rows = with_loss(value_of_rows)
+returns_no_statistics = with_loss(no_statistics)
+loops_outside = with_training(
+    lambda start, *rest: jax.lax.fori_loop(0, 2, lambda i, w: descend(fine, w, *rest).weights, start)
+)
+reads_a_rate = method(lambda config: build(config) if config.mu > 0 else None)
+
+
 few_arguments = method(lambda config: build(config)._replace(personal=lambda key, state: None))
 builds_nothing = method(lambda config: None)
 
@@ -92,6 +142,14 @@ def two_arguments(labels, clients):
 
 def three_entries(labels, clients, rng, *, classes: int = 3):
     return [1, 2, classes]
+
+
+def beyond_the_data(labels, clients, rng):
+    return [range(3)] * (clients - 1) + [[99999]]
+
+
+def no_schedule(length):
+    return 0.5
 
 
 def divides_by_zero(labels, clients, rng):
