@@ -42,12 +42,22 @@ def map_clients(
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the sum
       of its clients' parts times their weights.
+
+    Raises:
+      ValueError: if `own` or `weights` have not as many entries as the cohort has places, or `f` returns no
+        pair where there are weights.
     """
     mesh = federation.mesh
     f, nothing = flops.of_client(f), (None,) * len(federation.groups)
 
     def of_group(group, slots, shared, own, weights):
         places = len(slots.mask)
+        for leaf in jax.tree.leaves((own, weights)):
+            if leaf.shape[:1] != (places,):
+                raise ValueError(
+                    f"a leaf of own or weights has the shape {leaf.shape}, but the cohort has {places} "
+                    "places of this architecture; take the entries of its clients by gather(..., cohort)"
+                )
         at_once = max(1, min(federation.clients_at_once, -(-places // federation.devices)))
         # Filled up with empty places: a remainder would be compiled as a program of its own.
         fill = -places % (federation.devices * at_once)
@@ -63,7 +73,10 @@ def map_clients(
             return f(jax.random.fold_in(key, client.id), client, shared, own)
 
         def with_parts(client, own):
-            (outputs, parts), operations = one(client, own)
+            found, operations = one(client, own)
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise ValueError("a client of map_clients(..., weights=...) returns (outputs, parts)")
+            outputs, parts = found
             return (outputs, operations), parts
 
         def stretch(clients, own, weights):

@@ -99,7 +99,6 @@ REFUSED = [
         "a mean over rows such as mean(losses, batch)",
     ),
     ("run wrong.py:returns_no_statistics", "def no_statistics", "the statistics of all blocks"),
-    ("run wrong.py:loops_outside", "", "line", "scan and cond of jaxfl.authoring, not those of jax.lax"),
     ("run wrong.py:builds_nothing", "builds_nothing =", "build returns a NoneType, not a jaxfl.Algorithm"),
     (
         "run wrong.py:takes_a_name",
@@ -166,6 +165,15 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
         assert f"wrong.py, line {line(at)}: " in sentence, sentence
 
 
+@pytest.mark.long
+def test_a_loop_of_jax_around_descend_is_refused_in_words(capsys):
+    """JAX takes its time to find out who holds the value."""
+    sentence = refused(capsys, "run wrong.py:loops_outside @own.args")
+    assert (
+        "scan and cond of jaxfl.authoring, not those of jax.lax" in sentence and "wrong.py, line" in sentence
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "at", "error"),
     [
@@ -174,6 +182,11 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
             "run wrong.py:reads_a_rate @own.args",
             "reads_a_rate =",
             "TypeError: build computes with a float option",
+        ),
+        (
+            "run wrong.py:ungathered @own.args",
+            "own=everyones",
+            "ValueError: a leaf of own or weights has the",
         ),
         ("run wrong.py:lacks_up @own.args", "lacks_up =", "TypeError: Info.__new__() missing 1 required"),
         (f"{RUN} --partition wrong.py:divides_by_zero", "1 // 0", "ZeroDivisionError: "),

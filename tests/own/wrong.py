@@ -96,6 +96,18 @@ def fine(weights, batch, key):
     return jnp.zeros(()), weights.stats
 
 
+def gathers_nothing(config):
+    right = build(config)
+
+    def step(key, state, federation, cohort):
+        everyones = tuple(jnp.zeros((len(group.id) + 1, 2)) for group in federation.groups)
+        map_clients(lambda key, client, shared, own: own, key, federation, cohort, own=everyones)
+        return right.step(key, state, federation, cohort)
+
+    return right._replace(step=step)
+
+
+ungathered = method(gathers_nothing)
 returns_a_value_alone = with_loss(value_alone)
 returns_a_value_of_rows = with_loss(value_of_rows)
 returns_no_statistics = with_loss(no_statistics)
