@@ -18,23 +18,24 @@ from jaxfl.core.client_map import (
     visit_clients,
 )
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, stretch, sweep
+from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.loops import cond, fori_loop, scan
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
 from jaxfl.core.training import (
+    Steps,
     Trained,
     Training,
-    batches,
-    batches_in,
+    batches_per_epoch,
+    batches_per_phase,
     count_correct,
     cross_entropy,
     descend,
-    each_client,
     fit,
+    forward,
+    has_batchnorm,
     improve,
-    initial_weights,
     local_optimizer,
     mean,
-    normalises,
     sgd,
 )
 from jaxfl.data.federation import Batch, Client, Federation, PerGroup
@@ -55,6 +56,7 @@ from jaxfl.mechanisms.sharing import (
     local_training,
     norms,
     predict,
+    require_plain_head,
     sharing,
 )
 from jaxfl.models.model import Model, Weights
@@ -78,13 +80,14 @@ __all__ = [
     "Predictor",
     "ServerSteps",
     "Slots",
+    "Steps",
     "Trained",
     "Training",
     "Means",
     "Weights",
     "arrays",
-    "batches",
-    "batches_in",
+    "batches_per_epoch",
+    "batches_per_phase",
     "body",
     "class_means",
     "client_rate",
@@ -99,6 +102,7 @@ __all__ = [
     "fine_tuning",
     "fit",
     "fori_loop",
+    "forward",
     "gather",
     "head",
     "improve",
@@ -109,7 +113,7 @@ __all__ = [
     "map_clients",
     "mean",
     "mixing",
-    "normalises",
+    "has_batchnorm",
     "norms",
     "options",
     "own_models",
@@ -119,6 +123,7 @@ __all__ = [
     "proximal",
     "public_images",
     "public_rows",
+    "require_plain_head",
     "rows_uploaded",
     "scan",
     "scatter",

@@ -61,7 +61,7 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
     for option in own:
         if option in shared:
             raise JaxflError(
-                f"{own_code.place(found.config)}: {found.name} has an option {option!r} of its own, which is "
-                f"the name of an option of every run (--{option.replace('_', '-')}); rename its own."
+                f"{own_code.line_of(found.config)}: {found.name} has an option {option!r} of its own, which "
+                f"is the name of an option of every run (--{option.replace('_', '-')}); rename its own."
             )
     return found, choices.convert(found.name, typing.get_type_hints(found.config), options)

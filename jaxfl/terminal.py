@@ -1,6 +1,7 @@
 """What a terminal shows: the federation, a bar while runs go on, and tables at their ends."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,16 @@ from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data, architectures
 from jaxfl.runs.table import Table, as_text, tabulate
 
+
+class _Out(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever reads, such as head, has seen enough: what goes on goes on without a word."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
-OUT = Console(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+OUT = _Out(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
 
 def announce(setup: Setup, data: Data) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxfl import registry
 from jaxfl.bench.measure import measure
-from jaxfl.bench.report import keep, machine, unfinished, versions
+from jaxfl.bench.report import check_writable, keep, machine, unfinished, versions
 from jaxfl.bench.workloads import (
     VARIANTS,
     WORKLOADS,
@@ -94,15 +94,14 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     if torch:
         importlib.import_module("jaxfl.bench.torch_loop")  # refuses at once where PyTorch is missing
     facts = {"machine": _idle(machine(), say), "versions": versions(torch), "command": command}
-    records, failures = unfinished(options.out, facts), []
-    if records:
-        say(f"{len(records)} records of this command are there already; it goes on behind them.")
+    check_writable(options.out)
+    records, failures = unfinished(options.out, facts, say), []
     images, once = {}, functools.cache(say)  # those of the last workload; every sentence about images
 
     def measured(name, workload, choice, **more):
-        """Have the records of a method on a workload, which goes by this name: measured by now, and kept."""
+        """The new records of a method on a workload, which goes by this name; none if they are there."""
         if any((one["workload"], one["method"]) == (name, choice) for one in records):
-            return
+            return []
         setup = setup_of(workload).replace(data_dir=options.data_dir)
         if name not in images:
             images.clear()
@@ -119,7 +118,10 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
             torch=torch,
             checksum=options.checksum,
         )
-        records.extend({"workload": name, **one, "data": data, **more, **facts} for one in new)
+        return [{"workload": name, **one, "data": data, **more, **facts} for one in new]
+
+    def add(new):
+        records.extend(new)
         keep(records, options.out)
 
     def grow(name, workload, choice):
@@ -129,9 +131,11 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
         while clients <= last and not refused:
             say(f"{name}: {clients:,} clients")
             try:
-                measured(f"{name}-{clients}", grown(workload, clients), choice)
+                new = measured(f"{name}-{clients}", grown(workload, clients), choice)
             except JaxflError as error:
                 refused = {"clients": clients, "sentence": str(error)}
+            else:
+                add(new)
             clients *= 2
         if refused:
             say(refused["sentence"])
@@ -139,16 +143,19 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
                 raise JaxflError(refused["sentence"])
             fitted = refused["clients"] // 2
             again = f"{name}-{fitted}, after a refusal"
-            measured(again, grown(workload, fitted), choice, refused=refused)
+            return measured(again, grown(workload, fitted), choice, refused=refused)
+        return []
 
     for name, workload in workloads.items():
         say(f"{name}: {workload.what}")
         for choice in options.methods or workload.methods or registry.METHODS:
             try:
-                (grow if options.grow else measured)(name, workload, choice)
+                new = (grow if options.grow else measured)(name, workload, choice)
             except JaxflError as error:  # of this method; the others go on
                 failures.append(f"{name}, {choice}: {error}")
                 say(failures[-1])
+            else:
+                add(new)
     return Measured(records, failures)
 
 

@@ -13,9 +13,9 @@ from jaxfl.bench.workloads import Strategy
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import align, balance
+from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
-from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import digest

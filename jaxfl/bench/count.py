@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxfl.core.protocol import Slots
-from jaxfl.core.training import batches
+from jaxfl.core.training import batches_per_epoch
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.model import Model
 
@@ -77,9 +77,9 @@ def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size
     for group, slots, of_group in zip(federation.groups, cohorts, phases, strict=True):
         sizes = _sizes(group, slots)
         for phase in of_group:
-            pairs = _normalises(group.model, phase)
+            skip = _has_batchnorm(group.model, phase)
             samples += phase.epochs * int(sizes.sum())
-            steps += phase.epochs * int(batches(sizes, batch_size, pairs).sum())
+            steps += phase.epochs * int(batches_per_epoch(sizes, batch_size, skip).sum())
     return Work(samples, steps)
 
 
@@ -87,6 +87,6 @@ def _sizes(group, slots: Slots) -> np.ndarray:
     return np.asarray(group.size, np.int64)[slots.index[slots.mask]]
 
 
-def _normalises(model: Model, phase: Phase) -> bool:
+def _has_batchnorm(model: Model, phase: Phase) -> bool:
     stats = jax.eval_shape(model.init, jax.random.key(0)).stats
     return any(jax.tree.leaves(stats[name]) for name in phase.blocks)

@@ -34,6 +34,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs.interrupt import OUT_OF_TIME, Interrupted
 from jaxfl.runs.owner import owned
+from jaxfl.runs.store import CONFIG
 
 
 class Part(NamedTuple):
@@ -169,7 +170,7 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
         chosen = {name: part._replace(limit_s=LONGEST_S) for name, part in chosen.items()}
     begun, folder, later = time.monotonic(), options.out, []
     with owned(folder):
-        ends = _read(folder / ENDS, {})
+        ends = _ends(folder, options.small)
         said = summarised(folder, ends)
         for name, part in chosen.items():
             if name in ends and name not in options.parts:
@@ -185,8 +186,28 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
             say(f"{name}: {ends[name]['seconds']:.0f} s. {ends[name]['ended']}")
     if later:
         how = f"{len(later)} parts are left, for the next may not end within --max-seconds"
-        raise Interrupted(f"{how}; repeat the command to go on ({' '.join(later)}).", OUT_OF_TIME)
+        them = f"with --parts {' '.join(later)}" if options.parts else f"as it is ({' '.join(later)})"
+        raise Interrupted(f"{how}; repeat the command {them} to go on.", OUT_OF_TIME)
     return said
+
+
+def _ends(folder: Path, small: bool) -> dict[str, dict]:
+    """How the parts have ended that a folder knows of.
+
+    Raises:
+      JaxflError: if it holds a run, is damaged, or knows of a rehearsal where this is none, or the reverse.
+    """
+    if (folder / CONFIG).exists():
+        raise JaxflError(f"{folder} holds a run; choose another folder for --out.")
+    try:
+        ends = _read(folder / ENDS, {})
+        others = [name for name, end in ends.items() if ("--small" in shlex.split(end["command"])) != small]
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise JaxflError(f"{folder / ENDS} is damaged; delete it, and all parts are measured anew.") from None
+    if others:
+        what = "was measured in earnest" if small else "is a rehearsal (--small)"
+        raise JaxflError(f"{folder} {what} ({' '.join(others)}); choose another folder for --out.")
+    return ends
 
 
 def summarised(folder: Path, ends: dict[str, dict]) -> str:

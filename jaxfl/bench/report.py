@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from jaxfl.bench.contestants import TORCH
-from jaxfl.errors import writing
+from jaxfl.errors import JaxflError, writing
 from jaxfl.machine import files
 from jaxfl.machine.environment import environment
 
@@ -97,22 +97,46 @@ def versions(torch: bool) -> dict[str, str | None]:
 def keep(records: list[dict[str, Any]], path: Path | None) -> None:
     """Write down what has been measured so far, for `unfinished` to find."""
     if path:
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(path.with_suffix(UNFINISHED), records)
 
 
-def unfinished(path: Path | None, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The records of a command that was cut short, where command and versions in `facts` are the same."""
+def check_writable(path: Path | None) -> None:
+    """Refuse a file for records that cannot be written, before anything is measured.
+
+    Raises:
+      JaxflError: saying why.
+    """
+    if path is None:
+        return
+    if path.is_dir() or path.suffix == ".png":
+        raise JaxflError(f"--out {path} is no file for records, beside which a picture goes; name one.json.")
+    probe = path.with_suffix(f"{UNFINISHED}.probe")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+
+
+def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The records of a command that was cut short, where `facts` are the same; whoever looks on is told."""
     kept = path and path.with_suffix(UNFINISHED)
     if not (kept and kept.is_file()):
         return []
+
+    def fixed(record):
+        machine = {name: value for name, value in record["machine"].items() if name != "load"}
+        return record["command"], record["versions"], machine
+
     try:
         records = json.loads(kept.read_text())
-    except ValueError:  # somebody has changed it
+        same = all(fixed(record) == fixed(facts) for record in records)
+    except (ValueError, TypeError, KeyError, AttributeError):  # somebody has changed it
+        records, same = [], False
+    if not same:
+        say(f"{kept} is of another command, version or machine, or damaged; all is measured anew.")
         return []
-    same = all(record[name] == facts[name] for record in records for name in ("command", "versions"))
-    return records if same else []
+    say(f"{len(records)} records of this command are there already; it goes on behind them.")
+    return records
 
 
 def save(records: list[dict[str, Any]], path: Path) -> Path:

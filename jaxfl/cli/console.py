@@ -75,14 +75,15 @@ def cpu_devices(arguments: list[str]) -> int:
     So clients train on all cores at the same time. A run that is resumed or repeated has as many as before,
     and so has a comparison or a study that goes on. What is wrong with the arguments, `main` says.
     """
-    devices, before, processes = None, None, 1
-    with contextlib.suppress(JaxflError, KeyError, ValueError):
+    devices, before, processes, words = None, None, 1, []
+    with contextlib.suppress(JaxflError):
         words = [part for word in expand(arguments) for part in word.split("=", 1)]
-        for word, value in itertools.pairwise(words):
+    for word, value in itertools.pairwise(words):
+        with contextlib.suppress(JaxflError, KeyError, ValueError):
             if word == "--devices":
                 devices = int(value)
             elif word == "--processes":
-                processes = int(value)
+                processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
             elif word in ("resume", "--from", "--run-dir"):
                 found = Path(value).rglob(store.CONFIG)
                 before = max(

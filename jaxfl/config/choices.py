@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import docstring_parser
 
 from jaxfl.config.options import alternatives, parse, text
-from jaxfl.config.own_code import load, place
+from jaxfl.config.own_code import line_of, load
 from jaxfl.errors import JaxflError, nearest
 
 
@@ -42,7 +42,7 @@ def keywords(function: Callable, given: Collection[str] = ()) -> dict[str, Any]:
     try:
         types = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
-        raise JaxflError(f"{place(function)}: an annotation cannot be read: {error}.") from None
+        raise JaxflError(f"{line_of(function)}: an annotation cannot be read: {error}.") from None
     parameters = inspect.signature(function).parameters.values()
 
     def is_option(p):
@@ -90,7 +90,10 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise JaxflError(f"{pair!r} in {choice!r} is not an option; write it as option=value.")
-        options[key.strip().replace("-", "_")] = value.strip()
+        key = key.strip().replace("-", "_")
+        if key in options:
+            raise JaxflError(f"{choice!r} gives {key} twice; give it once.")
+        options[key] = value.strip()
     return (file + py + name).strip(), options
 
 

@@ -129,10 +129,10 @@ def require_call(what: str, function: Callable, *arguments: str, **options: Any)
     except TypeError as error:
         wanted = ", ".join([*arguments, *(f"{name}=" for name in options)])
         has = "" if not callable(function) else f" has the parameters {signature}, but"
-        raise JaxflError(f"{place(function)}: {what}{has} is called with ({wanted}): {error}.") from None
+        raise JaxflError(f"{line_of(function)}: {what}{has} is called with ({wanted}): {error}.") from None
 
 
-def place(thing: Any) -> str:
+def line_of(thing: Any) -> str:
     """``my.py, line 12`` where a function or a class is defined."""
     thing = inspect.unwrap(thing)
     thing = getattr(thing, "func", thing)  # of a partial

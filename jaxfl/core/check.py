@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxfl.config.own_code import OwnCodeError, in_a_line, own_code, place, require_call
+from jaxfl.config.own_code import OwnCodeError, in_a_line, line_of, own_code, require_call
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.protocol import Algorithm, Info, Predictor
 from jaxfl.data.federation import Federation
@@ -22,7 +22,7 @@ def checked(built: Any, build: Callable) -> Algorithm:
       JaxflError: if it is none, or one of its functions takes other arguments.
     """
     if not isinstance(built, Algorithm):
-        raise JaxflError(f"{place(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
+        raise JaxflError(f"{line_of(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
     arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
     functions = {name: f for name, f in built._asdict().items() if f is not None and name != "averaged"}
     for name, f in functions.items():
@@ -72,13 +72,13 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
         ) from None
     except TypeError as error:  # so says JAX, as errors of the function itself are something else by now
         raise JaxflError(
-            f"{place(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
+            f"{line_of(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
         ) from None
 
 
 def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> None:
     def refuse(what):
-        raise JaxflError(f"{place(step)}: {name} {what}.")
+        raise JaxflError(f"{line_of(step)}: {name} {what}.")
 
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Info)):
         refuse(f"returns {_form(made)}, not (state, Info)")
@@ -122,13 +122,13 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
     of_groups = predictors if isinstance(predictors, tuple) else ()
     if len(of_groups) != len(federation.groups) or not all(isinstance(one, Predictor) for one in of_groups):
         raise JaxflError(
-            f"{place(f)}: {name} returns {_form(predictors)}, not a tuple with a Predictor for each "
+            f"{line_of(f)}: {name} returns {_form(predictors)}, not a tuple with a Predictor for each "
             "architecture."
         )
     for one, model, slots in zip(of_groups, federation.models, cohort.groups, strict=True):
         if any(leaf.shape[:1] != slots.mask.shape for leaf in jax.tree.leaves(one.stacked)):
             raise JaxflError(
-                f"{place(f)}: a Predictor of {name} has stacked leaves without an entry for each client of "
+                f"{line_of(f)}: a Predictor of {name} has stacked leaves without an entry for each client of "
                 "the cohort; what clients share belongs into shared."
             )
         require_call("predict", one.predict, "model", "shared", "own", "x")
@@ -140,7 +140,7 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
             )
         if getattr(scores, "shape", None) != (IMAGES, model.classes):
             raise JaxflError(
-                f"{place(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "
+                f"{line_of(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "
                 f"({IMAGES}, {model.classes}): an array (B, outputs)."
             )
 

@@ -1,4 +1,4 @@
-"""The client axis and its one door.
+"""The client axis and its one entry point.
 
 An algorithm describes one client; `map_clients` runs that description for all clients of a cohort, group
 by group. How many run side by side, and on which devices, is decided here, so no algorithm maps over clients
@@ -24,7 +24,7 @@ LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
 def map_clients(
     f, key, federation: Federation, cohort: Cohort, shared=None, own=None, weights: PerGroup | None = None
 ) -> PerGroup:
-    """Run a one-client function for every client of a cohort: the only door to the client axis.
+    """Run a one-client function for every client of a cohort: the only way to the client axis.
 
     Args:
       f: ``(key, client, shared, own) -> outputs``, for one client; with `weights` ``-> (outputs, parts)``. An
@@ -37,7 +37,7 @@ def map_clients(
       own: per group, leaves (k_g, ...), of which each client gets its entry, see `gather`; None for nothing.
       weights: per group (k_g,) float, of a sum over clients that is taken while they run, so that nothing
         holds the parts of all of them: floats, added up in their own dtype. 0 in an empty place. Devices
-        exchange their sums, so this is nothing for a branch.
+        exchange their sums, so do not ask for one inside `cond`.
 
     Returns:
       Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the sum

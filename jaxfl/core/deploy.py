@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxfl.core.engine import scoring_key
 from jaxfl.core.protocol import Algorithm, Cohort, Predictor, Slots
+from jaxfl.core.streams import streams
 from jaxfl.core.window import seen
 from jaxfl.data.federation import Federation
 
@@ -33,7 +33,7 @@ def deployed(
       NotAtHand: if its model is made of images or labels, and the federation has none.
     """
     cohort, g = alone(federation, client, last, rounds)
-    arguments = jax.random.fold_in(scoring_key(run_key), last), *seen(state, federation, cohort)
+    arguments = jax.random.fold_in(streams(run_key).scores, last), *seen(state, federation, cohort)
     return _predictor(algorithm.personal, g, *arguments)
 
 

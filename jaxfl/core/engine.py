@@ -20,6 +20,7 @@ from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.core.rounds import Conditions, Programs, Report
+from jaxfl.core.streams import streams
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import agree
 
@@ -62,8 +63,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
 
     Yields:
       A `Chunk` of each run by its number, after every `eval_every` rounds and after the last one. A run that
-      has diverged is left out from then on; what is computed for it still is nobody's. Of several runs each
-      counts an equal part of the seconds of training.
+      has diverged is left out from then on; what is still computed for it is thrown away. Of several runs
+      each counts an equal part of the seconds of training.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
     for program, shapes in _needed(job, start):
@@ -74,9 +75,10 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         before, preparations, seconds = states, [None] * runs, [0.0] * runs
     if runs > 1:  # on the host, where nothing is compiled to stack them
         before = federation.fetch(before)
-    streams = [jax.random.split(key, 4) for key in job.keys]
-    _, round_key, host_key, score_key = (
-        together(of_runs, jnp.stack) for of_runs in zip(*streams, strict=True)
+    of_runs = [streams(key) for key in job.keys]
+    round_key, host_key, score_key = (
+        together([getattr(of_run, name) for of_run in of_runs], jnp.stack)
+        for name in ("rounds", "host", "scores")
     )
     round_key, score_key = federation.replicate((round_key, score_key))
     state = _at_rest(job, together(before))
@@ -120,13 +122,12 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     """A run's state before its first round, what its preparation reports, and the seconds that took."""
     programs, federation, key = job.programs, job.federation, job.keys[i]
     if job.on_host:
-        init_key, *_ = jax.random.split(key, 4)
-        hyper = traced(job.configs[i])
+        hyper, init_key = traced(job.configs[i]), streams(key).init
         return window.initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
-        of_phase = federation.replicate(jax.random.fold_in(key, 4))  # a fifth stream
+        of_phase = federation.replicate(streams(key).prepare)
         state = federation.place(state)
         state, report = programs.prepare(of_phase, state, federation, cohort)
         report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
@@ -136,8 +137,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
 
 def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:
     """A run's state before anything has happened."""
-    init_key, *_ = jax.random.split(run_key, 4)
-    return programs.init(init_key, federation, traced(config))
+    return programs.init(streams(run_key).init, federation, traced(config))
 
 
 def _at_rest(job: Job, state: Any) -> Any:
@@ -184,7 +184,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
       those of `newcomers_in_places`.
     """
     programs, federation = job.programs, job.federation
-    keys = jax.random.split(jax.random.fold_in(job.keys[i], 5), 3)  # a sixth stream
+    keys = jax.random.split(streams(job.keys[i]).join, 3)
     keys = federation.replicate(keys)
     copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
     state = _at_rest(job._replace(keys=job.keys[i : i + 1]), copied)
@@ -359,18 +359,6 @@ def evaluate(
 
     received = of_all(0)
     return {"personal": received if same else of_all(1), "received": received}
-
-
-def training_key(run_key):
-    """The key of a run from which that of each round is folded."""
-    _, round_key, *_ = jax.random.split(run_key, 4)
-    return round_key
-
-
-def scoring_key(run_key):
-    """The key of a run from which that of scoring its clients after a round is folded."""
-    *_, score_key = jax.random.split(run_key, 4)
-    return score_key
 
 
 def _run_of(tree: Any, i: int, runs: int) -> Any:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation
+from jaxfl.core.streams import AUGMENTATION
 from jaxfl.data.federation import Batch, Client, Federation
-
-AUGMENTATION = 2**31 - 1  # its stream of a batch's key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 
 from jaxfl.core.cohorts import by_client, in_parts
-from jaxfl.core.engine import CLIENTS_PER_SCORING, scoring_key
+from jaxfl.core.engine import CLIENTS_PER_SCORING
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Predictor
+from jaxfl.core.streams import streams
 from jaxfl.core.window import seen
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.applied import applied
@@ -32,7 +33,7 @@ def final_weights(
     Raises:
       JaxflError: if the method predicts with several networks side by side, by `jax.vmap`.
     """
-    key = federation.replicate(jax.random.fold_in(scoring_key(key), done - 1))
+    key = federation.replicate(jax.random.fold_in(streams(key).scores, done - 1))
 
     def predictors(key, state, federation, part):
         return federation.keep_replicated(algorithm.personal(key, state, federation, part))

@@ -13,10 +13,11 @@ import numpy as np
 
 from jaxfl.core import tree
 from jaxfl.core.cohorts import these_clients
-from jaxfl.core.engine import evaluate, scoring_key, training_key
+from jaxfl.core.engine import evaluate
 from jaxfl.core.protocol import Averaged
 from jaxfl.core.rounds import Conditions, Programs
 from jaxfl.core.schedule import factors
+from jaxfl.core.streams import streams
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
@@ -91,14 +92,14 @@ class Node:
         rate = factors(self.schedule, rounds)
         conditions = Conditions(None if rate is None else rate[t : t + 1])
         state = jax.tree.map(jnp.copy, self._with(sent, kept))  # it is donated
-        key = training_key(self.run_key)
+        key = streams(self.run_key).rounds
         state, reports = self.programs.rounds(key, state, self.federation, cohort, None, conditions)
         loss = float(reports.info.loss[0][0, 0])
         return Trained(sent_to_all(self.averaged, state), kept_by(self.averaged, state, 0), loss)
 
     def score(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Scored:
         """What the client deploys behind round `t`, on its test rows; arguments are those of `train`."""
-        state, key = self._with(sent, kept), scoring_key(self.run_key)
+        state, key = self._with(sent, kept), streams(self.run_key).scores
         (score,) = evaluate(self.programs, self.federation, state, key, t, rounds)["personal"]
         return Scored(int(score.right.sum()), int(score.rows.sum()))
 

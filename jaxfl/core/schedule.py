@@ -14,7 +14,7 @@ import optax
 
 from jaxfl.config import choices
 from jaxfl.config.options import client_rates
-from jaxfl.config.own_code import own_code, place, require_call
+from jaxfl.config.own_code import line_of, own_code, require_call
 from jaxfl.core.protocol import Step
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
@@ -39,6 +39,9 @@ def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup
       rounds: how many until it is reached, warm-up included; by default those of the run. A longer run goes
         on with it.
       warmup: rounds before, in which rates grow in equal steps.
+
+    Raises:
+      JaxflError: if the warm-up takes all of them.
     """
     falling = (rounds or length) - warmup
     if falling < 1:
@@ -94,7 +97,7 @@ def factors(choice: str, rounds: int) -> np.ndarray | None:
         require_call("a schedule", schedule, "rounds")
         found = np.asarray(schedule(jnp.arange(rounds)))
     if found.dtype.kind not in "iuf":
-        raise JaxflError(f"{place(make)}: the factors of --schedule {choice} are no numbers.")
+        raise JaxflError(f"{line_of(make)}: the factors of --schedule {choice} are no numbers.")
     if found.shape not in ((), (rounds,)):
         raise JaxflError(
             f"--schedule {choice} has factors {found.shape} for {rounds} rounds, not one for each."

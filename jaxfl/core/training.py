@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.config.options import client_rate, options, within
-from jaxfl.config.own_code import place
-from jaxfl.core import flops, tree
+from jaxfl.config.own_code import line_of
+from jaxfl.core import flops
 from jaxfl.core.examples import Examples
-from jaxfl.data.federation import Batch, Federation, PerGroup
+from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 
@@ -106,23 +106,23 @@ def local_optimizer(
 
 
 def improve(
-    loss: Callable, params: Any, moments: Any, optimizer: optax.GradientTransformation
+    loss: Callable, params: Any, opt_state: Any, optimizer: optax.GradientTransformation
 ) -> tuple[Any, Any, jax.Array, Any]:
     """One step of an optimiser.
 
     Args:
       loss: ``params -> (value, more)``.
       params: any pytree of floats.
-      moments: what the optimiser remembers of them; at first ``optimizer.init(params)``.
+      opt_state: what the optimiser remembers of them; at first ``optimizer.init(params)``.
       optimizer: any of Optax.
 
     Returns:
-      The new params, the new moments, the value and what came with it.
+      The new params, the new opt_state, the value and what came with it.
     """
     (value, more), gradient = jax.value_and_grad(loss, has_aux=True)(params)
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
-        step, moments = optimizer.update(gradient, moments, params)
-    return optax.apply_updates(params, step), moments, value, more
+        step, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, step), opt_state, value, more
 
 
 def batch_order(key, size, capacity: int):
@@ -142,16 +142,16 @@ def batch_order(key, size, capacity: int):
     return jnp.argsort(jnp.where(real, bits, padding)).astype(jnp.int32)
 
 
-def batches(size, batch_size: int, pairs: bool):
+def batches_per_epoch(size, batch_size: int, skip_single_row: bool):
     """Batches in an epoch of `size` rows: ceil(size / batch_size).
 
-    With `pairs` a last batch of a single row is left out, as BatchNorm finds no variance in it.
+    With `skip_single_row` a last batch of a single row is left out, as BatchNorm finds no variance in it.
     """
     count = (size + batch_size - 1) // batch_size
-    return count - (size % batch_size == 1).astype(count.dtype) if pairs else count
+    return count - (size % batch_size == 1).astype(count.dtype) if skip_single_row else count
 
 
-def batches_in(epochs: Epochs, count):
+def batches_per_phase(epochs: Epochs, count):
     """Mini-batches in a local phase whose epoch has `count` () int32 of them; without rows there is none.
 
     A share of an epoch is rounded up to whole batches.
@@ -180,9 +180,8 @@ def fit(
     *,
     epochs: Epochs,
     batch_size: int,
-    pairs: bool = False,
+    skip_single_row: bool = False,
     phase: int | None = 0,
-    steps: int | None = None,
 ) -> Fitted:
     """Fold an update over mini-batches, epoch after epoch.
 
@@ -193,24 +192,21 @@ def fit(
       examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
         each (MAML's); an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
         least one.
-      epochs: passes over the rows; a share of them is rounded up to whole batches, see `batches_in`.
+      epochs: passes over the rows; a share of them is rounded up to whole batches, see `batches_per_phase`.
       batch_size: rows of a mini-batch.
-      pairs: whether an update needs at least two rows, as `normalises` says of some blocks.
+      skip_single_row: whether an update needs at least two rows, as `has_batchnorm` says of some blocks.
       phase: number of this local phase within the client's round; its batches are drawn from it, so phases
         with other numbers see other batches. None where `key` is of this phase alone. Epoch e of a phase is
         ordered by ``batch_order(fold_in(fold_in(key, phase), e), ...)``.
-      steps: of an epoch, take no more than so many.
     """
     key = key if phase is None else jax.random.fold_in(key, phase)
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
-    counts = [batches(part.size, batch_size, pairs) for part in parts]
+    counts = [batches_per_epoch(part.size, batch_size, skip_single_row) for part in parts]
     count = counts[0]
     if several:
         fewest = jnp.stack(counts).min()
         count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
-    if steps is not None:
-        count = jnp.minimum(count, steps)
     places = jnp.arange(batch_size, dtype=jnp.int32)
     update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
 
@@ -224,7 +220,7 @@ def fit(
     whole = [places] * len(parts), [places < part.size for part in parts]
     batch = jax.eval_shape(lambda: taken(*whole, key))
     smallest = jnp.stack([part.size for part in parts]).min() if several else parts[0].size
-    total = batches_in(epochs, count)
+    total = batches_per_phase(epochs, count)
     rows_of_epoch = jnp.minimum(smallest, count * batch_size)
     if isinstance(epochs, Steps) or epochs % 1:
         passes, rest = jnp.divmod(total, jnp.maximum(count, 1))
@@ -263,7 +259,7 @@ def fit(
     return Fitted(carry, loss / jnp.maximum(total, 1).astype(loss.dtype), total)
 
 
-def normalises(weights: Weights, blocks: Collection[str], batch_size: int) -> bool:
+def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) -> bool:
     """Whether one of the blocks has BatchNorm, so that each of its batches needs at least two rows.
 
     Raises:
@@ -305,7 +301,6 @@ def descend(
     epochs: Epochs | None = None,
     batch_size: int | None = None,
     phase: int | None = 0,
-    steps: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     correction: optax.GradientTransformation | None = None,
     tally: Any = None,
@@ -325,14 +320,14 @@ def descend(
       epochs: passes over the examples; by default as long as `hyper` says, be it in steps.
       batch_size: rows of a mini-batch.
       phase: number of this local phase within the client's round, see `fit`.
-      steps: of an epoch, take no more than so many.
       optimizer: any of Optax; by default the one that `hyper` names.
       correction: of gradients before the optimiser sees them (control variates); they have been clipped, if
         `hyper` says so.
       tally: where the sum of what the loss observes starts; not differentiated.
 
     Raises:
-      JaxflError: if blocks with BatchNorm are to train on batches of one row.
+      JaxflError: if blocks with BatchNorm are to train on batches of one row, or the loss returns something
+        else, naming its file and line.
     """
     blocks = weights.params.keys() if blocks is None else blocks
     batch_size = batch_size or hyper.batch_size
@@ -341,7 +336,7 @@ def descend(
     free = {name: leaves for name, leaves in weights.params.items() if name in blocks}
 
     def update(carry, batch, key):
-        free, stats, moments, tally = carry
+        free, stats, opt_state, tally = carry
 
         def objective(free):
             found = loss(Weights(frozen | free, stats), batch, key)
@@ -349,9 +344,9 @@ def descend(
             value, *rest = found
             return value, rest
 
-        free, moments, value, (stats, *observed) = improve(objective, free, moments, optimizer)
+        free, opt_state, value, (stats, *observed) = improve(objective, free, opt_state, optimizer)
         tally = jax.tree.map(jnp.add, tally, *observed)
-        return (free, stats, moments, tally), value
+        return (free, stats, opt_state, tally), value
 
     (free, stats, _, tally), value, taken = fit(
         update,
@@ -360,9 +355,8 @@ def descend(
         examples,
         epochs=hyper.length if epochs is None else epochs,
         batch_size=batch_size,
-        pairs=normalises(weights, blocks, batch_size),
+        skip_single_row=has_batchnorm(weights, blocks, batch_size),
         phase=phase,
-        steps=steps,
     )
     return Trained(Weights(frozen | free, stats), value, taken, tally)
 
@@ -375,16 +369,16 @@ def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
     """
     parts = ("value", "statistics") if tally is None else ("value", "statistics", "observed")
     if not isinstance(found, tuple) or len(found) != len(parts):
-        raise JaxflError(f"{place(loss)}: a loss returns ({', '.join(parts)}), and nothing else.")
+        raise JaxflError(f"{line_of(loss)}: a loss returns ({', '.join(parts)}), and nothing else.")
     shape, dtype = jnp.shape(found[0]), jnp.result_type(found[0])
     if shape or not jnp.issubdtype(dtype, jnp.floating):
         raise JaxflError(
-            f"{place(loss)}: a loss returns one number, a mean over rows such as mean(losses, batch), but "
+            f"{line_of(loss)}: a loss returns one number, a mean over rows such as mean(losses, batch), but "
             f"its value is {dtype.name}{list(shape)}."
         )
     if jax.tree.structure(found[1]) != jax.tree.structure(stats):
         raise JaxflError(
-            f"{place(loss)}: a loss returns behind its value the statistics of all blocks, as model.apply "
+            f"{line_of(loss)}: a loss returns behind its value the statistics of all blocks, as model.apply "
             "gives them, or as it was given them where it does not apply a block."
         )
 
@@ -393,6 +387,11 @@ def mean(values, batch: Batch):
     """Mean of per-row values (B,) over the batch's real rows."""
     mask = batch.mask.astype(values.dtype)
     return jnp.sum(values * mask) / jnp.maximum(mask.sum(), 1)
+
+
+def forward(model: Model, weights: Weights, batch: Batch, key) -> tuple[jax.Array, Any]:
+    """A mini-batch through a model all of which trains: logits (B, classes), and the statistics behind it."""
+    return model.apply(weights.params, weights.stats, batch.x, train=True, key=key, mask=batch.mask)
 
 
 def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callable:
@@ -413,42 +412,3 @@ def count_correct(scores, labels, size):
     real = jnp.arange(len(labels), dtype=jnp.int32) < size
     right = scores.argmax(1).astype(labels.dtype) == labels
     return (right & real).sum(dtype=jnp.int32)
-
-
-_drawn = jax.jit(Model.init, static_argnums=0)  # one program for all leaves, not one for each
-
-
-def initial_weights(key, federation: Federation) -> PerGroup:
-    """One model per architecture, the same for every method with the same key.
-
-    It is freshly initialised, but for the blocks that are given, see `Federation.initial`.
-    """
-    fresh = tuple(_drawn(model, jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
-    if federation.initial is None:
-        return fresh
-    return tuple(
-        Weights(*(own | jax.tree.map(jnp.asarray, some) for own, some in zip(w, given.shared, strict=True)))
-        for w, given in zip(fresh, federation.initial, strict=True)
-    )
-
-
-def each_client(weights: PerGroup, federation: Federation) -> PerGroup:
-    """What every client has at first of a part of its model: per group leaves (n_g, ...).
-
-    Args:
-      weights: per group this part of the `initial_weights`; where nothing is given for single clients, see
-        `Federation.initial`, all of an architecture have the same.
-      federation: the clients.
-    """
-
-    def of_group(g, w):
-        given = federation.initial[g].own if federation.initial else None
-        own = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(given)}
-
-        def of_leaf(path, alike):
-            found = own.get(tree.names(path))
-            return alike if found is None or found.shape != alike.shape else jnp.asarray(found)
-
-        return jax.tree.map_with_path(of_leaf, federation.of_each(w, g))
-
-    return tuple(of_group(g, w) for g, w in enumerate(weights))

@@ -58,15 +58,16 @@ def shares(weights):
     return weights / jnp.where(total > 0, total, 1)
 
 
+def weighted_sum(weights, stacked):
+    """``sum_m weights[..., m] leaf[m]`` of every leaf: (..., k), (k, ...) -> (..., ...)."""
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest"), stacked
+    )
+
+
 def weighted_mean(stacked, weights, old):
     """Mean over the first axis of every leaf (k, ...) with weights (k,); `old` where all weights are 0."""
-    share = shares(weights)
-
-    def mean(leaf, before):
-        value = jnp.tensordot(share.astype(leaf.dtype), leaf, 1, precision="highest")
-        return jnp.where(weights.sum() > 0, value, before)
-
-    return jax.tree.map(mean, stacked, old)
+    return where(weights.sum() > 0, weighted_sum(shares(weights), stacked), old)
 
 
 def mean_of_holders(sums, counts, old, least: int = 1):

@@ -117,7 +117,7 @@ def all_of(state: Any) -> Any:
 
 
 def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> OnHost:
-    """A state that is there already, such as a checkpoint's; arrays that can be written are from now on.
+    """A state that is there already, such as a checkpoint's; arrays that cannot be written are copied.
 
     Args:
       init: of the method.

@@ -42,6 +42,8 @@ def read(choice: str):
         raise JaxflError(f"{PREFIX}{name} has other columns in test than in train; save both alike.")
     image = _image_column(datasets, name, kinds, options.get("image"))
     label = _label_column(datasets, name, kinds, options.get("label"))
+    if len({str(getattr(part.features[label], "names", None)) for part in parts}) > 1:
+        raise JaxflError(f"{PREFIX}{name}: {label} numbers its classes otherwise in test than in train.")
     train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
     columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
     if label not in columns:
@@ -52,7 +54,7 @@ def read(choice: str):
     if classes is None:
         known, labels = np.unique(labels, return_inverse=True)
         classes = len(known)
-    return _images(name, parts, image), labels, train, classes, columns
+    return _images(name, parts, image, kinds[image]), labels, train, classes, columns
 
 
 def absolute(choice: str) -> str:
@@ -142,9 +144,13 @@ def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
     return {name: values for name, values in found.items() if values.dtype.kind in "biuSU"}
 
 
-def _images(name: str, parts, key: str) -> np.ndarray:
+def _images(name: str, parts, key: str, kind) -> np.ndarray:
     """Images or vectors of all parts, of one shape and type."""
-    found = [np.asarray(image) for part in parts for image in part[key]]
+    found, dtype = [], getattr(getattr(kind, "feature", kind), "dtype", None)
+    for image in (image for part in parts for image in part[key]):
+        if (mode := getattr(image, "mode", "L")) not in ("L", "RGB"):
+            raise JaxflError(f"{PREFIX}{name}: {key} has images of mode {mode}; convert them to L or RGB.")
+        found.append(np.asarray(image, None if hasattr(image, "mode") else dtype))
     shapes = sorted({image.shape for image in found})
     if len(shapes) != 1:
         raise JaxflError(

@@ -96,6 +96,11 @@ def divide(
     )
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     pool = np.setdiff1d(pool, without)
+    if not len(pool):
+        raise JaxflError(
+            f"No row of {source.name} is left for clients: with --test {test} they get rows of "
+            f"{'training' if test == 'source' else 'all kinds'}, without those of --disjoint-from."
+        )
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
     if clients is not None and clients > len(pool):

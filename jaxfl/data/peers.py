@@ -19,7 +19,7 @@ from jaxfl.data.partition import PARTS, Partition, checksum, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, of_vectors
-from jaxfl.errors import JaxflError, writing
+from jaxfl.errors import JaxflError, nearest, writing
 
 KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
 
@@ -47,6 +47,10 @@ def read(path: Path, source: Source) -> Partition:
             f"{path} lists no client's train, val and test; lists of all rows of a client are divided by "
             f"--partition listed,file={path}."
         )
+    for client, its in enumerate(clients):
+        for key in its:
+            if key not in KEYS.values():
+                raise JaxflError(f"{path}: client {client} has {key!r}; {nearest(key, KEYS.values())}")
     parts = {
         part: tuple(_rows(path, client.get(key, []), source) for client in clients)
         for part, key in KEYS.items()
@@ -54,12 +58,12 @@ def read(path: Path, source: Source) -> Partition:
     for part in ("train", "test"):
         require_everyone(KEYS[part], parts[part], f"mend {path}")
     public = _rows(path, about.get("public", []), source)
-    for client, own in enumerate(zip(parts["train"], parts["test"], strict=True)):
+    for client, own in enumerate(zip(*parts.values(), strict=True)):
         rows, times = np.unique(np.concatenate([*own, public]), return_counts=True)
         if times.max() > 1:
             raise JaxflError(
-                f"{path}: client {client} has row {rows[times.argmax()]} twice in train, test and public; "
-                "list each once."
+                f"{path}: client {client} has row {rows[times.argmax()]} twice in train, val, test and "
+                "public; list each once."
             )
     relabel = np.tile(np.arange(source.classes, dtype=np.int32), (len(clients), 1))
     if "relabel" in about:

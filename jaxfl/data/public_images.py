@@ -25,7 +25,13 @@ class Public(NamedTuple):
 
 
 def adapt(
-    other: Source, source: Source, *, seed: int, size: int | None = None, labels: bool = False
+    other: Source,
+    source: Source,
+    *,
+    seed: int,
+    size: int | None = None,
+    labels: bool = False,
+    owned: np.ndarray | None = None,
 ) -> Public:
     """Draw public images from another set and give them the size and colours of a source.
 
@@ -39,11 +45,19 @@ def adapt(
       seed: draws them.
       size: how many; all by default.
       labels: whether the labels mean the same in both sets.
+      owned: rows that clients have; where both sets are the same one, none of them is public.
 
     Raises:
       JaxflError: if there are not so many, or channels, range of values or number of classes do not fit.
     """
     rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
+    if owned is not None and np.array_equal(other.images, source.images):
+        rows = rows[~np.isin(rows, owned)]
+        if not len(rows):
+            raise JaxflError(
+                f"--public names {source.name}, the clients' own data set, of which they have all training "
+                "images; take --public held-out."
+            )
     if size is not None and not 1 <= size <= len(rows):
         raise JaxflError(
             f"{other.name} has {len(rows)} training images for the public; size= must lie in "

@@ -168,8 +168,9 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
                 f"--shift colour moves the hue of red, green and blue, but {name} has {shape[-1]} channels; "
                 "take rotate or noise."
             )
-        if kind == "rotate" and tuple(shape[:2]) == (1, 1):
-            raise JaxflError(f"--shift rotate turns images, but {name} holds vectors; take noise.")
+        if kind == "rotate" and 1 in shape[:2]:
+            what = "vectors" if tuple(shape[:2]) == (1, 1) else f"windows of {max(shape[:2])} steps"
+            raise JaxflError(f"--shift rotate turns images, but {name} holds {what}; take noise.")
 
 
 def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Partition, Shift]:

@@ -22,16 +22,16 @@ def mesh_of(devices: int) -> Mesh | None:
       JaxflError: if JAX has fewer, or they are not equally many of each process.
     """
     processes = jax.process_count()
+    if devices % processes:
+        raise JaxflError(
+            f"{devices} devices are not equally many of {processes} processes; give --devices a multiple of "
+            f"{processes}."
+        )
     if devices > jax.device_count():
         raise JaxflError(
             f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
             f"({jax.default_backend()}); give JAX as many, on CPUs with JAX_NUM_CPU_DEVICES="
             f"{devices // processes}, or begin or resume a run with fewer --devices."
-        )
-    if devices % processes:
-        raise JaxflError(
-            f"{devices} devices are not equally many of {processes} processes; give --devices a multiple of "
-            f"{processes}."
         )
     if devices == 1:
         return None

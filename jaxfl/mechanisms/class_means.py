@@ -22,7 +22,7 @@ from jaxfl.models.slices import shapes
 
 
 class ClassMeans(NamedTuple):
-    """What somebody knows of the classes.
+    """Class means, and of how many rows each is.
 
     Args:
       z: (C, d), mean features; 0 of a class without rows.

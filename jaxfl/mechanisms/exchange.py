@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxfl.config.options import client_rate, options, within
+from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
@@ -25,7 +27,7 @@ from jaxfl.core.training import OPTIMIZERS, Training, cross_entropy, descend
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms import own_models, public_images
 from jaxfl.mechanisms.losses import absolute_error, distillation
-from jaxfl.mechanisms.mixing import concatenate, ids, mix, put_pairs, split
+from jaxfl.mechanisms.mixing import concatenate, ids, put_pairs, split
 
 
 @options
@@ -51,11 +53,11 @@ class Signal(NamedTuple):
     """What clients tell each other.
 
     Args:
-      say: ``(logits (R, outputs), hyper) -> s_n (R, outputs)``.
+      encode: ``(logits (R, outputs), hyper) -> s_n (R, outputs)``.
       loss: ``(model, t_n, hyper) -> loss`` of learning from a teacher, see `jaxfl.core.training.descend`.
     """
 
-    say: Callable
+    encode: Callable
     loss: Callable
 
 
@@ -79,7 +81,7 @@ class State(NamedTuple):
     matrix: jax.Array
 
 
-class Lesson(NamedTuple):
+class RoundPredictions(NamedTuple):
     """What the server knows when a round's teachers have taught.
 
     Args:
@@ -95,18 +97,23 @@ class Lesson(NamedTuple):
     s: jax.Array
 
 
-def remember(matrix, lesson: Lesson, hyper):
+def remember(matrix, seen: RoundPredictions, hyper):
     """The matrix holds how clients taught each other when they last met."""
-    return put_pairs(matrix, lesson.i, lesson.i, lesson.c)
+    return put_pairs(matrix, seen.i, seen.i, seen.c)
+
+
+def nobody_has_met(federation: Federation) -> jax.Array:
+    """A matrix (N, N) of zeros."""
+    return jnp.zeros((federation.clients, federation.clients))
 
 
 def exchanging(
     config: Exchange,
     *,
-    start: Callable[[Federation], jax.Array],
     weigh: Callable,
+    start: Callable[[Federation], jax.Array] = nobody_has_met,
     learn: Callable = remember,
-    again: bool = False,
+    resend: bool = False,
     signal: Signal = SOFT_PREDICTIONS,
     summary: Callable[[jax.Array], dict] = lambda matrix: {},
     prepare: Step | None = None,
@@ -115,10 +122,10 @@ def exchanging(
 
     Args:
       config: the method's options.
-      start: the matrix before the first round.
       weigh: ``(matrix, i, s, hyper) -> C`` (k, k) of the clients in the round's places, rows of sum 1.
-      learn: ``(matrix, Lesson, hyper) -> matrix``, the server's step.
-      again: whether `learn` needs predictions of the distilled models, which clients then send as well.
+      start: the matrix before the first round; by default it only says how clients taught each other last.
+      learn: ``(matrix, RoundPredictions, hyper) -> matrix``, the server's step.
+      resend: whether `learn` needs predictions of the distilled models, which clients then send as well.
       signal: what clients tell each other.
       summary: what the matrix comes to, see `Info.findings`.
       prepare: see `Algorithm`.
@@ -127,22 +134,18 @@ def exchanging(
     def init(key, federation, hyper):
         return State(hyper, own_models.start(key, federation), start(federation))
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         hyper = state.hyper
         rows = public_images.subset(key, federation, config.public_size)
         i, n = concatenate(ids(federation, cohort)), concatenate(rows_uploaded(federation, cohort))
         taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=hyper.distill_lr))
 
-        def say(w, client):
-            return signal.say(public_images.logits(w, client, federation, rows), hyper)
+        def encoded(w, client):
+            return signal.encode(public_images.logits(w, client, federation, rows), hyper)
 
         def learn_alone(key, client, nothing, w):
-            own = own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(client.model), w, key, own, hyper)
-            return trained.weights, trained.loss, say(trained.weights, client)
+            trained = descend(cross_entropy(client.model), w, key, own_rows(client, federation, hyper), hyper)
+            return trained.weights, trained.loss, encoded(trained.weights, client)
 
         def learn_from_teacher(key, client, nothing, own):
             w, t = own
@@ -157,16 +160,16 @@ def exchanging(
                 phase=1,
                 optimizer=taught,
             ).weights
-            return w, say(w, client) if again else None
+            return w, encoded(w, client) if resend else None
 
         own = gather(state.weights, cohort)
         weights, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
         s = concatenate(s)
         c = weigh(state.matrix, i, s, hyper)
-        own = tuple(zip(weights, split(mix(c, s), cohort), strict=True))
+        own = tuple(zip(weights, split(tree.weighted_sum(c, s), cohort), strict=True))
         distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
-        weights, said = zip(*distilled, strict=True)
-        matrix = learn(state.matrix, Lesson(i, n, c, concatenate(said) if again else s), hyper)
+        weights, after = zip(*distilled, strict=True)
+        matrix = learn(state.matrix, RoundPredictions(i, n, c, concatenate(after) if resend else s), hyper)
         prediction = len(rows) * s.shape[-1]
 
         def every(scalars):
@@ -174,7 +177,7 @@ def exchanging(
 
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=sent_up(cohort, every(prediction * (2 if again else 1))),
+            up=sent_up(cohort, every(prediction * (2 if resend else 1))),
             down=sent_down(cohort, every(prediction + len(rows))),
             findings=summary(matrix),
             trained=own_models.predictors(weights),
@@ -183,4 +186,4 @@ def exchanging(
     def matrices(state):
         return {"teachers": state.matrix}
 
-    return Algorithm(init, personal, step, personal, matrices=matrices, prepare=prepare)
+    return Algorithm(init, own_models.personal, step, own_models.personal, matrices=matrices, prepare=prepare)

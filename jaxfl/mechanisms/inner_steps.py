@@ -15,7 +15,7 @@ from jaxfl.models.model import Weights
 def inner_steps(
     loss: Callable,
     weights: Any,
-    moments: Any,
+    opt_state: Any,
     batch: Any,
     key: jax.Array,
     *,
@@ -28,26 +28,26 @@ def inner_steps(
       loss: ``(weights, batch, key) -> (value, stats)``; or ``-> (value, stats, number)`` to report another
         number than the value.
       weights: `Weights` to start from; their `params` may be any pytree.
-      moments: of the optimiser.
+      opt_state: of the optimiser.
       batch: handed to the loss.
       key: of the batch; step k gets ``fold_in(key, k)``.
       steps: how many.
       optimizer: any of Optax.
 
     Returns:
-      The weights, the moments, and the mean of what the steps report; 0 of no step.
+      The weights, the opt_state, and the mean of what the steps report; 0 of no step.
     """
 
     def step(carry, k):
-        (params, stats), moments = carry
+        (params, stats), opt_state = carry
         step_key = jax.random.fold_in(key, k)
 
         def objective(params):
             value, *more = loss(Weights(params, stats), batch, step_key)
             return value, more
 
-        params, moments, value, (stats, *reported) = improve(objective, params, moments, optimizer)
-        return (Weights(params, stats), moments), reported[0] if reported else value
+        params, opt_state, value, (stats, *reported) = improve(objective, params, opt_state, optimizer)
+        return (Weights(params, stats), opt_state), reported[0] if reported else value
 
-    (weights, moments), values = scan(step, (weights, moments), jnp.arange(steps, dtype=jnp.int32))
-    return weights, moments, values.sum() / max(steps, 1)
+    (weights, opt_state), values = scan(step, (weights, opt_state), jnp.arange(steps, dtype=jnp.int32))
+    return weights, opt_state, values.sum() / max(steps, 1)

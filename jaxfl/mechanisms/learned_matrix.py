@@ -1,12 +1,12 @@
 """MNFL's matrix: who teaches whom, and how the server learns it.
 
 C (N, N) is indexed by client ids; row n holds the weights of client n's teachers, C[n, m] that of client m.
-After a round, for clients n and m of the cohort, of n_n rows out of n together,
+After a round, for clients n and m of the cohort, of which client n has |D_n| training rows out of |D|,
 
-    C[n, m] <- C[n, m] - eta_3 { lam (n_n / n) d_nm + 2 rho (C[n, m] - 1/N) }
+    C[n, m] <- C[n, m] - eta_3 { lam (|D_n| / |D|) d_nm + 2 rho (C[n, m] - 1/N) }
 
-where d_nm is the slope of the distance of client n's teacher from what client n itself is, towards m
-(Beikmohammadi et al., eq. 7). Then the row's entries are projected: they are not negative and keep the sum
+where d_nm is the derivative of client n's distance from its teacher with respect to C[n, m] (Beikmohammadi et
+al., eq. 7). Then the row's entries are projected: they are not negative and keep the sum
 that they had, 1 if all clients take part. Absent clients' rows and columns stay as they are.
 """
 
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from jaxfl.config.options import options, within
 from jaxfl.core.training import Training
-from jaxfl.mechanisms.mixing import on_simplex, pairs, put_pairs, rows_of_one
+from jaxfl.data.federation import NOBODY
+from jaxfl.mechanisms.mixing import pairs, project_on_simplex, put_pairs, row_stochastic
 
 
 @options
@@ -49,31 +50,31 @@ def initial(groups) -> jax.Array:
 
 def teachers(matrix, i):
     """The weights with which clients i (k,) teach each other, rows that sum to 1: (k, k)."""
-    return rows_of_one(pairs(matrix, i, i), i, i)
+    return row_stochastic(pairs(matrix, i, i), i, i)
 
 
-def learn(matrix, i, sizes, slopes, hyper: LearnedMatrix, uniform: float):
+def learn(matrix, i, sizes, gradient, hyper: LearnedMatrix, uniform: float):
     """The server's step.
 
     Args:
       matrix: C, (N, N).
       i: (k,) ids of the cohort; in an empty place one that nobody has.
       sizes: (k,) training rows; 0 in an empty place.
-      slopes: (k, k), d_nm.
+      gradient: (k, k), d_nm.
       hyper: rates and the kind of projection.
       uniform: the equal weight that rho pulls to.
 
     Returns:
       C after the step.
     """
-    weights, present = pairs(matrix, i, i), i < len(matrix)
+    weights, present = pairs(matrix, i, i), i != NOBODY
     shares = sizes / jnp.maximum(sizes.sum(), 1)
     new = weights - hyper.matrix_lr * (
-        hyper.lam * shares[:, None] * slopes + 2 * hyper.rho * (weights - uniform)
+        hyper.lam * shares[:, None] * gradient + 2 * hyper.rho * (weights - uniform)
     )
     mass = weights.sum(1)
     if hyper.row_norm == "simplex":
-        new = on_simplex(new, mass, present)
+        new = project_on_simplex(new, mass, present)
     elif hyper.row_norm == "softmax":
         new = mass[:, None] * jax.nn.softmax(5 * new, axis=1, where=present[None])
     else:
@@ -91,3 +92,13 @@ def summary(matrix) -> dict:
 def matrices(state) -> dict:
     """Who teaches whom, of a state with a `matrix`."""
     return {"teachers": state.matrix}
+
+
+BIBTEX = """@article{beikmohammadi2024dealing,
+  title={Dealing with Imbalanced Sources in Heterogenous Client Distributions in Federated Learning},
+  author={Beikmohammadi, Arman and Darzidehkalani, Erfan and Raziei, Mohammad and Rezaei, Amir}}
+
+@inproceedings{zhang2021parameterized,
+  title={Parameterized Knowledge Transfer for Personalized Federated Learning},
+  author={Zhang, Jie and Guo, Song and Ma, Xiaosong and Wang, Haozhao and Xu, Wenchao and Wu, Feijie},
+  booktitle={NeurIPS}, year={2021}}"""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.core.training import cross_entropy, mean
+from jaxfl.core.training import cross_entropy, forward, mean
 from jaxfl.models.model import Model, Weights
 
 
@@ -40,7 +40,7 @@ def distillation(model: Model, teacher, temperature, weight) -> Callable:
     """
 
     def loss(w, batch, key):
-        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
+        logits, stats = forward(model, w, batch, key)
         kl = optax.kl_divergence(jax.nn.log_softmax(logits / temperature), teacher[batch.position])
         return weight * mean(kl, batch), stats
 
@@ -56,7 +56,7 @@ def absolute_error(model: Model, target) -> Callable:
     """
 
     def loss(w, batch, key):
-        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
+        logits, stats = forward(model, w, batch, key)
         return mean(jnp.abs(logits - target[batch.position]).mean(1), batch), stats
 
     return loss

@@ -44,7 +44,7 @@ def put_pairs(matrix, rows, columns, new):
     return matrix.at[rows[:, None], columns[None]].set(new, mode="drop")
 
 
-def rows_of_one(weights, rows, columns):
+def row_stochastic(weights, rows, columns):
     """Rows that sum to 1; where there is no weight at all, a client has its own.
 
     Args:
@@ -61,13 +61,6 @@ def uniform(present):
     """Equal weights of all who are present (k,) for everybody: (k, k)."""
     share = present.astype(float) / jnp.maximum(present.sum(), 1).astype(float)
     return jnp.broadcast_to(share, (len(present), len(present)))
-
-
-def mix(weights, stacked: Any) -> Any:
-    """``sum_m weights[n, m] leaf[m]`` of every leaf: (k, m), (m, ...) -> (k, ...)."""
-    return jax.tree.map(
-        lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest"), stacked
-    )
 
 
 def concatenate(groups: PerGroup) -> jax.Array:
@@ -95,7 +88,7 @@ def squared_distances(one: Any, other: Any):
     # What all have in common would cancel, and take the digits of small distances with it. The larger stack
     # is nowhere copied: its inner products with the centre are taken off.
     clients = len(jax.tree.leaves(other)[0])
-    centre = mix(jnp.full((1, clients), 1 / clients), other)
+    centre = tree.weighted_sum(jnp.full((1, clients), 1 / clients), other)
     one = jax.tree.map(jnp.subtract, one, centre)
     squares = jax.vmap(functools.partial(optax.tree.norm, squared=True))
     inner = products(one, other) - products(one, centre)
@@ -125,7 +118,7 @@ def cosine_of_units(one: Any, other: Any):
     return tree.total(cosines) / len(cosines)
 
 
-def on_simplex(rows, mass, present):
+def project_on_simplex(rows, mass, present):
     """Euclidean projection of the present entries (k,) of every row (k, k) on {c >= 0, sum c = mass}.
 
     Args:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import jax
 
 from jaxfl.core.examples import sweep, visiting
+from jaxfl.core.streams import PUBLIC
 from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
@@ -60,8 +61,7 @@ def subset(key, federation: Federation, size: int):
       JaxflError: see `require`.
     """
     require(federation)
-    stream = jax.random.fold_in(key, 2**31 - 1)  # no client has this id
-    return jax.random.permutation(stream, federation.public)[:size]
+    return jax.random.permutation(jax.random.fold_in(key, PUBLIC), federation.public)[:size]
 
 
 def logits(weights: Weights, client: Client, federation: Federation, rows):
@@ -72,8 +72,3 @@ def logits(weights: Weights, client: Client, federation: Federation, rows):
         return client.model.apply(weights.params, weights.stats, x, train=False)[0]
 
     return sweep(scores, client.rows, client.size, federation)
-
-
-def soft_predictions(weights: Weights, client: Client, federation: Federation, rows, temperature):
-    """softmax(f(x) / T) on public images (R,): (R, outputs)."""
-    return jax.nn.softmax(logits(weights, client, federation, rows) / temperature)

@@ -20,13 +20,12 @@ from jaxfl.core import flops
 from jaxfl.core.client_map import map_clients
 from jaxfl.core.examples import public_rows
 from jaxfl.core.protocol import Cohort
+from jaxfl.core.streams import SERVER
 from jaxfl.core.training import Training, descend
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms import public_images
 from jaxfl.mechanisms.losses import distillation
 from jaxfl.models.model import Model, Weights
-
-SERVER = 2**31 - 2  # its stream of a round's key; no client has this id
 
 
 @options
@@ -45,10 +44,10 @@ class ServerDistillation(Training):
     """T of the predictions that are compared."""
 
 
-def said(
+def client_logits(
     weights: PerGroup, federation: Federation, cohort: Cohort, rows, key, model: Model | None = None
 ) -> jax.Array:
-    """What the networks that a cohort has sent say of public images, in evaluation mode.
+    """Logits of the networks that a cohort has sent, on public images, in evaluation mode.
 
     Args:
       weights: of the networks, per group (k_g, ...).
@@ -62,12 +61,12 @@ def said(
       Logits (K, R, outputs); 0 of an empty place.
     """
 
-    def say(key, client, nothing, w):
-        speaker = dataclasses.replace(client, model=model) if model else client
-        return public_images.logits(w, speaker, federation, rows)
+    def logits(key, client, nothing, w):
+        client = dataclasses.replace(client, model=model) if model else client
+        return public_images.logits(w, client, federation, rows)
 
     with flops.on_server():
-        return jnp.concatenate(map_clients(say, key, federation, cohort, own=weights))
+        return jnp.concatenate(map_clients(logits, key, federation, cohort, own=weights))
 
 
 def distil(

@@ -68,11 +68,11 @@ def server_steps(config: ServerSteps) -> Memory:
     def start(x: Weights) -> Any:
         return OPTIMIZERS[name](1.0, 0.9).init(x.params)  # it starts alike whatever the rates
 
-    def step(x: Weights, moments: Any, means: Means, hyper: ServerSteps) -> tuple[Weights, Any]:
+    def step(x: Weights, opt_state: Any, means: Means, hyper: ServerSteps) -> tuple[Weights, Any]:
         mean = means.model
         downhill = jax.tree.map(jnp.subtract, x.params, mean.params)
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
-            change, moments = optimizer(hyper).update(downhill, moments, x.params)
-        return mean._replace(params=optax.apply_updates(x.params, change)), moments
+            change, opt_state = optimizer(hyper).update(downhill, opt_state, x.params)
+        return mean._replace(params=optax.apply_updates(x.params, change)), opt_state
 
     return Memory(server=start, aggregate=step)

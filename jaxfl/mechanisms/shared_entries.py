@@ -213,21 +213,21 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
     plain = method()
     untuned = plain.personal is plain.receive
 
-    def of(federation) -> tuple[Algorithm, Places]:
+    def for_architectures(federation) -> tuple[Algorithm, Places]:
         """The method for these architectures, and what they share."""
         bodies = {model: layers(model)[:-1] for model in federation.models}
         count = beginning(bodies)
         places = whole_layers(federation.models, lambda g, number: 0 if number < count else None)
-        shared = {model: {layer.block for layer in of[:count]} for model, of in bodies.items()}
+        shared = {model: {layer.block for layer in body[:count]} for model, body in bodies.items()}
         return method(keep=lambda model: lambda path: path[1] not in shared[model]), places
 
     def init(key, federation, hyper):
-        algorithm, places = of(federation)
+        algorithm, places = for_architectures(federation)
         state = algorithm.init(key, federation, hyper)
         return state._replace(shared=hand_out(state.shared, places, state.shared))
 
     def step(key, state, federation, cohort):
-        algorithm, places = of(federation)
+        algorithm, places = for_architectures(federation)
         after, info = algorithm.step(key, state, federation, cohort)
         means = jax.tree.map(lambda leaf: leaf[None], after.shared)  # of each architecture
         rows = tuple(n.sum()[None] for n in rows_uploaded(federation, cohort))
@@ -235,9 +235,9 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
     def receive(key, state, federation, cohort):
-        return of(federation)[0].receive(key, state, federation, cohort)
+        return for_architectures(federation)[0].receive(key, state, federation, cohort)
 
     def personal(key, state, federation, cohort):
-        return of(federation)[0].personal(key, state, federation, cohort)
+        return for_architectures(federation)[0].personal(key, state, federation, cohort)
 
     return Algorithm(init, receive, step, receive if untuned else personal)

@@ -20,17 +20,11 @@ from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
+from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
-from jaxfl.core.training import (
-    Epochs,
-    Trained,
-    Training,
-    cross_entropy,
-    descend,
-    each_client,
-    initial_weights,
-)
+from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
 from jaxfl.data.federation import Client, Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 
 
@@ -226,6 +220,20 @@ def every_leaf(model: Model) -> Callable:
 def head(model: Model) -> Callable:
     """Keep the head."""
     return lambda path: path[1] in model.head.names
+
+
+def require_plain_head(model: Model) -> None:
+    """Refuse a classifier with BatchNorm, for a method that applies it by itself.
+
+    Raises:
+      JaxflError: naming its block.
+    """
+    (name,) = model.head.names
+    if jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats.get(name)):
+        raise JaxflError(
+            f"The method applies the classifier by itself, and {model.name} has BatchNorm in its last block "
+            f"{name!r}; let that be a linear layer."
+        )
 
 
 def body(model: Model) -> Callable:

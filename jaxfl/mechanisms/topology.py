@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core import tree
 from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.mixing import ids, mix, pairs
+from jaxfl.mechanisms.mixing import ids, pairs
 
 
 def require_links(federation: Federation) -> None:
@@ -63,7 +64,7 @@ def exchange(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tu
     links = pairs(federation.links, clients, clients)
     ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *held.values())
-    mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), mix(metropolis(links), joined))
+    mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), tree.weighted_sum(metropolis(links), joined))
     parts = jax.tree.transpose(jax.tree.structure(joined), jax.tree.structure([0] * len(held)), mixed)
     return dict(zip(held, parts, strict=True)), dict(zip(held, jnp.split(degrees(links), ends), strict=True))
 

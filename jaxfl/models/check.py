@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl.config.own_code import in_a_line, place, require_call
+from jaxfl.config.own_code import in_a_line, line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
 from jaxfl.models.own.functions import OwnBlock
@@ -30,7 +30,7 @@ def refuse_module(name: str, thing: Any) -> None:
         for package, wrapper in WRAPPERS.items():
             if base.__name__ == "Module" and f"{base.__module__}.".startswith(f"{package}."):
                 raise JaxflError(
-                    f"{place(kind)}: {name} is a module of {package}, {kind.__name__}; name a function "
+                    f"{line_of(kind)}: {name} is a module of {package}, {kind.__name__}; name a function "
                     f"(shape, classes) that returns jaxfl.models.own.{wrapper}."
                 )
 
@@ -56,6 +56,9 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
         )
     if len(set(model.names)) < len(model.names):
         raise JaxflError(f"{name} has two blocks of one name: {', '.join(model.names)}; rename one.")
+    for block in model.names:
+        if "/" in block:  # which parts the names of leaves in files
+            raise JaxflError(f"{name} has a block named {block!r}; leave the / out of its name.")
     for block, module in model.blocks:
         if isinstance(module, OwnBlock):
             continue
@@ -70,7 +73,7 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
             hash(module)
         except TypeError as error:
             raise JaxflError(
-                f"{place(type(module))}: the block {block!r} of {name} has a field that can change "
+                f"{line_of(type(module))}: the block {block!r} of {name} has a field that can change "
                 f"({in_a_line(error)}); write tuples for lists."
             ) from None
     if tuple(model.shape) != tuple(shape) or model.classes != classes:

@@ -18,6 +18,7 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree, on_first_process
+from jaxfl.models.model import Model
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.config import restore
@@ -27,8 +28,9 @@ from jaxfl.runs.prepare import Data, prepare
 
 
 class Given(NamedTuple):
-    """The arrays of one architecture, and the place that has them."""
+    """The arrays of one architecture by its name, and the place that has them."""
 
+    name: str
     arrays: Arrays
     place: Path
 
@@ -59,12 +61,11 @@ def started(
     if not setup.run.init_from:
         return federation, ()
     places = [saved / store.INITIAL] if saved else [*map(Path, setup.run.init_from)]
-    # Each architecture from the first place that has it.
-    given = {name: Given(its, place) for place in places[::-1] for name, its in _arrays(place).items()}
+    given = [Given(name, its, place) for place in places for name, its in _arrays(place).items()]
     starts, sentences, tell = [], [], []
     for model, group in zip(federation.models, federation.groups, strict=True):
-        found, ids = _of_architecture(given, model.name), np.asarray(group.id).tolist()
-        weights, misfits = fit(found.arrays if found else Arrays({}, {}, []), model, ids)
+        ids = np.asarray(group.id).tolist()
+        found, weights, misfits = _fitted(given, model, ids)
         starts.append(weights)
         sentences.append(_sentence(model.name, given, found, weights, misfits))
         tell.append(observer.warned if misfits else observer.said)
@@ -124,23 +125,38 @@ def _arrays(place: Path) -> dict[str, Arrays]:
         raise JaxflError(f"--init-from {place}: {error}") from error
 
 
-def _of_architecture(given: dict[str, Given], name: str) -> Given | None:
-    """What an architecture is given: by its name, or by its name without options if that is one's alone."""
-    base, _, _ = name.partition(",")
-    alike = [found for other, found in given.items() if other.partition(",")[0] == base]
-    if name in given:
-        return given[name]
-    return alike[0] if len(alike) == 1 else given.get("")
+def _fitted(
+    given: list[Given], model: Model, ids: list[int]
+) -> tuple[Given | None, ClientWeights, dict[str, str]]:
+    """What an architecture is given, and what of it fits, see `fit`.
+
+    An architecture that is alone in its run has a name without options. So of all that are called like it up
+    to these it is given the first of which a block fits: of those with its very name, else, all blocks
+    fitting, of the others, or of the only one.
+    """
+    base, _, _ = model.name.partition(",")
+    alike = [one for one in given if one.name.partition(",")[0] == base] or [
+        one for one in given if not one.name
+    ]
+    fitted = [(one, *fit(one.arrays, model, ids)) for one in alike]
+    same = [found for found in fitted if found[0].name == model.name]
+    some = [found for found in same if found[1].shared.params]
+    whole = [found for found in fitted if not found[2]]
+    only = fitted if len(fitted) == 1 else []
+    for found in some + whole + same + only:
+        return found
+    return None, *fit(Arrays({}, {}, []), model, ids)
 
 
 def _sentence(
-    name: str, given: dict[str, Given], found: Given | None, weights: ClientWeights, misfits: dict[str, str]
+    name: str, given: list[Given], found: Given | None, weights: ClientWeights, misfits: dict[str, str]
 ) -> str:
     """What an architecture starts from, and what of it starts fresh."""
     fresh = ", ".join(f"{block} ({why})" for block, why in misfits.items())
     if found is None:
-        places = " and ".join(str(place) for place in dict.fromkeys(place for _, place in given.values()))
-        return f"{name} starts fresh: in {places} there is only {', '.join(given)}."
+        places = " and ".join(dict.fromkeys(str(one.place) for one in given))
+        names = ", ".join(dict.fromkeys(one.name for one in given)) or "nothing"
+        return f"{name} starts fresh: in {places} there is only {names}."
     if not weights.shared.params:
         return f"{name} starts fresh: {found.place} does not fit in {fresh}."
     own = ", clients from models of their own" if jax.tree.leaves(weights.own) else ""

@@ -12,7 +12,7 @@ from jaxfl.data.federation import moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source
-from jaxfl.errors import optional
+from jaxfl.errors import JaxflError, optional
 from jaxfl.runs import store
 from jaxfl.runs.config import restore_setup
 from jaxfl.runs.deployed import Models
@@ -95,10 +95,13 @@ class Loaded:
 
     @property
     def seconds(self) -> dict[str, np.ndarray]:
-        """{"compile", "train", "evaluate": (R,)}; rounds up to an evaluation are one, and it has theirs."""
-        parts = ("compile", "train", "evaluate")
-        timed = [record.get("seconds", dict.fromkeys(parts, 0.0)) for record in self.metrics]
-        return {part: np.array([of_round[part] for of_round in timed], float) for part in parts}
+        """{"compile", "train", "evaluate", "write": (R,)}; rounds up to an evaluation are one, it has theirs.
+
+        "write" is what was written since the evaluation before.
+        """
+        parts = ("compile", "train", "evaluate", "write")
+        timed = [record.get("seconds", {}) for record in self.metrics]
+        return {part: np.array([of_round.get(part, 0.0) for of_round in timed], float) for part in parts}
 
     @property
     def matrices(self) -> dict[str, np.ndarray]:
@@ -145,14 +148,19 @@ class Loaded:
           (B, H, W, C), in raw units: what ``models[client].predict`` takes.
 
         Raises:
-          JaxflError: if the data set is not at hand.
+          JaxflError: if the data set is not at hand, or there is no such client or row.
         """
-        setup = restore_setup(self.folder, self.config)
+        setup, clients = restore_setup(self.folder, self.config), len(self.partition.train)
+        rows, count = np.asarray(rows), len(self.source.labels)
+        if not 0 <= client < clients:
+            raise JaxflError(f"There is no client {client}; they go from 0 to {clients - 1}.")
+        if rows.min(initial=0) < 0 or rows.max(initial=0) >= count:
+            raise JaxflError(f"There is no row {rows.max(initial=0)}; they go from 0 to {count - 1}.")
         if not setup.data.shift:
             return self.source.images[rows]
-        drawn = draw_shift(setup, self.source, len(self.partition.train))
+        drawn = draw_shift(setup, self.source, clients)
         _, std = moments(self.source.images[self.source.train])
-        return seen(drawn, self.source.images, std, client, np.asarray(rows))
+        return seen(drawn, self.source.images, std, client, rows)
 
     @functools.cached_property
     def models(self) -> Models:

@@ -60,6 +60,22 @@ def owned(folder: Path) -> Iterator[None]:
                     path.rmdir()
 
 
+def is_owned(folder: Path) -> bool:
+    """Whether a process is at a run, as far as this machine can tell; nothing is written."""
+    try:
+        descriptor = os.open(folder / OWNER, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        its = _written(descriptor)
+        return error.errno not in NO_LOCKS or (its is not None and not _gone(its))
+    finally:
+        os.close(descriptor)
+
+
 @writes
 def _take(folder: Path) -> _Held:
     path = folder / OWNER

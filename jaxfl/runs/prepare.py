@@ -80,7 +80,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     partition = divide(setup, source, saved and saved / store.PARTITION)
     links = link(setup, len(partition.train), saved)
     setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
-    public = other_images(setup, source)
+    public = other_images(setup, source, partition.rows)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
     assert at_once and devices  # chosen by now
     drawn = draw_shift(setup, source, len(partition.train))
@@ -168,15 +168,18 @@ def held_out(setup: Setup) -> float:
     return share
 
 
-def other_images(setup: Setup, source: Source) -> Public | None:
-    """Public images of another data set; None where there are none or they are held out."""
+def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | None:
+    """Public images of another data set; None where there are none or they are held out.
+
+    Of the clients' own data set they are what is none of the rows that clients own.
+    """
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
     of_source = {key: options.pop(key) for key in hf.OPTIONS if name.startswith(hf.PREFIX) and key in options}
     options = choices.convert(name, {"size": int, "labels": bool}, options)
     other = load_source(setup.replace(dataset=choices.join(name, of_source)))
-    return adapt(other, source, seed=setup.partition.partition_seed, **options)
+    return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
 
 
 def cache_folder() -> Path:

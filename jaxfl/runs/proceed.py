@@ -119,6 +119,7 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
     if not going:  # they were stopped between their last round and their result
         return ended
     writing = 0.0  # the longest, in seconds
+    wrote = dict.fromkeys(going, 0.0)  # what each run has written since its last record, in seconds
     try:
         chunks = simulate(job, done, [run.state for run in runs] if done else None)
         if profile:
@@ -136,8 +137,11 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                     where = job.federation, job.cohorts[i]
                     deadline = run.config["options"].get("deadline")
                     new = records(of_runs[i], *where, compiling, devices, len(runs), deadline)
+                    new[-1]["seconds"]["write"] = wrote[i]
+                    begun = time.perf_counter()
                     try:
                         _write(job, i, run, of_runs[i], new, stop)
+                        wrote[i] = time.perf_counter() - begun
                         _, seconds = compilation(job.programs)
                         if stops(run.config, run.metrics):
                             del going[i]

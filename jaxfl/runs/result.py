@@ -215,7 +215,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "targets": by_target(metrics, config["options"].get("target", ())),
         "stopped_at_target": metrics[-1]["round"] < config["options"]["rounds"],
         "findings": next((r["findings"] for r in reversed(metrics) if r.get("findings")), None),
-        "seconds": {key: sum(part[key] for part in timed) for key in timed[0]},
+        "seconds": {key: sum(part.get(key, 0.0) for part in timed) for key in timed[-1]},
         "compilations": compilations,
         "code": history(config, metrics),
     } | {name: metrics[-1][name] for name in ("newcomers",) if name in metrics[-1]}

@@ -69,14 +69,13 @@ def run(
         observer.progressed(f"{variant.label}, seed {setup.run.seed}", new)
         follow(folder, new)
 
-    with limited(max_seconds):
+    with limited(max_seconds), follow, owned(folder):
         data = prepare(setup, saved)
         observer.prepared(setup, data, 1)
         data = start_from(data, setup, saved, observer)
-        with follow, owned(folder):
-            spent = compilation(variant.programs)
-            job, begun = start(folder, variant, setup, data, watch)
-            return folder, _only(proceed(job, [begun], data.devices, spent, profile))
+        spent = compilation(variant.programs)
+        job, begun = start(folder, variant, setup, data, watch)
+        return folder, _only(proceed(job, [begun], data.devices, spent, profile))
 
 
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:

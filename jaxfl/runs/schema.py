@@ -57,7 +57,7 @@ ROUND = {
     "accuracy?": ACCURACY | {"validation": NUMBER | None},
     "received?": ACCURACY,
     "newcomers?": NEWCOMERS,
-    "seconds?": {"compile": NUMBER, "train": NUMBER, "evaluate": NUMBER},
+    "seconds?": {"compile": NUMBER, "train": NUMBER, "evaluate": NUMBER, "write?": NUMBER},
     "together?": int,
     "code?": CODE,
     "devices?": int,

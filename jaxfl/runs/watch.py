@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
+from rich.text import Text
 
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
+from jaxfl.runs.owner import is_owned
 
 EVERY = 1.0  # seconds between two looks
 PATIENCE = 60.0  # seconds without news that are nothing unusual: a program may be compiling
@@ -30,10 +32,12 @@ class Progress(NamedTuple):
       loss: of the last round, None before the first one or where it is not finite.
       bytes_up: sent so far by all clients.
       bytes_down: received so far.
-      speed: rounds per second between the last two evaluations, compilation aside; None before the first one.
+      speed: rounds per second between the last two evaluations, with what was written and without what was
+        compiled; None before the first one.
       news: when its files last changed, in seconds since the epoch.
       busy: seconds that the rounds between the last two evaluations took, compilation included.
       finished: whether its result is there.
+      owned: whether a process is at it.
     """
 
     label: str
@@ -47,18 +51,21 @@ class Progress(NamedTuple):
     news: float
     busy: float
     finished: bool
+    owned: bool
 
     def state(self, now: float) -> str:
-        """``finished``, ``running``, or ``silent since 90 s``: thrice as long as its last rounds took."""
+        """finished, stopped, running, or ``silent since 90 s``: thrice as long as its last rounds took."""
         if self.finished:
             return "finished"
+        if not self.owned:
+            return "stopped"
         silent = now - self.news
         return "running" if silent <= max(PATIENCE, 3 * self.busy) else f"silent since {_span(silent)}"
 
     def left(self, now: float) -> float | None:
         """Seconds that the remaining rounds take at the speed of the last ones, None if that is unknown."""
         done, planned = self.rounds
-        if self.finished or self.speed is None:
+        if self.finished or not self.owned or self.speed is None:
             return None
         return max(0.0, (planned - done) / self.speed - (now - self.news))
 
@@ -66,8 +73,9 @@ class Progress(NamedTuple):
 def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.time) -> None:
     """Show a line per run; on a terminal in place, until all of them have ended.
 
-    A comparison has ended when it says so (a table may be a report's), a folder of other runs never: others
-    may begin in it.
+    A run has ended when no process is at it, a comparison when it says so (a table may be a report's), a
+    folder of other runs never: others may begin in it. Where a terminal is too low, what has ended is left
+    out first.
 
     Args:
       folders: of runs, or with runs somewhere below them.
@@ -80,20 +88,21 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
     if not out.is_terminal:
         out.print(_table(folders, clock()))
         return
-    with Live(_table(folders, clock()), console=out, auto_refresh=False) as live:
+    with Live(_table(folders, clock(), out), console=out, auto_refresh=False) as live:
         while not all(map(_ended, folders)):
             time.sleep(EVERY)
-            live.update(_table(folders, clock()), refresh=True)
+            live.update(_table(folders, clock(), out), refresh=True)
+    out.print(_table(folders, clock()))
 
 
 def progress(run: Path) -> Progress:
     """Of one run, from its configuration, its metrics and whether there is a result."""
-    news = _last_change(run)
-    return _progress(run, news, (run / store.RESULT).exists())
+    news, owned = _last_change(run), is_owned(run)  # asked first: its owner leaves when the result is there
+    return _progress(run, news, (run / store.RESULT).exists(), owned)
 
 
 @functools.lru_cache(maxsize=256)  # the files are read again when they have changed
-def _progress(run: Path, news: float, finished: bool) -> Progress:
+def _progress(run: Path, news: float, finished: bool, owned: bool) -> Progress:
     config, metrics = store.read_config(run), store.read_metrics(run)
     scored = [record for record in metrics if "accuracy" in record]
     ends = [0, *(record["round"] for record in metrics if "seconds" in record)]
@@ -101,7 +110,7 @@ def _progress(run: Path, news: float, finished: bool) -> Progress:
     seconds, together = last.get("seconds"), last.get("together", 1)
     # Runs that are one program wait for one another: each has its part of the seconds of training, and then
     # they are evaluated in turn. What was compiled stands with one of them.
-    took = together * (seconds["train"] + seconds["evaluate"]) if seconds else 0.0
+    took = together * sum(value for part, value in seconds.items() if part != "compile") if seconds else 0.0
     return Progress(
         label=config["label"],
         seed=config["options"]["seed"],
@@ -114,6 +123,7 @@ def _progress(run: Path, news: float, finished: bool) -> Progress:
         news=news,
         busy=took + seconds["compile"] if seconds else 0.0,
         finished=finished,
+        owned=owned,
     )
 
 
@@ -130,7 +140,7 @@ def _runs(folder: Path) -> list[Path]:
 
 def _ended(folder: Path) -> bool:
     if (folder / store.CONFIG).exists():
-        return (folder / store.RESULT).exists()
+        return not is_owned(folder)
     return (folder / store.END).exists()
 
 
@@ -139,12 +149,29 @@ def _last_change(run: Path) -> float:
     return max(path.stat().st_mtime for path in files if path.exists())
 
 
-def _table(folders: list[Path], now: float) -> Table:
+def _table(folders: list[Path], now: float, terminal: Console | None = None) -> Group:
+    """A line per run, and what is damaged; of those that have ended as many as a terminal has room for."""
+    found, notes = {}, []
+    for run in (run for folder in folders for run in _runs(folder)):
+        try:
+            found[run] = progress(run)
+        except JaxflError as error:  # of this run; the others are shown
+            notes.append(str(error))
+    ended, left_out = [run for run, its in found.items() if not its.owned], 0
+    while True:
+        shown = {run: its for run, its in found.items() if run not in ended[:left_out]}
+        more = [f"{left_out} more have ended."] if left_out else []
+        drawn = Group(_of_runs(shown, now), *map(Text, more + notes))
+        if terminal is None or left_out == len(ended) or len(terminal.render_lines(drawn)) < terminal.height:
+            return drawn
+        left_out += 1
+
+
+def _of_runs(found: dict[Path, Progress], now: float) -> Table:
     # Narrow enough for 80 columns.
     titles = ("seed", "round", "accuracy\n%", "loss", "MB\nup", "MB\ndown", "rounds\nper s", "left")
     numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
     table = Table(Column("method", overflow="fold"), *numbers, "state", box=SIMPLE_HEAD, padding=0)
-    found = {run: progress(run) for folder in folders for run in _runs(folder)}
     alike = Counter((its.label, its.seed) for its in found.values())
     for run, its in found.items():
         left = its.left(now)

@@ -19,10 +19,10 @@ from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
 from jaxfl.config.flags import parse_flags
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort
-from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
 from jaxfl.runs.prepare import divide
@@ -159,7 +159,22 @@ def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
     assert [record["method"] for record in json.loads(out.read_text())] == ["fedavg", "fedrep"]
     main(command)
     assert asked[3:] == ["fedavg", "fedrep"]
-    assert "goes on behind them" in capsys.readouterr().out
+    assert "1 records of this command are there already; it goes on" in capsys.readouterr().out
+    for another in ({"devices": 9}, None):
+        records = json.loads(out.read_text())
+        record = records[0] | {"machine": records[0]["machine"] | another} if another else {}
+        out.with_suffix(".unfinished.json").write_text(json.dumps([record]))
+        main(command)
+        assert "version or machine, or damaged; all is measured anew" in capsys.readouterr().out
+    assert asked[5:] == ["fedavg", "fedrep"] * 2
+    for nowhere, words in ((tmp_path, "no file for records"), (tmp_path / "x.png", "no file for records")):
+        with pytest.raises(SystemExit):
+            main([*command[:-1], str(nowhere)])
+        assert words in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command[:-1], "/dev/null/x.json"])
+    assert "/dev/null/x.json cannot be written" in capsys.readouterr().err
+    assert len(asked) == 9  # nothing more
 
 
 def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, monkeypatch):
@@ -272,6 +287,15 @@ def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypa
     assert "| W2 fedavg | 65.4 x | 50 x | the PyTorch loop's kept figure of two CPU cores" in alone
     main([*command, "--parts", "c"])
     assert begun.read_text().split()[5:] == ["refuses"]
+    for more, words in (("--small", "was measured in earnest (a b c d e)"), ("", "ends.json is damaged")):
+        with pytest.raises(SystemExit):
+            main([*command, *more.split()])
+        assert words in capsys.readouterr().err
+        (tmp_path / "gpu" / "ends.json").write_text("{")
+    (tmp_path / "gpu" / "config.json").touch()
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "holds a run" in capsys.readouterr().err
 
 
 def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(monkeypatch):

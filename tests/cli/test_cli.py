@@ -103,6 +103,14 @@ def test_help_of_options(capsys, command, sentences):
         assert sentence in out
 
 
+def test_whoever_reads_may_leave():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "jaxfl", "list"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == 0 and not done.stderr
+
+
 def test_list_has_every_name(capsys):
     out = printed(capsys, "list")
     for name in [*registry.METHODS, *MODELS, *PARTITIONS, "digits"]:
@@ -129,6 +137,10 @@ def test_every_option_is_explained(capsys):
 
 def test_version(capsys):
     assert printed(capsys, "--version").startswith(f"jaxfl {version('jaxfl')}, jax {version('jax')}, ")
+
+
+def test_every_method_of_a_paper_can_be_cited():
+    assert [name for name, method in registry.METHODS.items() if method.paper and not method.bibtex] == []
 
 
 def test_cite(capsys):
@@ -412,6 +424,7 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
     assert console.cpu_devices(["compare", "fedavg", "--run-dir", str(tmp_path)]) == devices
     assert console.cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
     assert console.cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
+    assert console.cpu_devices(["run", "fedavg", "--processes", "auto", "--devices", "64"]) == 64
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):

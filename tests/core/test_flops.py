@@ -114,18 +114,18 @@ def test_only_rows_that_are_processed_count(federation):
     def update(carry, batch, key):
         return carry, (batch.x.reshape(BATCH, INPUTS) @ jnp.ones(INPUTS)).sum()
 
-    def counted(pairs):
+    def counted(skip_single_row):
         with flops.collect() as amounts:
             rows = own_rows(client, federation, Training())
-            fit(update, (), KEY, rows, epochs=EPOCHS, batch_size=BATCH, pairs=pairs)
+            fit(update, (), KEY, rows, epochs=EPOCHS, batch_size=BATCH, skip_single_row=skip_single_row)
             sweep(
                 lambda x: x.reshape(len(x), INPUTS) @ jnp.ones(INPUTS), client.rows, client.size, federation
             )
         return [float(amount) for _, amount in amounts]
 
     passed = size * 2 * INPUTS
-    assert counted(pairs=False) == [EPOCHS * passed, passed]
-    assert counted(pairs=True) == [EPOCHS * (size - 1) * 2 * INPUTS, passed]
+    assert counted(skip_single_row=False) == [EPOCHS * passed, passed]
+    assert counted(skip_single_row=True) == [EPOCHS * (size - 1) * 2 * INPUTS, passed]
 
 
 def test_loops_count_as_often_as_they_run():

@@ -48,6 +48,28 @@ def test_a_saved_set_with_train_and_test(tmp_path):
     assert source.columns["writer"].tolist() == [WRITERS[row] for row in rows]
 
 
+def test_sets_that_would_be_read_wrong(tmp_path):
+    """Classes that are numbered otherwise in test, and images whose pixels are numbers of colours."""
+    kinds = [datasets.ClassLabel(names=names) for names in (["a", "b"], ["b", "a"])]
+    parts = [
+        datasets.Dataset.from_dict(
+            {"x": np.zeros((4, 3, 2), np.uint8).tolist(), "label": [0, 1, 0, 1]},
+            features=datasets.Features({"x": datasets.Array2D((3, 2), "uint8"), "label": kind}),
+        )
+        for kind in kinds
+    ]
+    datasets.DatasetDict({"train": parts[0], "test": parts[1]}).save_to_disk(str(tmp_path / "names"))
+    with pytest.raises(JaxflError, match="label numbers its classes otherwise in test than in train"):
+        load(f"hf:{tmp_path}/names")
+    datasets.DatasetDict({"train": parts[0], "test": parts[0]}).save_to_disk(str(tmp_path / "alike"))
+    assert load(f"hf:{tmp_path}/alike").images.dtype == np.uint8
+    images(picture=[Image.fromarray(pixels).convert("P") for pixels in PIXELS]).save_to_disk(
+        str(tmp_path / "palette")
+    )
+    with pytest.raises(JaxflError, match="picture has images of mode P; convert them to L or RGB"):
+        load(f"hf:{tmp_path}/palette,label=fine")
+
+
 def test_vectors_in_parquet_with_labels_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     words = np.array(["sit", "walk"])[np.arange(10) % 2]

@@ -17,7 +17,9 @@ PARTITION = tiny_partition(SOURCE)
 
 def test_json_comes_back_as_it_was(tmp_path):
     relabel = PARTITION.relabel[:, [2, 0, 1]]
-    partition = validating(PARTITION)._replace(relabel=relabel)
+    validation = tuple(rows[1:3] for rows in PARTITION.train)
+    train = tuple(np.delete(rows, [1, 2][: len(rows) - 1]) for rows in PARTITION.train)
+    partition = PARTITION._replace(train=train, validation=validation, relabel=relabel)
     path = tmp_path / "rows.json"
     peers.write_json(path, partition, SOURCE)
     assert_same(peers.read(path, SOURCE), partition)
@@ -41,7 +43,9 @@ def test_json_comes_back_as_it_was(tmp_path):
         ('[{"train": [0], "test": ["x"]}]', "something else than lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
         ('[{"train": [0]}]', "Client 0 is left without test rows"),
-        ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, test and public"),
+        ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, val, test and public"),
+        ('[{"train": [0], "val": [1], "test": [1]}]', "client 0 has row 1 twice"),
+        ('[{"train": [0], "tset": [1]}]', "client 0 has 'tset'; did you mean 'test'"),
         ('{"public": [0], "data_indices": [{"train": [0], "test": [1]}]}', "client 0 has row 0 twice"),
         (
             '{"relabel": [[0, 0, 1]], "data_indices": [{"train": [0], "test": [1]}]}',

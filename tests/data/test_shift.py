@@ -104,6 +104,8 @@ def test_shifts_that_do_not_fit_the_data_are_refused():
         require("grey", ["colour"], (8, 8, 1))
     with pytest.raises(JaxflError, match="sensors holds vectors; take noise"):
         require("sensors", ["rotate"], (1, 1, 9))
+    with pytest.raises(JaxflError, match="holds windows of 50 steps"):
+        require("sensors", ["rotate"], (1, 50, 3))
 
 
 def test_who_has_no_shift_has_the_program_of_before():

@@ -1,6 +1,7 @@
 """Data sources: what is read, what is refused. All data are made here; nothing is downloaded."""
 
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -183,6 +184,10 @@ def test_folder_with_train_and_test(tmp_path):
 
 
 def test_folder_refusals(tmp_path):
+    write_images(tmp_path / "half" / "train" / "dog", random_images(2, 4, 4))
+    with pytest.raises(JaxflError, match="has train, but no test beside it"):
+        load(str(tmp_path / "half"))
+    shutil.rmtree(tmp_path / "half")
     (tmp_path / "cat").mkdir()
     with pytest.raises(JaxflError, match="has no images"):
         load(str(tmp_path))

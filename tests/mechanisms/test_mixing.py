@@ -9,6 +9,7 @@ from methods.cases.mnfl import nearest
 from scipy import integrate, stats
 
 from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
+from jaxfl.core import tree
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import NOBODY
@@ -68,31 +69,31 @@ def test_pairs_of_empty_places_are_zero_and_never_written():
 # ---- mixtures
 
 
-def test_rows_of_one(rng):
+def test_rows_that_sum_to_one(rng):
     weights = rng.random((4, 4)) * [1, 1, 0, 1]  # the third place is empty
     weights[1] = 0
     i = np.array([4, 1, NOBODY, 0], np.int32)
-    rows = np.asarray(mixing.rows_of_one(floats(weights), i, i))
+    rows = np.asarray(mixing.row_stochastic(floats(weights), i, i))
     np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-6)
     np.testing.assert_allclose(rows[0], weights[0] / weights[0].sum(), rtol=1e-6)
     assert rows[1].tolist() == [0, 1, 0, 0]
     assert not rows[[0, 1, 3], 2].any()
 
-    among_all = mixing.rows_of_one(floats(np.zeros((4, 5))), i, np.arange(5, dtype=np.int32))
+    among_all = mixing.row_stochastic(floats(np.zeros((4, 5))), i, np.arange(5, dtype=np.int32))
     assert among_all[jnp.array([0, 1, 3])].tolist() == np.eye(5)[[4, 1, 0]].tolist()
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "of_clients"),
-    [("fedcmd", {"personal": "fc1", "selection_rounds": 0}, "own"), ("mnfl-homogeneous", {}, "weights")],
+    ("name", "options"),
+    [("fedcmd", {"personal": "fc1", "selection_rounds": 0}), ("mnfl-homogeneous", {})],
 )
-def test_what_a_client_receives_does_not_depend_on_its_place(federation, rng, name, options, of_clients):
+def test_what_a_client_receives_does_not_depend_on_its_place(federation, rng, name, options):
     """Devices get equal numbers of places: where all are scored there may be more of them than clients."""
     config = METHODS[name].config(**options)
     algorithm = METHODS[name].build(config)
     state = algorithm.init(jax.random.key(0), federation, traced(config))
-    apart = jax.tree.map(lambda leaf: leaf + floats(rng.normal(size=leaf.shape)), getattr(state, of_clients))
-    state = state._replace(**{of_clients: apart})
+    apart = jax.tree.map(lambda leaf: leaf + floats(rng.normal(size=leaf.shape)), state.weights)
+    state = state._replace(weights=apart)
     if name == "mnfl-homogeneous":
         state = state._replace(matrix=state.matrix.at[2].set(0))  # taught by nobody
 
@@ -120,12 +121,13 @@ def test_mixtures_and_products_are_those_of_flattened_trees(rng):
     weights, own = rng.random((3, 4)), rng.normal(size=(3, 7))
     others = rng.normal(size=(4, 7))
 
-    def tree(flat):
+    def parts(flat):
         return {"kernel": floats(flat[:, :6]).reshape(-1, 3, 2), "bias": floats(flat[:, 6:])}
 
     close = {"rtol": 1e-5, "atol": 1e-6}
-    chex.assert_trees_all_close(mixing.mix(floats(weights), tree(others)), tree(weights @ others), **close)
-    np.testing.assert_allclose(mixing.products(tree(own), tree(others)), own @ others.T, **close)
+    mixtures = tree.weighted_sum(floats(weights), parts(others))
+    chex.assert_trees_all_close(mixtures, parts(weights @ others), **close)
+    np.testing.assert_allclose(mixing.products(parts(own), parts(others)), own @ others.T, **close)
 
 
 def test_distances_keep_their_digits_where_models_have_much_in_common(rng):
@@ -156,7 +158,7 @@ def test_projection_on_the_simplex(rng):
     present = np.array([True, False, True, True, False, True])
     rows, mass = rng.normal(size=(6, 6)), np.array([1, 0.3, 2, 0, 1e-3, 1])
     rows[5] = [0.25, 9, 0.25, 0.25, 9, 0.25]  # is there already
-    projected = mixing.on_simplex(floats(rows), floats(mass), present)
+    projected = mixing.project_on_simplex(floats(rows), floats(mass), present)
     expected = np.zeros((6, 6))
     for n in np.flatnonzero(mass):
         expected[n, present] = nearest(rows[n, present], mass[n])
@@ -165,7 +167,7 @@ def test_projection_on_the_simplex(rng):
 
     np.testing.assert_allclose(projected.sum(1), mass, rtol=1e-6)
     assert np.all(projected >= 0) and not projected[:, ~present].any()
-    again = mixing.on_simplex(projected, floats(mass), present)
+    again = mixing.project_on_simplex(projected, floats(mass), present)
     np.testing.assert_allclose(again, projected, atol=1e-6)
 
 

@@ -101,6 +101,17 @@ def test_some_images_are_drawn_by_the_seed():
     assert len(set(drawn[0])) == 5
 
 
+def test_of_the_clients_own_set_nothing_is_public_that_clients_have():
+    owned = np.array([0, 1, 2, 50])
+    images = adapt(SOURCE, SOURCE, seed=0, owned=owned).images
+    (free,) = np.nonzero(SOURCE.train & ~np.isin(np.arange(60), owned))
+    assert len(images) == len(free) == 37
+    assert sorted(map(bytes, images)) == sorted(map(bytes, SOURCE.images[free]))
+    assert len(adapt(other(), SOURCE, seed=0, owned=owned).images) == 8  # rows of another set
+    with pytest.raises(JaxflError, match="the clients' own data set, .* take --public held-out"):
+        adapt(SOURCE, SOURCE, seed=0, owned=np.arange(60))
+
+
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [

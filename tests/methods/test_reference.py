@@ -19,8 +19,8 @@ from reference import nets, training
 
 from jaxfl.core.client_map import everyone, per_group
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.protocol import Cohort, Info, Slots
-from jaxfl.core.training import initial_weights
 from jaxfl.data.federation import federate
 from jaxfl.machine.placement import mesh_of
 from jaxfl.registry import METHODS

@@ -97,7 +97,7 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
     last = [store.read_metrics(folder_of(tmp_path / "run", *of_run))[-1] for of_run in alone]
     assert [record["together"] for record in last] == [4, 4, 4, 4]
     # Who watches one of them sees it wait for all, but what was compiled was compiled once.
-    its_part = last[0]["seconds"]["train"] + last[0]["seconds"]["evaluate"]
+    its_part = sum(last[0]["seconds"][part] for part in ("train", "evaluate", "write"))
     seen = progress(folder_of(tmp_path / "run", GRID[0], SEEDS[0]))
     assert seen.speed == pytest.approx(2 / (4 * its_part))
     assert seen.busy == pytest.approx(4 * its_part + last[0]["seconds"]["compile"])

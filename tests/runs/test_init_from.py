@@ -104,6 +104,17 @@ def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsy
         np.testing.assert_allclose(array, (shared if was_given else fresh)[name], rtol=1e-6, err_msg=name)
 
 
+def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, tmp_path, capsys):
+    """There its name has no options."""
+    narrow, wide = (run("fedavg", models=["--models", f"mlp,hidden={hidden}"]) for hidden in (5, 6))
+    places = ["--init-from", str(narrow), str(wide)]
+    run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=6"])
+    assert f"mlp starts from {wide}" in capsys.readouterr().out
+    run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=6", "mlp,hidden=5"])
+    said = capsys.readouterr().out
+    assert f"mlp,hidden=6 starts from {wide}" in said and f"mlp,hidden=5 starts from {narrow}" in said
+
+
 def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
     """The first place that has an architecture counts."""
     rng = np.random.default_rng(0)

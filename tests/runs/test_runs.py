@@ -132,7 +132,7 @@ def test_a_run_is_a_folder(compared):
         assert result["bytes_down"] == sum(line["bytes_down"] for line in lines) > 0
         assert result["flops"] == sum(line["flops"] for line in lines) > 0
         assert all(line["flops"] == pytest.approx(sum(line["client_flops"])) for line in lines)
-        assert result["seconds"].keys() == {"compile", "train", "evaluate"}
+        assert result["seconds"].keys() == {"compile", "train", "evaluate", "write"}
         accuracy = result["accuracy"]
         assert accuracy == lines[-1]["accuracy"]
         of_client = accuracy["per_client"]

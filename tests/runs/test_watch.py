@@ -23,6 +23,7 @@ import jaxfl
 from jaxfl import cli
 from jaxfl.errors import JaxflError
 from jaxfl.runs import plot, watch
+from jaxfl.runs.owner import owned
 
 ROUNDS = 6
 GROUPS = ("mlp,hidden=3", "mlp,hidden=4")
@@ -207,12 +208,16 @@ def shown(folders, now):
 def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
     records = metrics(stopped)
     moved = [f"{sum(record[key] for record in records) / 1e6:.2f}" for key in ("bytes_up", "bytes_down")]
-    busy = 2 / (records[3]["seconds"]["train"] + records[3]["seconds"]["evaluate"])
+    spent = records[3]["seconds"]
+    assert spent["write"] > 0  # since the evaluation before
+    busy = 2 / (spent["train"] + spent["evaluate"] + spent["write"])
     score, loss = 100 * records[3]["accuracy"]["mean"], records[4]["loss"]
     so_far = f"fedavg 0 5/6 {score:.1f} {loss:.3f} {moved[0]} {moved[1]} {busy:.3g} 0 s "
     now = max(path.stat().st_mtime for path in stopped.iterdir())
-    assert shown([stopped, stopped.parent], now + 9) == so_far + "running"
-    assert shown([stopped], now + 600) == so_far + "silent since 10 min"
+    with owned(stopped):
+        assert shown([stopped, stopped.parent], now + 9) == so_far + "running"
+        assert shown([stopped], now + 600) == so_far + "silent since 10 min"
+    assert shown([stopped], now + 9) == so_far.replace(" 0 s ", " - ") + "stopped"
     assert shown([compared], now).startswith("fedavg 0 6/6") and shown([compared], now).endswith("- finished")
     monkeypatch.chdir(stopped.parents[1])
     shutil.copytree(stopped, "other")
@@ -220,6 +225,23 @@ def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
     assert "fedavg in other" in out.file.getvalue() and "in fedavg/seed-0" in out.file.getvalue()
     with pytest.raises(JaxflError, match="There is no run in"):
         shown([stopped / "checkpoints"], now)
+    Path("other/config.json").write_text("{")
+    out = Console(file=io.StringIO(), width=120)
+    watch.watch([Path()], out)
+    assert "stopped" in out.file.getvalue() and "other/config.json" in out.file.getvalue()
+
+
+def test_watch_shows_what_goes_on_where_a_terminal_is_too_low(compared, tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        shutil.copytree(compared / "fedavg" / "seed-0", tmp_path / name)
+    monkeypatch.setattr(time, "sleep", lambda seconds: (tmp_path / "comparison.json").touch())
+    out = Console(file=io.StringIO(), width=100, height=9, force_terminal=True)
+    with owned(tmp_path / "c"):
+        (tmp_path / "c" / "result.json").unlink()
+        watch.watch([tmp_path], out)
+    first, *_, last = out.file.getvalue().split("2 more have ended.")
+    assert "running" in first and "finished" not in first  # the one that goes on
+    assert last.count("finished") == 2 and last.count("running") == 1  # all of them, at the end
 
 
 def test_watch_follows_a_comparison_to_its_end(compared, stopped, monkeypatch):

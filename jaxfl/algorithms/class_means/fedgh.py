@@ -37,6 +37,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     arrays,
+    class_means,
     cross_entropy,
     descend,
     each_client,
@@ -47,13 +48,13 @@ from jaxfl.authoring import (
     own_models,
     own_rows,
     per_group,
+    require_plain_head,
     scatter,
     sent_down,
     within,
 )
-from jaxfl.mechanisms import class_means
+from jaxfl.core.streams import SERVER
 from jaxfl.mechanisms.mixing import concatenate, ids
-from jaxfl.mechanisms.server_distillation import SERVER
 
 
 @options
@@ -79,6 +80,8 @@ def build(config: FedGH) -> Algorithm:
 
     def init(key, federation, hyper):
         class_means.require(federation)
+        for model in federation.models:
+            require_plain_head(model)
         initial = initial_weights(key, federation)
         headers = per_group(header, federation.models, initial)
         if len({str(jax.tree.map(jnp.shape, of_group)) for of_group in headers}) > 1:
@@ -98,7 +101,7 @@ def build(config: FedGH) -> Algorithm:
 
         def client(key, client, h, theta):
             model, rows = client.model, own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(model), under(model, h, theta), key, rows, hyper)
+            trained = descend(cross_entropy(model), joined(model, h, theta), key, rows, hyper)
             return trained.weights, trained.loss, class_means.of_client(trained.weights, client, federation)
 
         h = (state.header,) * len(federation.groups)
@@ -108,7 +111,7 @@ def build(config: FedGH) -> Algorithm:
         return State(
             hyper,
             scatter(state.extractors, cohort, theta),
-            taught(key, state.header, pairs(z, federation, cohort), federation.models[0], hyper),
+            train_header(key, state.header, pairs(z, federation, cohort), federation.models[0], hyper),
         ), Info(
             loss,
             up=class_means.scalars(z, beside=1),
@@ -130,7 +133,7 @@ def extractor(model, w):
     return w._replace(params={name: w.params[name] for name in model.body.names})
 
 
-def under(model, h, theta):
+def joined(model, h, theta):
     """The model (theta, H)."""
     (name,) = model.head.names
     return theta._replace(params=theta.params | {name: h})
@@ -138,7 +141,7 @@ def under(model, h, theta):
 
 def predict(model, h, theta, x):
     """Logits of (theta, H)."""
-    w = under(model, h, theta)
+    w = joined(model, h, theta)
     return model.apply(w.params, w.stats, x, train=False)[0]
 
 
@@ -152,7 +155,7 @@ def pairs(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
     return arrays(z.reshape(len(order), -1)[order], order % classes, (n > 0).sum(dtype=jnp.int32))
 
 
-def taught(key, h, examples: Examples, model: Model, hyper: FedGH):
+def train_header(key, h, examples: Examples, model: Model, hyper: FedGH):
     """H after the server's epochs, as the classifier of any of the models."""
     (name,) = model.head.names
     trained = descend(

@@ -30,6 +30,7 @@ from jaxfl.authoring import (
     PerGroup,
     Predictor,
     Training,
+    class_means,
     descend,
     gather,
     map_clients,
@@ -42,7 +43,6 @@ from jaxfl.authoring import (
     sent_down,
     within,
 )
-from jaxfl.mechanisms import class_means
 from jaxfl.mechanisms.class_means import ClassMeans
 
 

@@ -55,12 +55,12 @@ from jaxfl.authoring import (
     initial_weights,
     map_clients,
     options,
+    own_models,
     per_group,
     scatter,
     tree,
     within,
 )
-from jaxfl.mechanisms import own_models
 
 
 @options
@@ -209,16 +209,18 @@ def build(config: CompFL) -> Algorithm:
     return Algorithm(init, receive, step, personal)
 
 
+BIBTEX = """@inproceedings{xu2024cooperative,
+  title={Cooperative Multiple Model Training for Personalized Federated Learning over Heterogeneous Devices},
+  author={Xu, Jian and Wan, Shuo and Li, Yinchuan and Chen, Zhilin and Shao, Yunfeng and Chen, Zhitang and
+          Huang, Shao-Lun},
+  booktitle={FedKDD Workshop at KDD}, year={2024}}"""
+
 compfl = Method(
     "compfl",
     build,
     CompFL,
     "experts of several sizes train each other: anchors, greedy selection, distillation",
     "Xu et al. 2024, FedKDD",
-    """@inproceedings{xu2024cooperative,
-  title={Cooperative Multiple Model Training for Personalized Federated Learning over Heterogeneous Devices},
-  author={Xu, Jian and Wan, Shuo and Li, Yinchuan and Chen, Zhilin and Shao, Yunfeng and Chen, Zhitang and
-          Huang, Shao-Lun},
-  booktitle={FedKDD Workshop at KDD}, year={2024}}""",
+    BIBTEX,
     needs=needs_validation,
 )

@@ -27,18 +27,20 @@ from jaxfl.authoring import (
     count_correct,
     descend,
     each_client,
+    head,
     map_clients,
     mean,
     options,
     own_rows,
     per_group,
     predict,
+    require_plain_head,
     sgd,
     tree,
     within,
 )
 from jaxfl.mechanisms.class_means import class_means, features, linear, outputs, prototype_head
-from jaxfl.mechanisms.sharing import head, separate
+from jaxfl.mechanisms.sharing import separate
 
 
 @options
@@ -104,9 +106,14 @@ def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
 
 
 def check(config: Cooperation, federation: Federation) -> None:
-    """Refuse to weigh teachers on rows that nobody has, and heads that class means cannot make."""
+    """Refuse to weigh teachers on rows that nobody has, and heads that class means cannot make.
+
+    Raises:
+      JaxflError: saying what to change.
+    """
     made = len(federation.models) > 1 or config.head_init.startswith("proto")
     for model in federation.models:
+        require_plain_head(model)
         if made and not linear(model):
             raise JaxflError(
                 f"CompFL makes heads of class means, kernel (d, C) and bias (C,), and the last block of "
@@ -303,8 +310,7 @@ def local_round(
 def ensemble(teachers: list[Adapted], known, tau):
     """Eq. 7 and the sum of eq. 3: the teachers' predictions (m, C), weighted by their accuracies."""
     s = teacher_weights(jnp.stack([teacher.accuracy for teacher in teachers]), known, tau)
-    said = jnp.stack([teacher.predictions for teacher in teachers])
-    return jnp.tensordot(s, said, 1, precision="highest")
+    return tree.weighted_sum(s, jnp.stack([teacher.predictions for teacher in teachers]))
 
 
 def teacher_weights(accuracies, known, tau):
@@ -315,8 +321,7 @@ def teacher_weights(accuracies, known, tau):
     low = jnp.min(accuracies, initial=1, where=known)
     high = jnp.max(accuracies, initial=0, where=known)
     scaled = jnp.where(high > low, (accuracies - low) / jnp.where(high > low, high - low, 1), 1)
-    weights = jnp.where(known, jnp.exp(scaled / tau - 1 / tau), 0)
-    return weights / jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
+    return jax.nn.softmax(scaled / tau, where=known)
 
 
 def objective(model: Model, anchors, taught, hyper, mu) -> Callable:
@@ -333,7 +338,7 @@ def objective(model: Model, anchors, taught, hyper, mu) -> Callable:
     def loss(weights, batch, key):
         params, stats = weights
         z, new_stats = model.body.apply(params, stats, batch.x, train=True, key=key, mask=batch.mask)
-        scores, _ = model.head.apply(params, stats, z, train=True)
+        scores, _ = model.head.apply(params, stats, z, train=True, key=key)
         value = mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch.y), batch)
         if hyper.align:  # eq. 2
             away = jnp.square(z - anchors[batch.y])

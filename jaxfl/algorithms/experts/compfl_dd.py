@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.experts.compfl import CompFL, distils
+from jaxfl.algorithms.experts.compfl import BIBTEX, CompFL, distils
 from jaxfl.algorithms.experts.compfl_client import (
     check,
     divide,
@@ -254,5 +254,6 @@ compfl_dd = Method(
     CompFLDD,
     "no server: every expert walks over a graph of clients, and is trained where it is accepted",
     "Xu et al. 2024, FedKDD, appendix E",
+    BIBTEX,
     needs=needs_links,
 )

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.experts.compfl import BIBTEX
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
     check,
@@ -196,5 +197,6 @@ compfl_mm = Method(
     CompFLMM,
     "no server: experts trained one after another, the largest first, with gossip",
     "Xu et al. 2024, FedKDD, appendix E",
+    BIBTEX,
     needs=needs_links,
 )

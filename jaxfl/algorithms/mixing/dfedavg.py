@@ -20,13 +20,9 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
-    cross_entropy,
-    descend,
     gather,
-    map_clients,
     options,
     own_models,
-    own_rows,
     per_group,
     scatter,
     sent_down,
@@ -59,17 +55,9 @@ def build(config: DFedAvg) -> Algorithm:
         topology.require_links(federation)
         return State(hyper, own_models.start(key, federation))
 
-    def models(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
-        def client(key, client, shared, own):
-            loss = cross_entropy(client.model)
-            trained = descend(loss, own, key, own_rows(client, federation, state.hyper), state.hyper)
-            return trained.weights, trained.loss
-
         own = gather(state.weights, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        trained, loss = own_models.train(key, federation, cohort, own, state.hyper)
         exchanged = [topology.exchange(federation, cohort, {g: z}) for g, z in enumerate(trained)]
         averaged = tuple(mixed[g] for g, (mixed, _) in enumerate(exchanged))
         if config.bn_stats == "local":
@@ -80,7 +68,7 @@ def build(config: DFedAvg) -> Algorithm:
         down = sent_down(cohort, (0,) * len(cohort.groups))
         return State(state.hyper, weights), Info(loss, up, down, trained=own_models.predictors(trained))
 
-    return Algorithm(init, models, step, models)
+    return Algorithm(init, own_models.personal, step, own_models.personal)
 
 
 dfedavg = Method(

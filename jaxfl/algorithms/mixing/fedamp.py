@@ -39,6 +39,8 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
+    batches_per_epoch,
+    batches_per_phase,
     descend,
     gather,
     map_clients,
@@ -53,8 +55,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.core.training import batches, batches_in
-from jaxfl.mechanisms.mixing import mix, squared_distances
+from jaxfl.mechanisms.mixing import squared_distances
 
 
 @options
@@ -76,15 +77,15 @@ class State(NamedTuple):
     Args:
       hyper: the options.
       weights: the clients' models (n_g, ...).
-      noted: (n_g, N), squared distances of a client's model from all of its architecture, as these were
+      distances: (n_g, N), squared distances of a client's model from all of its architecture, as these were
         when it was uploaded. Columns are ids. So only who takes part is compared with all.
-      last: (n_g,) int32, the round of a client's last upload; -1 before the first.
+      last_upload: (n_g,) int32, the round of a client's last upload; -1 before the first.
     """
 
     hyper: FedAMP
     weights: PerGroup
-    noted: PerGroup
-    last: PerGroup
+    distances: PerGroup
+    last_upload: PerGroup
 
 
 class Attention(NamedTuple):
@@ -94,16 +95,17 @@ class Attention(NamedTuple):
     pull: jax.Array
 
 
-def attention(noted, last, hyper: FedAMP) -> Attention:
+def attention(distances, last_upload, hyper: FedAMP) -> Attention:
     """Who listens to whom in an architecture.
 
     Args:
-      noted: (n, n), see `State`.
-      last: (n,), see `State`.
+      distances: (n, n), see `State`.
+      last_upload: (n,), see `State`.
       hyper: the options.
     """
-    clients, uploaded = len(last), last >= 0
-    distances = jnp.where(last[:, None] >= last[None], noted, noted.T)  # as the later one of a pair saw it
+    clients, uploaded = len(last_upload), last_upload >= 0
+    later = last_upload[:, None] >= last_upload[None]
+    distances = jnp.where(later, distances, distances.T)  # as the later one of a pair saw it
     others = ~jnp.eye(clients, dtype=bool)
     sigma = hyper.sigma
     if sigma is None:
@@ -119,7 +121,7 @@ def attention(noted, last, hyper: FedAMP) -> Attention:
 
 
 def build(config: FedAMP) -> Algorithm:
-    """Mix at the server, train towards the mixture, note how far models are apart."""
+    """Mix at the server, train towards the mixture, measure how far models are apart."""
 
     def init(key, federation, hyper):
         def nothing(group):
@@ -130,13 +132,16 @@ def build(config: FedAMP) -> Algorithm:
         return State(hyper, own, per_group(nothing, federation.groups), never)
 
     def attentions(state, ids):
-        return per_group(lambda i, noted, last: attention(noted[:, i], last, state.hyper), ids, *state[2:])
+        def of_group(i, distances, last_upload):
+            return attention(distances[:, i], last_upload, state.hyper)
+
+        return per_group(of_group, ids, state.distances, state.last_upload)
 
     def aggregates(state, federation, cohort):
         """Of the clients of a cohort u_i, per group (k_g, ...); and lambda / alpha_k, per group ()."""
 
         def of_group(w, own, attention, slots):
-            u = mix(tree.take(attention.xi, slots), w)
+            u = tree.weighted_sum(tree.take(attention.xi, slots), w)
             return u._replace(stats=own.stats) if config.bn_stats == "local" else u
 
         federation.require_all()
@@ -147,16 +152,13 @@ def build(config: FedAMP) -> Algorithm:
     def receive(key, state, federation, cohort):
         return own_models.predictors(aggregates(state, federation, cohort)[0])
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, pull, own):
             w, u = own
-            count = jnp.maximum(batches(client.size, hyper.batch_size, pairs=False), 1)
-            steps = batches_in(hyper.length, count)
+            count = jnp.maximum(batches_per_epoch(client.size, hyper.batch_size, skip_single_row=False), 1)
+            steps = batches_per_phase(hyper.length, count)
             towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps.astype(pull.dtype))))
             trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
@@ -166,29 +168,30 @@ def build(config: FedAMP) -> Algorithm:
         trained, loss = zip(*map_clients(client, key, federation, cohort, pulls, own), strict=True)
 
         weights = scatter(state.weights, cohort, trained)
+        distances = per_group(distances_to_all, federation.groups, trained, weights, state.distances)
         now = per_group(lambda slots: jnp.full(slots.mask.shape, cohort.round), cohort.groups)
         state = State(
             hyper,
             weights,
-            scatter(state.noted, cohort, per_group(note, federation.groups, trained, weights, state.noted)),
-            scatter(state.last, cohort, now),
+            scatter(state.distances, cohort, distances),
+            scatter(state.last_upload, cohort, now),
         )
         models = own_models.scalars_sent(weights, config.bn_stats)
         up, down = sent_up(cohort, models), sent_down(cohort, models)
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
-    def note(group, trained, stored, noted):
-        """The distances of trained models (k, ...) from all stored ones, (k, N) with ids for columns."""
+    def distances_to_all(group, trained, stored, before):
+        """The squared distances of trained models (k, ...) from all stored ones, (k, N) by ids."""
         distances = squared_distances(trained.params, stored.params)
-        return jnp.zeros((len(distances), noted.shape[1]), noted.dtype).at[:, group.id].set(distances)
+        return jnp.zeros((len(distances), before.shape[1]), before.dtype).at[:, group.id].set(distances)
 
     def matrices(state):
         """The weights xi (N, N), 0 between architectures."""
-        ends = np.cumsum([len(last) for last in state.last])
+        ends = np.cumsum([len(last) for last in state.last_upload])
         ids = np.split(np.arange(ends[-1]), ends[:-1])
         return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}
 
-    return Algorithm(init, receive, step, personal, matrices=matrices)
+    return Algorithm(init, receive, step, own_models.personal, matrices=matrices)
 
 
 fedamp = Method(

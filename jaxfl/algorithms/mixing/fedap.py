@@ -1,8 +1,8 @@
-"""FedAP: each client gets a mixture of all models, by how alike clients' activations are; norms stay.
+"""FedAP: each client gets a mixture of all models, by how alike activations are; its norm layers are its own.
 
 Lu et al. 2022, "Personalized Federated Learning with Adaptive Batchnorm for Healthcare", IEEE Transactions on
-Big Data, arXiv:2112.00734. w_i is client i's model without its norms, b_i its norms (BatchNorm's scales,
-biases and statistics).
+Big Data, arXiv:2112.00734. w_i is client i's model without its normalisation layers, b_i these layers
+(BatchNorm's scales, biases and statistics).
 
 Before the first round one model visits all clients of an architecture one after another, again and again;
 each trains it on a part of its rows that is held out of the rounds, and passes it on. Everybody starts from
@@ -60,7 +60,7 @@ from jaxfl.authoring import (
     visit_clients,
     within,
 )
-from jaxfl.mechanisms.mixing import ids, mix, pairs, put_pairs, rows_of_one
+from jaxfl.mechanisms.mixing import ids, pairs, put_pairs, row_stochastic
 
 
 @options
@@ -135,7 +135,11 @@ def distances(layers: tuple[jax.Array, ...]):
 
 
 def require_inputs(model: Model) -> None:
-    """Refuse a network of which there is nothing to compare."""
+    """Refuse a network of which there is nothing to compare.
+
+    Raises:
+      JaxflError: naming it.
+    """
     weights = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
     if not jax.eval_shape(model.norm_inputs, *weights, x):
@@ -174,7 +178,7 @@ def build(config: FedAP) -> Algorithm:
             return descend(cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, models):
-            def visit(key, client, models, nobody, nothing):
+            def visit(key, client, models, shared, own):
                 g = federation.models.index(client.model)
                 return (*models[:g], trained(key, client, models[g]), *models[g + 1 :]), None
 
@@ -182,7 +186,7 @@ def build(config: FedAP) -> Algorithm:
 
         def averaged(key, models):
             of_all = map_clients(
-                lambda key, client, w, nobody: trained(key, client, w), key, federation, cohort, models
+                lambda key, client, w, nothing: trained(key, client, w), key, federation, cohort, models
             )
             return per_group(tree.weighted_mean, of_all, rows_uploaded(federation, cohort), models)
 
@@ -190,7 +194,7 @@ def build(config: FedAP) -> Algorithm:
         models = per_group(lambda weights: jax.tree.map(lambda leaf: leaf[0], weights), state.weights)
         models = fori_loop(0, passes, lambda t, models: once(jax.random.fold_in(key, t), models), models)
 
-        def seen(key, client, w, nobody):
+        def seen(key, client, w, nothing):
             return moments(client, w, federation)[-1 if config.layers == "last" else 0 :]
 
         found, matrix = map_clients(seen, key, federation, cohort, models), state.closeness
@@ -219,7 +223,7 @@ def build(config: FedAP) -> Algorithm:
         """W (k, m) of clients with these ids, rows that sum to 1."""
         mu, near = state.hyper.mu, pairs(state.closeness, i, j)
         oneself = (i[:, None] == j[None]).astype(near.dtype)
-        return rows_of_one(mu * oneself + (1 - mu) * near, i, j)
+        return row_stochastic(mu * oneself + (1 - mu) * near, i, j)
 
     def mixed(state, federation, cohort):
         """What the clients of a cohort start from, per group (k_g, ...)."""
@@ -229,7 +233,7 @@ def build(config: FedAP) -> Algorithm:
             c = weights(state, i, jnp.where(group.newcomer, federation.clients, group.id))
             kept, _ = tree.split(own, norms(model))
             _, sent = tree.split(stored, norms(model))
-            return tree.combine(kept, mix(c, sent))
+            return tree.combine(kept, tree.weighted_sum(c, sent))
 
         return per_group(
             of_group,
@@ -243,17 +247,9 @@ def build(config: FedAP) -> Algorithm:
     def receive(key, state, federation, cohort):
         return own_models.predictors(mixed(state, federation, cohort))
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
-        def client(key, client, nothing, w):
-            rows = other_rows(client, federation, state.hyper)
-            trained = descend(cross_entropy(client.model), w, key, rows, state.hyper)
-            return trained.weights, trained.loss
-
         start = mixed(state, federation, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
+        trained, loss = own_models.train(key, federation, cohort, start, state.hyper, other_rows)
         sent = per_group(
             lambda model, w: tree.split(tree.one(w), norms(model))[1], federation.models, trained
         )
@@ -265,14 +261,14 @@ def build(config: FedAP) -> Algorithm:
         everyone = jnp.arange(len(state.closeness), dtype=jnp.int32)
         return {"mixture": weights(state, everyone, everyone)}
 
-    return Algorithm(init, receive, step, personal, matrices=matrices, prepare=prepare)
+    return Algorithm(init, receive, step, own_models.personal, matrices=matrices, prepare=prepare)
 
 
 fedap = Method(
     "fedap",
     build,
     FedAP,
-    "each client gets a mixture of all models, by the likeness of their activations; norms stay",
+    "each client gets a mixture of all models, by how alike activations are; its norm layers are its own",
     "Lu et al. 2022, arXiv:2112.00734",
     """@article{lu2022personalized,
   title={Personalized Federated Learning with Adaptive Batchnorm for Healthcare},

@@ -49,6 +49,7 @@ from jaxfl.authoring import (
     initial_weights,
     map_clients,
     options,
+    own_models,
     own_rows,
     per_group,
     rows_uploaded,
@@ -57,8 +58,7 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.errors import nearest
-from jaxfl.mechanisms import own_models
-from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs, rows_of_one
+from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs, row_stochastic
 
 
 @options
@@ -95,9 +95,8 @@ class State(NamedTuple):
     Args:
       hyper: the options.
       shared: the global model.
-      own: the clients' models w_i (n_g, ...).
-      personal: (blocks,) bool, the personal layers, (n_g, blocks) where clients differ; none in the first
-        phase.
+      weights: the clients' models w_i (n_g, ...).
+      personal_layers: (blocks,) bool, (n_g, blocks) where clients differ; none in the first phase.
       won: (candidates,) int32, rounds that each dense layer has won.
       scores: (candidates,), mean over the last cohort that had a client of the group.
       phi: (N, N), Phi of the pairs that have met, under the options of the authors' code; or None.
@@ -105,8 +104,8 @@ class State(NamedTuple):
 
     hyper: FedCMD
     shared: PerGroup
-    own: PerGroup
-    personal: PerGroup
+    weights: PerGroup
+    personal_layers: PerGroup
     won: PerGroup
     scores: PerGroup
     phi: jax.Array | None
@@ -115,7 +114,7 @@ class State(NamedTuple):
 def build(config: FedCMD) -> Algorithm:
     """Assemble, train and vote, average, elect."""
     voting, K_p = config.personal == "vote", config.selection_rounds
-    remembers = config.tail == "softmax" or config.similarity == "updates"
+    stores_similarity = config.tail == "softmax" or config.similarity == "updates"
     similar = cosine_of_outputs if config.similarity == "updates" else cosine
     differ = "/" in config.personal
     if voting and K_p == 0:
@@ -133,7 +132,7 @@ def build(config: FedCMD) -> Algorithm:
             per_group(lambda group, won: elected(group, won) & (K_p == 0), federation.groups, won),
             won,
             per_group(lambda won: won.astype(dtype), won),
-            jnp.zeros((clients, clients), dtype) if remembers else None,
+            jnp.zeros((clients, clients), dtype) if stores_similarity else None,
         )
 
     def elected(group, won):
@@ -149,50 +148,47 @@ def build(config: FedCMD) -> Algorithm:
         layers = jnp.asarray([[name in chosen for name in model.names] for chosen in choices])
         return layers[group.id % len(choices)] if differ else layers[0]
 
-    def of_cohort(state, cohort):
+    def layers_of(state, cohort):
         """The personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
-        return gather(state.personal, cohort) if differ else state.personal
+        return gather(state.personal_layers, cohort) if differ else state.personal_layers
 
     def assembled(state, federation, cohort):
         """What the clients of a cohort start from, per group (k_g, ...)."""
         pool = everyone(federation, cohort) if config.tail == "softmax" else among(federation, cohort)
 
-        def of_group(model, shared, own, others, personal, i, j):
-            def of_clients(personal, own, i):
+        def of_group(model, shared, own, others, layers, i, j):
+            def of_clients(layers, own, i):
                 same = i[:, None] == j[None]
                 real = jnp.broadcast_to(j < federation.clients, same.shape)
                 if config.tail == "uniform":
                     phi = jnp.ones(same.shape, federation.mean.dtype)
-                elif remembers:
+                elif stores_similarity:
                     phi = pairs(state.phi, i, j)
                 else:
-                    phi = jnp.maximum(cosine(model, own, others, personal), 0)
+                    phi = jnp.maximum(cosine(model, own, others, layers), 0)
                 phi = jnp.where(real, jnp.where(same, 1, phi), 0)
                 if config.tail == "softmax":
                     weights = jax.nn.softmax(phi, axis=1, where=real)
                 else:
-                    weights = rows_of_one(phi, i, j)
-                w = assemble(model, shared, own, others, personal, weights)
+                    weights = row_stochastic(phi, i, j)
+                w = assemble(model, shared, own, others, layers, weights)
                 return w._replace(stats=own.stats) if config.bn_stats == "local" else w
 
-            return each_by_its_layers(of_clients, personal, own, i)
+            return each_by_its_layers(of_clients, layers, own, i)
 
         return per_group(
             of_group,
             federation.models,
             state.shared,
-            gather(state.own, cohort),
-            gather(state.own, pool),
-            of_cohort(state, cohort),
+            gather(state.weights, cohort),
+            gather(state.weights, pool),
+            layers_of(state, cohort),
             ids(federation, cohort),
             ids(federation, pool),
         )
 
     def receive(key, state, federation, cohort):
         return own_models.predictors(assembled(state, federation, cohort))
-
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.own, cohort)
 
     def train(key, client, federation, w, hyper):
         """A client's local training: its model, its `Tally` and its loss."""
@@ -227,14 +223,14 @@ def build(config: FedCMD) -> Algorithm:
         outputs = map_clients(client, key, federation, cohort, own=start)
         trained, tallies, loss = zip(*outputs, strict=True)
 
-        own = scatter(state.own, cohort, trained)
+        weights = scatter(state.weights, cohort, trained)
         shared = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
         if config.base == "stored":
             fedavg = selecting & (config.selection == "fedavg")
             members = per_group(
                 lambda group: (~group.newcomer).astype(federation.mean.dtype), federation.groups
             )
-            stored = per_group(tree.weighted_mean, own, members, shared)
+            stored = per_group(tree.weighted_mean, weights, members, shared)
             shared = jax.tree.map(lambda mean, other: jnp.where(fedavg, mean, other), shared, stored)
         won = per_group(
             lambda slots, won, tally: won + winner(slots, tally) * selecting.astype(jnp.int32),
@@ -245,12 +241,12 @@ def build(config: FedCMD) -> Algorithm:
         leading = per_group(elected, federation.groups, won)
         if config.selection == "fedavg":
             leading = per_group(lambda layers: layers & (t + 1 >= K_p), leading)
-            first = per_group(lambda now, before: now.any() & ~before.any(), leading, state.personal)
-            own = per_group(restart, own, shared, first)
-        seen = per_group(mean_scores, cohort.groups, tallies, state.scores)
-        phi = met(state, federation, cohort, start, trained) if remembers else None
+            first = per_group(lambda now, before: now.any() & ~before.any(), leading, state.personal_layers)
+            weights = per_group(restart, weights, shared, first)
+        scores = per_group(mean_scores, cohort.groups, tallies, state.scores)
+        phi = update_similarity(state, federation, cohort, start, trained) if stores_similarity else None
         up, down = traffic(state, federation, cohort)
-        state = State(state.hyper, shared, own, leading, won, seen, phi)
+        state = State(state.hyper, shared, weights, leading, won, scores, phi)
         return state, Info(loss, up, down, findings(state, federation), own_models.predictors(trained))
 
     def restart(own, shared, now):
@@ -262,19 +258,19 @@ def build(config: FedCMD) -> Algorithm:
     def mean_scores(slots, tally, before):
         return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
 
-    def met(state, federation, cohort, start, trained):
+    def update_similarity(state, federation, cohort, start, trained):
         """Phi (N, N) with new entries for the pairs of the cohort."""
 
-        def of_group(model, before, after, personal):
+        def of_group(model, before, after, layers):
             if config.similarity == "updates":
                 after = jax.tree.map(jnp.subtract, after, before)
 
-            def of_clients(personal, own):
-                return jnp.maximum(similar(model, own, after, personal), 0)
+            def of_clients(layers, own):
+                return jnp.maximum(similar(model, own, after, layers), 0)
 
-            return each_by_its_layers(of_clients, personal, after)
+            return each_by_its_layers(of_clients, layers, after)
 
-        new = per_group(of_group, federation.models, start, trained, of_cohort(state, cohort))
+        new = per_group(of_group, federation.models, start, trained, layers_of(state, cohort))
         phi = state.phi
         for of_pairs, i in zip(new, ids(federation, cohort), strict=True):
             phi = put_pairs(phi, i, i, of_pairs)
@@ -296,26 +292,26 @@ def build(config: FedCMD) -> Algorithm:
         voted = ((cohort.round < K_p) & voting).astype(jnp.int32)
         up = per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
 
-        def received(mask, sizes, personal):
-            sizes = jnp.broadcast_to(sizes, personal.shape)
-            return mask * jnp.where(personal, 0, sizes).sum(-1, dtype=jnp.int32)
+        def received(mask, sizes, layers):
+            sizes = jnp.broadcast_to(sizes, layers.shape)
+            return mask * jnp.where(layers, 0, sizes).sum(-1, dtype=jnp.int32)
 
-        return up, per_group(received, present, of_blocks, of_cohort(state, cohort))
+        return up, per_group(received, present, of_blocks, layers_of(state, cohort))
 
     def findings(state, federation):
         """Scores, rounds won and the choice (of clients that differ, how many), by layer and architecture."""
         found = {}
-        of_groups = zip(federation.models, state.scores, state.won, state.personal, strict=True)
-        for model, scores, won, personal in of_groups:
+        of_groups = zip(federation.models, state.scores, state.won, state.personal_layers, strict=True)
+        for model, scores, won, layers in of_groups:
             suffix = f", {model.name}" if len(federation.models) > 1 else ""
             names = candidates(model)
             found["score" + suffix] = dict(zip(names, scores, strict=True))
             found["rounds won" + suffix] = dict(zip(names, won, strict=True))
-            chosen = personal.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
+            chosen = layers.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
             found["personal" + suffix] = dict(zip(model.names, chosen, strict=True))
         return found
 
-    return Algorithm(init, receive, step, personal)
+    return Algorithm(init, receive, step, own_models.personal)
 
 
 fedcmd = Method(

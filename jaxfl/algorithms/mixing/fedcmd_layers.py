@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import tree
-from jaxfl.mechanisms.mixing import EPS, cosine_of_units, mix, products
+from jaxfl.mechanisms.mixing import EPS, cosine_of_units, products
 from jaxfl.models.model import Model, Weights
 
 
@@ -32,7 +32,7 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
 
     def of_block(b, name):
         before, mine, others = (Weights(w.params[name], w.stats[name]) for w in (shared, own, pool))
-        behind = tree.where(b > first, mix(weights, others), tree.stack(before, len(weights)))
+        behind = tree.where(b > first, tree.weighted_sum(weights, others), tree.stack(before, len(weights)))
         return tree.where(personal[b], mine, behind)
 
     blocks = {name: of_block(b, name) for b, name in enumerate(model.names)}

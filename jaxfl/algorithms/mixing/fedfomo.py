@@ -129,9 +129,10 @@ def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
     candidate = pool.available & (pool.id != oneself)
     places = min(downloads, len(pool.id))
     random = (jax.random.uniform(keys[2], (downloads,))[:places] < epsilon).sum()
+    # The first by affinity, ties at random; the other places go to any of those that are left.
     rank = jnp.argsort(jnp.lexsort((ties, -affinity[pool.id], ~candidate)))
-    best = rank < places - random
-    chosen = jnp.lexsort((others, ~best, ~candidate))[:places]
+    exploited = rank < places - random
+    chosen = jnp.lexsort((others, ~exploited, ~candidate))[:places]
     return chosen, candidate[chosen]
 
 
@@ -208,15 +209,12 @@ def build(config: FedFomo) -> Algorithm:
         mixtures = on_clients(lambda key, client, arrival: arrival.weights, key, state, federation, cohort)
         return own_models.predictors(mixtures)
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, arrival):
-            own = own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(client.model), arrival.weights, key, own, hyper)
+            loss, rows = cross_entropy(client.model), own_rows(client, federation, hyper)
+            trained = descend(loss, arrival.weights, key, rows, hyper)
             return trained.weights, arrival.affinity, arrival.received, trained.loss
 
         outputs = on_clients(client, key, state, federation, cohort)
@@ -242,7 +240,7 @@ def build(config: FedFomo) -> Algorithm:
         """P (N, N)."""
         return {"affinity": jnp.concatenate(state.affinity)}
 
-    return Algorithm(init, receive, step, personal, matrices=matrices)
+    return Algorithm(init, receive, step, own_models.personal, matrices=matrices)
 
 
 fedfomo = Method(

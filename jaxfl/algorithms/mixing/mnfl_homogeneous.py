@@ -19,19 +19,16 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.public_images.mnfl import BIBTEX
 from jaxfl.authoring import (
     Algorithm,
     Info,
     Method,
     PerGroup,
     Weights,
-    cross_entropy,
-    descend,
     gather,
-    map_clients,
+    learned_matrix,
     options,
-    own_rows,
+    own_models,
     per_group,
     rows_uploaded,
     scatter,
@@ -40,9 +37,8 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.mechanisms import learned_matrix, own_models
-from jaxfl.mechanisms.learned_matrix import LearnedMatrix
-from jaxfl.mechanisms.mixing import among, ids, mix, pairs, products, rows_of_one
+from jaxfl.mechanisms.learned_matrix import BIBTEX, LearnedMatrix
+from jaxfl.mechanisms.mixing import among, ids, pairs, products, row_stochastic
 
 
 @options
@@ -77,7 +73,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         pool = among(federation, cohort)
 
         def of_group(own, others, i, j):
-            teacher = mix(rows_of_one(pairs(state.matrix, i, j), i, j), others)
+            teacher = tree.weighted_sum(row_stochastic(pairs(state.matrix, i, j), i, j), others)
             if config.transfer == "prox":
                 left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
                 teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)
@@ -94,24 +90,16 @@ def build(config: MNFLHomogeneous) -> Algorithm:
     def receive(key, state, federation, cohort):
         return own_models.predictors(transferred(state, federation, cohort))
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
-        def client(key, client, nothing, w):
-            own = own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(client.model), w, key, own, hyper)
-            return trained.weights, trained.loss
-
         start = transferred(state, federation, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
+        trained, loss = own_models.train(key, federation, cohort, start, hyper)
         matrix = state.matrix
         i_of, n_of = ids(federation, cohort), rows_uploaded(federation, cohort)
         for w, i, rows, group in zip(trained, i_of, n_of, federation.groups, strict=True):
-            slopes = towards_teachers(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
-            matrix = learned_matrix.learn(matrix, i, rows, slopes, hyper, 1 / len(group.id))
+            gradient = distance_gradient(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
+            matrix = learned_matrix.learn(matrix, i, rows, gradient, hyper, 1 / len(group.id))
         models = own_models.scalars_sent(state.weights, config.bn_stats)
         findings = {"weight": learned_matrix.summary(matrix)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)
@@ -121,14 +109,14 @@ def build(config: MNFLHomogeneous) -> Algorithm:
     def communicated(w: Weights) -> Weights:
         return w._replace(stats={}) if config.bn_stats == "local" else w
 
-    def towards_teachers(c, w, present):
+    def distance_gradient(c, w, present):
         """d_nm: weights c (k, k), models w (k, ...), relative to the mean of those present -> (k, k)."""
         centre = tree.weighted_mean(w, present.astype(c.dtype), jax.tree.map(lambda leaf: leaf[0], w))
         centred = jax.tree.map(lambda leaf, middle: leaf - middle[None], w, centre)
-        away = jax.tree.map(jnp.subtract, mix(c, centred), centred)
+        away = jax.tree.map(jnp.subtract, tree.weighted_sum(c, centred), centred)
         return 2 * products(away, centred) / tree.scalars(centre)
 
-    return Algorithm(init, receive, step, personal, matrices=learned_matrix.matrices)
+    return Algorithm(init, receive, step, own_models.personal, matrices=learned_matrix.matrices)
 
 
 mnfl_homogeneous = Method(

@@ -37,15 +37,11 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
-    cross_entropy,
-    descend,
     gather,
     head,
     initial_weights,
-    map_clients,
     options,
     own_models,
-    own_rows,
     per_group,
     rows_uploaded,
     scatter,
@@ -54,7 +50,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.mechanisms.mixing import cosine_of_units, ids, mix, pairs, put_pairs, rows_of_one
+from jaxfl.mechanisms.mixing import cosine_of_units, ids, pairs, put_pairs, row_stochastic
 from jaxfl.mechanisms.sharing import separate
 
 SELF = 0.9999  # Phi_ii, and the largest of all entries
@@ -74,15 +70,15 @@ class State(NamedTuple):
     Args:
       hyper: the options.
       shared: the global model, which the second phase leaves as it is.
-      own: the clients' models as last trained (n_g, ...).
-      apart: (n_g,) bool, who has trained in the second phase, thus has a model of its own.
+      weights: the clients' models as last trained (n_g, ...).
+      has_own: (n_g,) bool, who has trained in the second phase, and so deploys its own model.
       phi: (N, N), Phi of the pairs that have met; 0 elsewhere.
     """
 
     hyper: PFedSim
     shared: PerGroup
-    own: PerGroup
-    apart: PerGroup
+    weights: PerGroup
+    has_own: PerGroup
     phi: jax.Array
 
 
@@ -96,7 +92,7 @@ def generalises(cohort: Cohort, rho):
 def attention(phi, i, j):
     """a_ij, rows that sum to 1: Phi (k, m) of the ids i (k,) and j (m,)."""
     oneself = i[:, None] == j[None]
-    return rows_of_one(-jnp.log1p(-jnp.where(oneself, SELF, jnp.minimum(phi, SELF))), i, j)
+    return row_stochastic(-jnp.log1p(-jnp.where(oneself, SELF, jnp.minimum(phi, SELF))), i, j)
 
 
 def build(config: PFedSim) -> Algorithm:
@@ -108,36 +104,36 @@ def build(config: PFedSim) -> Algorithm:
 
     def init(key, federation, hyper):
         own = own_models.start(key, federation)
-        apart = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
+        has_own = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
         phi = jnp.zeros((federation.clients, federation.clients), federation.mean.dtype)
-        return State(hyper, initial_weights(key, federation), own, apart, phi)
+        return State(hyper, initial_weights(key, federation), own, has_own, phi)
 
     def deployed(state, cohort):
         """What the clients of a cohort have, per group (k_g, ...): the global model, or one of their own."""
 
-        def of_group(shared, own, apart):
-            w = jax.vmap(tree.where, (0, 0, None))(apart, own, shared)
+        def of_group(shared, own, has_own):
+            w = jax.vmap(tree.where, (0, 0, None))(has_own, own, shared)
             return w._replace(stats=own.stats) if config.bn_stats == "local" else w
 
-        return per_group(of_group, state.shared, gather(state.own, cohort), gather(state.apart, cohort))
+        return per_group(of_group, state.shared, gather(state.weights, cohort), gather(state.has_own, cohort))
 
     def received(state, federation, cohort):
         """What the clients of a cohort start from, per group (k_g, ...)."""
 
-        def of_group(group, stored, w, apart, i):
+        def of_group(group, stored, w, has_own, i):
             kept, _ = divide(group.model, w)
             _, theta = divide(group.model, stored)
 
             a = attention(pairs(state.phi, i, group.id), i, group.id)
-            return jax.vmap(tree.where)(apart, tree.combine(kept, mix(a, theta)), w)
+            return jax.vmap(tree.where)(has_own, tree.combine(kept, tree.weighted_sum(a, theta)), w)
 
         federation.require_all()
         return per_group(
             of_group,
             federation.groups,
-            state.own,
+            state.weights,
             deployed(state, cohort),
-            gather(state.apart, cohort),
+            gather(state.has_own, cohort),
             ids(federation, cohort),
         )
 
@@ -150,21 +146,18 @@ def build(config: PFedSim) -> Algorithm:
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
-        def client(key, client, nothing, w):
-            own = own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(client.model), w, key, own, hyper)
-            return trained.weights, trained.loss
-
         start = received(state, federation, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
+        trained, loss = own_models.train(key, federation, cohort, start, hyper)
 
         generalising = generalises(cohort, hyper.generalization)
         mean = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
         new = State(
             hyper,
             tree.where(generalising, mean, state.shared),
-            scatter(state.own, cohort, trained),
-            scatter(state.apart, cohort, per_group(lambda slots: slots.mask & ~generalising, cohort.groups)),
+            scatter(state.weights, cohort, trained),
+            scatter(
+                state.has_own, cohort, per_group(lambda slots: slots.mask & ~generalising, cohort.groups)
+            ),
             jnp.where(generalising, state.phi, compared(state.phi, federation, cohort, trained)),
         )
         up, down = traffic(state, federation, cohort)
@@ -179,10 +172,10 @@ def build(config: PFedSim) -> Algorithm:
 
     def traffic(state, federation, cohort):
         """Up: the model; down: the model, and to those with a model of their own theta alone."""
-        whole = own_models.scalars_sent(state.own, config.bn_stats)
+        whole = own_models.scalars_sent(state.weights, config.bn_stats)
         theta = per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
         down = per_group(
-            jnp.where, gather(state.apart, cohort), sent_down(cohort, theta), sent_down(cohort, whole)
+            jnp.where, gather(state.has_own, cohort), sent_down(cohort, theta), sent_down(cohort, whole)
         )
         return sent_up(cohort, whole), down
 

@@ -43,8 +43,10 @@ from jaxfl.authoring import (
     map_clients,
     mean,
     options,
+    own_models,
     own_rows,
     per_group,
+    public_images,
     public_rows,
     scatter,
     sent_down,
@@ -54,7 +56,6 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.core.examples import visiting
-from jaxfl.mechanisms import own_models, public_images
 from jaxfl.models.maps import match
 
 
@@ -103,9 +104,6 @@ def build(config: DraftFed) -> Algorithm:
         images = global_set(key, federation, config.global_size)
         return State(hyper, own_models.start(key, federation), images)
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
@@ -130,8 +128,7 @@ def build(config: DraftFed) -> Algorithm:
                 batch_size=config.draft_batch,
                 phase=1,
             ).weights
-            own = own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(client.model), w, key, own, hyper)
+            trained = descend(cross_entropy(client.model), w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
         own = gather(state.weights, cohort)
@@ -145,7 +142,7 @@ def build(config: DraftFed) -> Algorithm:
             trained=own_models.predictors(trained),
         )
 
-    return Algorithm(init, personal, step, personal)
+    return Algorithm(init, own_models.personal, step, own_models.personal)
 
 
 def global_set(key, federation: Federation, size: int):
@@ -174,13 +171,7 @@ def supplied(model: Model, models: tuple[Model, ...]) -> tuple[int, ...]:
 def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> PerGroup:
     """Every group's targets: means over the clients of the cohort that have such a draft."""
     counts = [slots.mask.sum() for slots in cohort.groups]
-
-    def summed(of_group, slots):
-        return jax.tree.map(
-            lambda leaf: jnp.tensordot(slots.mask.astype(leaf.dtype), leaf, 1, precision="highest"), of_group
-        )
-
-    sums = [summed(of_group, slots) for of_group, slots in zip(drafts, cohort.groups, strict=True)]
+    sums = per_group(lambda slots, of_group: tree.weighted_sum(slots.mask, of_group), cohort.groups, drafts)
 
     def mean_over(groups, of_group):
         total = tree.total(of_group(sums[g]) for g in groups)
@@ -194,7 +185,7 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
             taps[depth] = mean_over(havers, lambda s: match(s.taps[depth], shape))  # noqa: B023
         return Drafts(taps, mean_over(range(len(models)), lambda s: s.logits))
 
-    return per_group(target, models, tuple(sums))
+    return per_group(target, models, sums)
 
 
 def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):

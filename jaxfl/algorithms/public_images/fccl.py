@@ -32,14 +32,15 @@ from jaxfl.authoring import (
     Training,
     Weights,
     client_rate,
-    cross_entropy,
     descend,
+    forward,
     gather,
     map_clients,
     mean,
     options,
     own_models,
     own_rows,
+    public_images,
     public_rows,
     rows_uploaded,
     scan,
@@ -48,7 +49,7 @@ from jaxfl.authoring import (
     sent_up,
     within,
 )
-from jaxfl.mechanisms import public_images
+from jaxfl.core.streams import SHARED_BATCHES
 from jaxfl.mechanisms.mixing import concatenate
 
 
@@ -94,7 +95,7 @@ def correlation(model: Model, target, lam):
     """The loss of a public batch, towards mean logits (B, C)."""
 
     def loss(w, batch, key):
-        z, stats = model.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
+        z, stats = forward(model, w, batch, key)
         m = standardised(target[batch.position])
         c = jnp.matmul(standardised(z).T, m, precision="highest") / len(z)
         same = jnp.eye(len(c), dtype=bool)
@@ -115,7 +116,7 @@ def remembering(model: Model, memories: tuple[Weights, ...], weight):
     """CE(w) + weight * sum of KL(f(memory) || f(w))."""
 
     def loss(w, batch, key):
-        z, stats = model.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
+        z, stats = forward(model, w, batch, key)
         values = optax.softmax_cross_entropy_with_integer_labels(z, batch.y)
         for known in memories:
             said, _ = model.apply(known.params, known.stats, batch.x, train=False)
@@ -136,21 +137,12 @@ def build(config: FCCL) -> Algorithm:
 
     def prepare(key, state, federation, cohort):
         """Everybody alone."""
-
-        def client(key, client, nothing, w):
-            rows = own_rows(client, federation, state.hyper)
-            trained = descend(cross_entropy(client.model), w, key, rows, state.hyper, epochs=epochs)
-            return trained.weights, trained.loss
-
         own = gather(state.weights, cohort)
-        weights, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        weights, loss = own_models.train(key, federation, cohort, own, state.hyper, epochs=epochs)
         weights = scatter(state.weights, cohort, weights)
         nothing = (0,) * len(weights)
         info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
         return State(state.hyper, weights, weights, weights), info
-
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -170,7 +162,7 @@ def build(config: FCCL) -> Algorithm:
 
         def correlate(weights, numbered):
             number, rows = numbered
-            batch_key = jax.random.fold_in(key, 2**31 - 3 - number)
+            batch_key = jax.random.fold_in(key, SHARED_BATCHES - number)
 
             def say(key, client, nothing, w):
                 return public_images.logits(w, client, federation, rows)
@@ -210,7 +202,7 @@ def build(config: FCCL) -> Algorithm:
         batch = min(config.public_batch, len(rows))
         return rows[: len(rows) // batch * batch].reshape(-1, batch)
 
-    return Algorithm(init, personal, step, personal, prepare=prepare)
+    return Algorithm(init, own_models.personal, step, own_models.personal, prepare=prepare)
 
 
 fccl = Method(

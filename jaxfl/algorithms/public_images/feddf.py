@@ -27,13 +27,13 @@ from jaxfl.authoring import (
     fine_tuning,
     options,
     per_group,
+    public_images,
     rows_uploaded,
     sharing,
     tree,
     within,
 )
-from jaxfl.mechanisms import public_images
-from jaxfl.mechanisms.server_distillation import ServerDistillation, distil, said
+from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 
 
 @options
@@ -51,15 +51,15 @@ class PFedDF(ServerDistillation, FineTuning):
 
 def build(config: FedDF) -> Algorithm:
     """FedAvg, then distillation."""
-    return fused(config, sharing(config))
+    return distilled(config, sharing(config))
 
 
 def build_tuned(config: PFedDF) -> Algorithm:
     """The same with fine-tuning."""
-    return fused(config, sharing(config, tune=fine_tuning(config)))
+    return distilled(config, sharing(config, tune=fine_tuning(config)))
 
 
-def fused(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
+def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
     """FedAvg whose averages are students."""
 
     def init(key, federation, hyper):
@@ -70,10 +70,9 @@ def fused(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
         averaged, info = fedavg.step(key, state, federation, cohort)
         rows = public_images.subset(key, federation, config.public_size)
         trained = per_group(lambda predictor: predictor.stacked, info.trained)
-        logits = said(trained, federation, cohort, rows, key)
+        logits = client_logits(trained, federation, cohort, rows, key)
         n = rows_uploaded(federation, cohort)
-        present = (jnp.concatenate(n) > 0).astype(logits.dtype)
-        ensemble = jnp.tensordot(present / jnp.maximum(present.sum(), 1), logits, 1, precision="highest")
+        ensemble = tree.weighted_sum(tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype)), logits)
         teacher = jax.nn.softmax(ensemble / state.hyper.temperature)
 
         def student(model, w, n):

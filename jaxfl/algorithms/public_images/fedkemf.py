@@ -6,7 +6,8 @@ architecture, p and q their soft predictions, D_r the round's public images, S_t
 
     (w_i, g_i) <- LocalSGD over CE(w_i) + KL(q || p) + CE(g_i) + KL(p || q), from g_i = g;
                   of each divergence the first part stands still
-    t           = softmax(e / T),   e the mean over S_t of the logits g_i(D_r), or their maximum or a vote
+    t           = softmax(e / T),   e the mean over S_t of the logits g_i(D_r), or their maximum; or the share
+                  of S_t that says each class (a vote)
     g          <- Adam over T^2 KL(t || softmax(g(D_r) / T)), from sum_i n_i g_i / sum_i n_i
 
 Where the server starts is not said in what we know of the paper. From the mean, as FedDF does, because from
@@ -31,12 +32,14 @@ from jaxfl.authoring import (
     PerGroup,
     Weights,
     descend,
+    forward,
     gather,
     map_clients,
     mean,
     options,
     own_models,
     own_rows,
+    public_images,
     rows_uploaded,
     scatter,
     sent_down,
@@ -44,9 +47,8 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.mechanisms import public_images
 from jaxfl.mechanisms.mixing import concatenate
-from jaxfl.mechanisms.server_distillation import ServerDistillation, distil, said
+from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 from jaxfl.models import zoo
 
 
@@ -57,7 +59,7 @@ class FedKEMF(ServerDistillation):
     knowledge: str = "smallest"
     """The knowledge network: a model of the zoo, with options (cnn1), or the federation's smallest."""
     ensemble: Literal["mean", "max", "vote"] = "mean"
-    """How clients' logits become one teacher's; a vote counts who says which class."""
+    """How clients' logits become one teacher's predictions; a vote counts who says which class."""
     server_start: Literal["mean", "previous"] = "mean"
     """Where the server's training starts: from the mean of the clients' knowledge networks, or its own."""
     temperature: float = within("(0, inf)", 3.0)
@@ -107,8 +109,7 @@ def mutual(model: Model, knowledge: Model):
     def loss(both, batch, key):
         logits, stats = [], []
         for network, whose in ((model, "own "), (knowledge, "knowledge ")):
-            w = apart(both, whose)
-            scores, new = network.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
+            scores, new = forward(network, apart(both, whose), batch, key)
             logits.append(scores)
             stats.append(new)
         value = jnp.zeros(())
@@ -131,17 +132,13 @@ def build(config: FedKEMF) -> Algorithm:
         knowledge = model.init(jax.random.fold_in(key, len(federation.groups)))
         return State(hyper, own_models.start(key, federation), knowledge)
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         hyper, knowledge = state.hyper, network(config, federation)
         rows = public_images.subset(key, federation, config.public_size)
 
         def client(key, client, g, w):
-            own = own_rows(client, federation, hyper)
-            both = side_by_side(w, g)
-            trained = descend(mutual(client.model, knowledge), both, key, own, hyper)
+            loss, both = mutual(client.model, knowledge), side_by_side(w, g)
+            trained = descend(loss, both, key, own_rows(client, federation, hyper), hyper)
             return *(apart(trained.weights, whose) for whose in ("own ", "knowledge ")), trained.loss
 
         everywhere = (state.knowledge,) * len(federation.groups)
@@ -149,25 +146,28 @@ def build(config: FedKEMF) -> Algorithm:
         outputs = map_clients(client, key, federation, cohort, everywhere, own)
         weights, networks, loss = zip(*outputs, strict=True)
         n, g = concatenate(rows_uploaded(federation, cohort)), state.knowledge
-        present, logits = n > 0, said(networks, federation, cohort, rows, key, knowledge)
-        teacher = jax.nn.softmax(fused(logits, present) / hyper.temperature)
+        logits = client_logits(networks, federation, cohort, rows, key, knowledge)
+        teacher = ensemble(logits, n > 0, hyper.temperature)
         if config.server_start == "mean":
             g = tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
         g = distil(knowledge, g, teacher, rows, key, federation, hyper)
-        g = tree.where(present.any(), g, state.knowledge)
+        g = tree.where((n > 0).any(), g, state.knowledge)
         up, down = sent_up(cohort, everywhere), sent_down(cohort, everywhere)
         state = State(hyper, scatter(state.weights, cohort, weights), g)
         return state, Info(loss, up, down, trained=own_models.predictors(weights))
 
-    def fused(logits, present):
-        """The ensemble's logits (R, outputs) of those (k, R, outputs) of clients that are present."""
-        if config.ensemble == "max":
-            return jnp.max(logits, 0, where=present[:, None, None], initial=-jnp.inf)
+    def ensemble(logits, present, temperature):
+        """T (R, outputs), of the logits (k, R, outputs) of clients that are present."""
+        present = present[:, None, None]
         if config.ensemble == "vote":
-            logits = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
-        return jnp.mean(logits, 0, where=present[:, None, None])
+            votes = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
+            return jnp.mean(votes, 0, where=present)
+        e = jnp.mean(logits, 0, where=present)
+        if config.ensemble == "max":
+            e = jnp.max(logits, 0, where=present, initial=-jnp.inf)
+        return jax.nn.softmax(e / temperature)
 
-    return Algorithm(init, personal, step, personal)
+    return Algorithm(init, own_models.personal, step, own_models.personal)
 
 
 fedkemf = Method(

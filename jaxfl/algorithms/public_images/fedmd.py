@@ -28,6 +28,7 @@ from jaxfl.authoring import (
     options,
     own_rows,
     per_group,
+    public_images,
     public_rows,
     rows_uploaded,
     scatter,
@@ -35,7 +36,7 @@ from jaxfl.authoring import (
     sent_up,
     within,
 )
-from jaxfl.mechanisms import public_images
+from jaxfl.data.federation import NOBODY
 from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, exchanging
 from jaxfl.mechanisms.mixing import uniform
 
@@ -54,11 +55,8 @@ def build(config: FedMD) -> Algorithm:
     """Equal weights."""
     epochs = config.length if config.transfer_epochs is None else config.transfer_epochs
 
-    def start(federation):
-        return jnp.zeros((federation.clients, federation.clients))
-
     def weigh(matrix, i, s, hyper):
-        return uniform(i < len(matrix))
+        return uniform(i != NOBODY)
 
     def transfer(key, state, federation, cohort):
         """Before the first round; the public images are with the clients already."""
@@ -68,9 +66,9 @@ def build(config: FedMD) -> Algorithm:
         def client(key, client, nothing, w):
             plain, batch = cross_entropy(client.model), config.public_batch
             known = public_rows(federation.public, federation, client)
-            own = own_rows(client, federation, hyper)
+            rows = own_rows(client, federation, hyper)
             w = descend(plain, w, key, known, hyper, epochs=epochs, batch_size=batch).weights
-            return descend(plain, w, key, own, hyper, epochs=epochs, phase=1).weights
+            return descend(plain, w, key, rows, hyper, epochs=epochs, phase=1).weights
 
         weights = state.weights
         if federation.labelled:
@@ -82,7 +80,7 @@ def build(config: FedMD) -> Algorithm:
         return state._replace(weights=weights), info
 
     signal = SOFT_PREDICTIONS if config.signal == "prob" else LOGITS
-    return exchanging(config, start=start, weigh=weigh, signal=signal, prepare=transfer if epochs else None)
+    return exchanging(config, weigh=weigh, signal=signal, prepare=transfer if epochs else None)
 
 
 fedmd = Method(

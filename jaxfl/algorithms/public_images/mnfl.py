@@ -23,11 +23,16 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxfl.authoring import Algorithm, Method, options
-from jaxfl.mechanisms import learned_matrix
-from jaxfl.mechanisms.exchange import Exchange, Lesson, exchanging
-from jaxfl.mechanisms.learned_matrix import LearnedMatrix
-from jaxfl.mechanisms.mixing import mix, products
+from jaxfl.authoring import (
+    Algorithm,
+    Method,
+    learned_matrix,
+    options,
+    tree,
+)
+from jaxfl.mechanisms.exchange import Exchange, RoundPredictions, exchanging
+from jaxfl.mechanisms.learned_matrix import BIBTEX, LearnedMatrix
+from jaxfl.mechanisms.mixing import products
 
 
 @options
@@ -49,14 +54,14 @@ def build(config: MNFL) -> Algorithm:
     def weigh(matrix, i, s, hyper):
         return learned_matrix.teachers(matrix, i)
 
-    def learn(matrix, lesson: Lesson, hyper):
+    def learn(matrix, seen: RoundPredictions, hyper):
         """Eq. 7."""
-        slopes = towards_teachers(lesson.c, lesson.s)
-        return learned_matrix.learn(matrix, lesson.i, lesson.n, slopes, hyper, 1 / len(matrix))
+        gradient = distance_gradient(seen.c, seen.s)
+        return learned_matrix.learn(matrix, seen.i, seen.n, gradient, hyper, 1 / len(matrix))
 
-    def towards_teachers(c, s):
+    def distance_gradient(c, s):
         """d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""
-        t = mix(c, s)
+        t = tree.weighted_sum(c, s)
         if config.matrix_loss == "mse":
             return 2 * products(t - s, s) / s[0].size
         smallest = jnp.finfo(s.dtype).tiny
@@ -66,18 +71,9 @@ def build(config: MNFL) -> Algorithm:
     def summary(matrix):
         return {"weight": learned_matrix.summary(matrix)}
 
-    again = config.matrix_predictions == "after"
-    return exchanging(config, start=start, weigh=weigh, learn=learn, again=again, summary=summary)
+    resend = config.matrix_predictions == "after"
+    return exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, summary=summary)
 
-
-BIBTEX = """@article{beikmohammadi2024dealing,
-  title={Dealing with Imbalanced Sources in Heterogenous Client Distributions in Federated Learning},
-  author={Beikmohammadi, Arman and Darzidehkalani, Erfan and Raziei, Mohammad and Rezaei, Amir}}
-
-@inproceedings{zhang2021parameterized,
-  title={Parameterized Knowledge Transfer for Personalized Federated Learning},
-  author={Zhang, Jie and Guo, Song and Ma, Xiaosong and Wang, Haozhao and Xu, Wenchao and Wu, Feijie},
-  booktitle={NeurIPS}, year={2021}}"""
 
 mnfl = Method(
     "mnfl",

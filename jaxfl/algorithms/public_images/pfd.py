@@ -17,10 +17,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.public_images.mnfl import BIBTEX
 from jaxfl.authoring import Algorithm, Method, options, within
+from jaxfl.data.federation import NOBODY
 from jaxfl.mechanisms.exchange import Exchange, exchanging
-from jaxfl.mechanisms.mixing import products, rows_of_one
+from jaxfl.mechanisms.learned_matrix import BIBTEX
+from jaxfl.mechanisms.mixing import products, row_stochastic
 
 
 @options
@@ -50,32 +51,27 @@ def build_sim(config: SimPFD) -> Algorithm:
     """Weights by cosine."""
 
     def weigh(matrix, i, s, hyper):
-        present = i < len(matrix)
+        present = i != NOBODY
         cosine = cosines(s, present)
         if config.weights == "min-max":
             cosine = cosine - jnp.min(cosine, 1, keepdims=True, where=present[None], initial=1)
-        return rows_of_one(jnp.where(present[None], cosine, 0), i, i)
+        return row_stochastic(jnp.where(present[None], cosine, 0), i, i)
 
-    return exchanging(config, start=nobody, weigh=weigh)
+    return exchanging(config, weigh=weigh)
 
 
 def build_topk(config: TopKPFD) -> Algorithm:
     """Equal weights of the nearest."""
 
     def weigh(matrix, i, s, hyper):
-        present = i < len(matrix)
+        present = i != NOBODY
         # Oneself first, whatever rounding says of the cosine with oneself.
         cosine = jnp.where(jnp.eye(len(i), dtype=bool), 2, cosines(s, present))
         _, nearest = jax.lax.top_k(cosine, min(config.neighbours, len(i)))
         chosen = jax.nn.one_hot(nearest, len(i), dtype=s.dtype).sum(1)
-        return rows_of_one(jnp.where(present[None], chosen, 0), i, i)
+        return row_stochastic(jnp.where(present[None], chosen, 0), i, i)
 
-    return exchanging(config, start=nobody, weigh=weigh)
-
-
-def nobody(federation):
-    """No two clients have met."""
-    return jnp.zeros((federation.clients, federation.clients))
+    return exchanging(config, weigh=weigh)
 
 
 sim_pfd = Method(

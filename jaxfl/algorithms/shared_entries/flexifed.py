@@ -33,15 +33,11 @@ from jaxfl.authoring import (
     Model,
     PerGroup,
     Training,
-    cross_entropy,
-    descend,
     each_client,
     gather,
     initial_weights,
-    map_clients,
     options,
     own_models,
-    own_rows,
     per_group,
     rows_uploaded,
     scatter,
@@ -107,18 +103,11 @@ def build(config: FlexiFed) -> Algorithm:
         alike = shared_entries.hand_out(weights, places, weights)
         return State(hyper, each_client(alike, federation))
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         places, hyper = common(federation.models), state.hyper
 
-        def client(key, client, nothing, w):
-            trained = descend(cross_entropy(client.model), w, key, own_rows(client, federation, hyper), hyper)
-            return trained.weights, trained.loss
-
         own = gather(state.weights, cohort)
-        trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        trained, loss = own_models.train(key, federation, cohort, own, hyper)
         present = per_group(lambda n: (n > 0).astype(n.dtype), rows_uploaded(federation, cohort))
         one = per_group(tree.one, trained)
         nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
@@ -133,7 +122,7 @@ def build(config: FlexiFed) -> Algorithm:
             trained=own_models.predictors(trained),
         )
 
-    return Algorithm(init, personal, step, personal)
+    return Algorithm(init, own_models.personal, step, own_models.personal)
 
 
 flexifed = Method(

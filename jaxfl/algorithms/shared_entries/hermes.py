@@ -156,12 +156,8 @@ def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Serv
       present: (k,) bool.
       now: () int32, the rounds until the end of this one.
     """
-
-    def over_clients(leaf):
-        return jnp.tensordot(present.astype(leaf.dtype), leaf, 1, precision="highest")
-
-    sums = jax.tree.map(over_clients, weights)
-    counts = jax.tree.map(lambda sent, w: over_clients(sent.astype(w.dtype)), sent, weights)
+    counted = jax.tree.map(lambda sent, w: sent.astype(w.dtype), sent, weights)
+    sums, counts = tree.weighted_sum(present, weights), tree.weighted_sum(present, counted)
     return server._replace(
         mean=tree.mean_of_holders(sums, counts, server.mean, least=2),
         since=jax.tree.map(lambda count, since: jnp.where(count >= 2, now, since), counts, server.since),

@@ -41,6 +41,9 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
     """The leaves, of some weights or a mask, from which is pruned, by the names of their paths.
 
     A depthwise convolution (three axes) has the channels of the layer before it, and none of its own.
+
+    Raises:
+      JaxflError: if channels are to be pruned, and a layer's weights are no kernel.
     """
     named = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(weights.params)}
     for path, leaf in named.items():

@@ -1,4 +1,4 @@
-"""FedDyn: clients are regularised so that where they stand still is where the federation does.
+"""FedDyn: a dynamic regulariser aligns the stationary points of the clients with that of the federation.
 
 Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv:2111.04263, Algorithm 1. w is
 the global model as received, S the cohort, N all clients of the architecture, g_i client i's gradient at the
@@ -85,7 +85,7 @@ feddyn = Method(
     "feddyn",
     build,
     FedDyn,
-    "FedAvg with a dynamic regulariser, by which clients and federation agree where to stand still",
+    "FedAvg with a dynamic regulariser, which aligns the stationary points of clients and federation",
     "Acar et al. 2021, arXiv:2111.04263",
     """@inproceedings{acar2021federated,
   title={Federated Learning Based on Dynamic Regularization},

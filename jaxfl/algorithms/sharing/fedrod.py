@@ -23,6 +23,7 @@ from jaxfl.authoring import (
     local_training,
     mean,
     options,
+    require_plain_head,
     sharing,
     tree,
     within,
@@ -54,6 +55,7 @@ def build(config: FedRoD) -> Algorithm:
 
 def with_personal_head(model, weights):
     """P_i starts as a copy of G."""
+    require_plain_head(model)
     (head,) = model.head.names
     return weights._replace(params=weights.params | {"personal": weights.params[head]})
 
@@ -66,8 +68,8 @@ def two_heads(participant, blocks):
     def loss(weights, batch, key):
         params, stats = weights
         z, new_stats = model.body.apply(params, stats, batch.x, train=True, key=key, mask=batch.mask)
-        generic = generic_head(model, params, z)
-        both = stop(generic) + personal_head(model, params, stop(z))
+        generic = generic_head(model, params, z, train=True, key=key)
+        both = stop(generic) + personal_head(model, params, stop(z), train=True, key=key)
         n = client.class_counts.astype(z.dtype)
         # A large negative number stands for log 0: -inf times gamma = 0 would be NaN.
         log_n = jnp.where(n > 0, jnp.log(jnp.maximum(n, 1)), -1e9)
@@ -78,22 +80,22 @@ def two_heads(participant, blocks):
     return loss
 
 
-def generic_head(model, params, z):
+def generic_head(model, params, z, **training):
     """G(z)."""
-    return model.head.apply(params, {}, z, train=True)[0]
+    return model.head.apply(params, {}, z, **training)[0]
 
 
-def personal_head(model, params, z):
+def personal_head(model, params, z, **training):
     """P_i(z)."""
     (head,) = model.head.names
-    return model.head.apply({head: params["personal"]}, {}, z, train=True)[0]
+    return model.head.apply({head: params["personal"]}, {}, z, **training)[0]
 
 
 def predict(model, shared, own, x):
     """G(z) + P_i(z)."""
     params, stats = tree.combine(shared, own)
     z, _ = model.body.apply(params, stats, x, train=False)
-    return generic_head(model, params, z) + personal_head(model, params, z)
+    return generic_head(model, params, z, train=False) + personal_head(model, params, z, train=False)
 
 
 fedrod = Method(

@@ -35,6 +35,7 @@ from jaxfl.authoring import (
     Memory,
     Method,
     Participant,
+    Steps,
     Training,
     Weights,
     cross_entropy,
@@ -69,7 +70,7 @@ def inner_rate(hyper: PerFedAvg):
 def meta_loss(participant: Participant, variant: str):
     """f(w~; b'), as a function of w whose gradient is the variant's; its batches are (b, b'[, b''])."""
     plain, hyper = cross_entropy(participant.model), participant.hyper
-    alpha, moved, stop = inner_rate(hyper), optax.tree.add_scale, jax.lax.stop_gradient
+    alpha, stop = inner_rate(hyper), jax.lax.stop_gradient
 
     def loss(w, batches, key):
         def f(params, part):
@@ -77,11 +78,14 @@ def meta_loss(participant: Participant, variant: str):
 
         start = w.params if variant == "exact" else stop(w.params)
         inner, _ = jax.grad(f, has_aux=True)(start, 0)
-        adapted = moved(w.params, -alpha, inner)
+        adapted = optax.tree.add_scale(w.params, -alpha, inner)
         if variant != "hf":
             return f(adapted, 1)
         (value, stats), g = jax.value_and_grad(f, has_aux=True)(stop(adapted), 1)
-        ahead, behind = (f(moved(w.params, way, g), 2)[0] for way in (hyper.delta, -hyper.delta))
+        ahead, behind = (
+            f(optax.tree.add_scale(w.params, way, g), 2)[0] for way in (hyper.delta, -hyper.delta)
+        )
+        # Only its gradient counts, which is the variant's; its value is taken off again.
         surrogate = optax.tree.vdot(g, w.params) - alpha * (ahead - behind) / (2 * hyper.delta)
         return value + (surrogate - stop(surrogate)), stats
 
@@ -105,8 +109,7 @@ def build(config: PerFedAvg) -> Algorithm:
             key,
             own_rows(participant.client, federation, hyper),
             hyper,
-            epochs=1,
-            steps=1 if config.adapt == "step" else None,
+            epochs=Steps(1) if config.adapt == "step" else 1,
             optimizer=optax.sgd(inner_rate(hyper)),
         )
 

@@ -38,18 +38,18 @@ from jaxfl.authoring import (
     Predictor,
     Training,
     Weights,
-    batches,
-    batches_in,
+    batches_per_epoch,
+    batches_per_phase,
     client_rate,
     cross_entropy,
     each_client,
     fit,
     gather,
+    has_batchnorm,
     improve,
     initial_weights,
     local_optimizer,
     map_clients,
-    normalises,
     norms,
     options,
     own_rows,
@@ -116,7 +116,7 @@ class State(NamedTuple):
     personal: PerGroup
 
 
-def prior(model, weights: Weights, rho_0) -> Weights:
+def initial_posterior(model, weights: Weights, rho_0) -> Weights:
     """The posterior before the first round."""
     point, mean = tree.split(weights, norms(model))
     rho = jax.tree.map(lambda mu: jnp.full_like(mu, rho_0), mean.params)
@@ -165,7 +165,9 @@ def build(config: PFedBayes) -> Algorithm:
 
     def init(key, federation, hyper):
         def of_group(model, weights, own):
-            return divide(model, prior(model, weights, hyper.rho_0))[1], prior(model, own, hyper.rho_0)
+            return divide(model, initial_posterior(model, weights, hyper.rho_0))[1], initial_posterior(
+                model, own, hyper.rho_0
+            )
 
         weights = initial_weights(key, federation)
         begun = per_group(of_group, federation.models, weights, each_client(weights, federation))
@@ -176,20 +178,20 @@ def build(config: PFedBayes) -> Algorithm:
 
         def client(key, client, received, own):
             optimizer = local_optimizer(hyper)
-            pairs = normalises(own, client.model.names, config.batch_size)
-            E_n = batches_in(config.length, batches(client.size, config.batch_size, pairs))
+            skip = has_batchnorm(own, client.model.names, config.batch_size)
+            E_n = batches_per_phase(config.length, batches_per_epoch(client.size, config.batch_size, skip))
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):
-                q_i, q, moments_i, moments = carry
+                q_i, q, opt_state_i, opt_state = carry
                 energy = free_energy(client.model, q, weight, hyper.eps_scale)
-                q_i, moments_i, loss = inner_steps(
-                    energy, q_i, moments_i, batch, key, steps=config.repeats, optimizer=optimizer
+                q_i, opt_state_i, loss = inner_steps(
+                    energy, q_i, opt_state_i, batch, key, steps=config.repeats, optimizer=optimizer
                 )
-                q, moments, _, _ = improve(
-                    lambda q: (weight * divergence(q_i.params.gaussian, q), None), q, moments, optimizer
+                q, opt_state, _, _ = improve(
+                    lambda q: (weight * divergence(q_i.params.gaussian, q), None), q, opt_state, optimizer
                 )
-                return (q_i, q, moments_i, moments), loss
+                return (q_i, q, opt_state_i, opt_state), loss
 
             q = received.params.gaussian
             q_i = own._replace(params=Posterior(own.params.gaussian, received.params.point))
@@ -200,7 +202,7 @@ def build(config: PFedBayes) -> Algorithm:
                 own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
-                pairs=pairs,
+                skip_single_row=skip,
             )
             sent = q_i._replace(params=Posterior(q, q_i.params.point))
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)

@@ -18,7 +18,6 @@ down, dw_i up.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxfl.authoring import (
@@ -77,12 +76,12 @@ class Server(NamedTuple):
     Args:
       psi: the hypernetwork's parameters.
       v: the clients' embeddings (n_g, d).
-      moments: the optimiser's, of psi and of v.
+      opt_state: the optimiser's, of psi and of v.
     """
 
     psi: Any
     v: jax.Array
-    moments: tuple[Any, Any]
+    opt_state: tuple[Any, Any]
 
 
 class State(NamedTuple):
@@ -121,9 +120,9 @@ def build(config: PFedHN) -> Algorithm:
         d = config.embedding or 1 + federation.clients // 4
 
         def server(group, g):
-            of_psi, of_v = jax.random.split(jax.random.fold_in(key, g))
-            v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(of_v, i), (d,)))(group.id)
-            psi: Any = hypernetwork(group.model).init(of_psi, v[0])["params"]
+            key_psi, key_v = jax.random.split(jax.random.fold_in(key, g))
+            v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(key_v, i), (d,)))(group.id)
+            psi: Any = hypernetwork(group.model).init(key_psi, v[0])["params"]
             if federation.initial:
                 psi = generating(psi, federation.initial[g].shared.params)
             start = optimizer(hyper).init
@@ -152,24 +151,23 @@ def build(config: PFedHN) -> Algorithm:
         return per_group(lambda shared, own: Predictor(shared, own, predict_generated), shared, own)
 
     def serve(model, server, slots, dw, hyper):
-        """The server's step along the sum of dw (k_g, ...), weighted already."""
+        """The server's step along the sum of dw (k_g, ...), weighted already; its gradient is clipped."""
 
         def models(psi, v):
             return jax.vmap(lambda v: hypernetwork(model).apply({"params": psi}, v))(v)
 
         _, back = jax.vjp(models, server.psi, tree.take(server.v, slots))
-        slopes: Any
-        slopes, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(back(dw), optax.EmptyState())
-        slopes = slopes[0], tree.put(jnp.zeros_like(server.v), slots, slopes[1])
-        psi, of_psi = stepped(server.psi, slopes[0], server.moments[0], hyper)
-        after = stepped(server.v, slopes[1], server.moments[1], hyper)
-        # Absent clients' embeddings stand still.
-        v, of_v = tree.put((server.v, server.moments[1]), slots, tree.take(after, slots))
-        return Server(psi, v, (of_psi, of_v))
+        gradient: Any
+        gradient, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(back(dw), optax.EmptyState())
+        psi, state_psi = stepped(server.psi, gradient[0], server.opt_state[0], hyper)
+        v, state_v = tree.take((server.v, server.opt_state[1]), slots)  # those of absent clients stand still
+        stepped_v = stepped(v, gradient[1], state_v, hyper)
+        v, state_v = tree.put((server.v, server.opt_state[1]), slots, stepped_v)
+        return Server(psi, v, (state_psi, state_v))
 
-    def stepped(at, slope, moments, hyper):
-        change, moments = optimizer(hyper).update(slope, moments, at)
-        return optax.apply_updates(at, change), moments
+    def stepped(at, gradient, opt_state, hyper):
+        change, opt_state = optimizer(hyper).update(gradient, opt_state, at)
+        return optax.apply_updates(at, change), opt_state
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -183,7 +181,7 @@ def build(config: PFedHN) -> Algorithm:
         def of_group(model, server, stats, slots, n, dw, trained):
             """The server and the shared statistics after the round, the clients' own ones."""
             own, shared = divide(trained)
-            share = n / jnp.maximum(n.sum(), 1)
+            share = tree.shares(n)
             dw = jax.tree.map(lambda d: d * share.reshape(-1, *[1] * (d.ndim - 1)), dw)
             after = serve(model, server, slots, dw, hyper), tree.weighted_mean(shared, n, stats)
             return *tree.where((n > 0).any(), after, (server, stats)), own

@@ -37,10 +37,10 @@ from jaxfl.authoring import (
     client_rate,
     fit,
     gather,
+    has_batchnorm,
     initial_weights,
     local_optimizer,
     map_clients,
-    normalises,
     options,
     own_models,
     own_rows,
@@ -106,13 +106,13 @@ def build(config: PFedMe) -> Algorithm:
             optimizer = local_optimizer(hyper)
 
             def update(carry, batch, key):
-                theta, v, moments = carry
+                theta, v, opt_state = carry
                 envelope = proximal(client.model, Weights(v, {}), hyper.lam)
-                theta, moments, loss = inner_steps(
-                    envelope, theta, moments, batch, key, steps=config.inner_steps, optimizer=optimizer
+                theta, opt_state, loss = inner_steps(
+                    envelope, theta, opt_state, batch, key, steps=config.inner_steps, optimizer=optimizer
                 )
                 v = jax.tree.map(lambda v, th: v - hyper.eta * hyper.lam * (v - th), v, theta.params)
-                return (theta, v, moments), loss
+                return (theta, v, opt_state), loss
 
             (theta, v, _), loss, _ = fit(
                 update,
@@ -121,7 +121,7 @@ def build(config: PFedMe) -> Algorithm:
                 own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
-                pairs=normalises(theta, client.model.names, config.batch_size),
+                skip_single_row=has_batchnorm(theta, client.model.names, config.batch_size),
             )
             sent = divide(client.model, Weights(v, theta.stats))[1]
             return (theta, loss), optax.tree.sub(sent, w)

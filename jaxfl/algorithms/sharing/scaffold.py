@@ -55,7 +55,7 @@ def zeros(x: Weights):
 def corrected(participant: Participant, blocks):
     """Gradients g - c_i + c."""
     c, c_i = participant.broadcast, participant.memory
-    return optax.stateless(lambda g, params: jax.tree.map(lambda g, own, all_: g - own + all_, g, c_i, c))
+    return optax.stateless(lambda g, params: jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c))
 
 
 def variate(participant: Participant, trained: Trained):

@@ -25,7 +25,7 @@ from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_up
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info
-from jaxfl.core.training import descend, mean
+from jaxfl.core.training import descend, forward, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import own_models, public_images
@@ -103,9 +103,6 @@ def learning_from_teachers(
             per_group(lambda n: jnp.zeros(n, jnp.int32), clients),
         )
 
-    def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.weights, cohort)
-
     def step(key, state, federation, cohort):
         def client(key, client, nothing, own):
             w, teacher_logits, has_teacher = own
@@ -134,7 +131,7 @@ def learning_from_teachers(
         nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
         return state, Info((), up=nobody, down=nobody, findings=findings(server, teachers))
 
-    return Algorithm(init, personal, step, personal, host)
+    return Algorithm(init, own_models.personal, step, own_models.personal, host)
 
 
 def from_teacher(model, teacher_logits, lam):
@@ -150,7 +147,7 @@ def from_teacher(model, teacher_logits, lam):
     """
 
     def loss(w, batch, key):
-        logits, stats = model.apply(w.params, w.stats, batch.x, train=model.names, key=key, mask=batch.mask)
+        logits, stats = forward(model, w, batch, key)
         teacher = jax.nn.softmax(teacher_logits[batch.position])
         kl = optax.kl_divergence(jax.nn.log_softmax(logits), teacher)
         ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)

@@ -24,7 +24,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from jaxfl.config.own_code import place
+from jaxfl.config.own_code import line_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.models.model import Block, Model, Weights
 from jaxfl.models.own.functions import OwnBlock
@@ -218,7 +218,7 @@ class Section(OwnBlock):
         wanted = jax.eval_shape(self.network.outward, taken).shape[1:]
         if x.shape[1:] != wanted:
             raise JaxflError(
-                f"{place(self.network.kind)}: a block of {self.network.kind.__name__} ({self.kind}) takes "
+                f"{line_of(self.network.kind)}: a block of {self.network.kind.__name__} ({self.kind}) takes "
                 f"examples of shape {wanted}, not {x.shape[1:]}; give the network itself an option for that."
             )
         return Weights(*(self._named(part) for part in self.network.draw(key)))
@@ -316,7 +316,7 @@ def chain(
     Raises:
       JaxflError: if there is no such layer, or a block cannot begin there.
     """
-    found, where = calls(network), place(network.kind)
+    found, where = calls(network), line_of(network.kind)
     first = {}  # the first call of each layer
     for i, call in enumerate(found):
         first.setdefault(call.layer, i)

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jaxfl.config.own_code import place, require_call
+from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.own.chain import Network, Path, chain
@@ -50,10 +50,14 @@ def from_equinox(
       JaxflError: naming file and line, if it cannot be made or called like this, a block cannot begin with
         such a layer, or it holds arrays that are not floats.
     """
+    if isinstance(make, eqx.Module):
+        raise JaxflError(
+            f"{line_of(type(make))}: make is a module; give what makes it, lambda key: Net(key=key)."
+        )
     require_call("make", make, "key")
     network = Equinox(make, tuple(shape))
     if not issubclass(network.kind, eqx.Module):
-        raise JaxflError(f"{place(make)}: make returns no equinox.Module; let it return one.")
+        raise JaxflError(f"{line_of(make)}: make returns no equinox.Module; let it return one.")
     require_modes(network.kind, **accepted(network.kind.__call__, {"state": ..., "key": ...}))
     return chain(name, network, classes, head=head, blocks=blocks)
 
@@ -85,7 +89,7 @@ class Equinox(Network):
         for path, leaf in named(eqx.filter(module, eqx.is_array)).items():
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise JaxflError(
-                    f"{place(self.kind)}: {'/'.join(path)} is an array of {leaf.dtype}; make it one of "
+                    f"{line_of(self.kind)}: {'/'.join(path)} is an array of {leaf.dtype}; make it one of "
                     "floats, or a static field."
                 )
         return self.given(module, state)
@@ -144,7 +148,7 @@ class Equinox(Network):
         except RuntimeError as error:
             if key is not None or "key" not in str(error):
                 raise
-            raise JaxflError(f"{place(self.kind)}: {error} Pass a key to train it.") from None
+            raise JaxflError(f"{line_of(self.kind)}: {error} Pass a key to train it.") from None
         return y, floats(paths, new)
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxfl.config.own_code import place, require_call
+from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.model import Block, Model, Weights
@@ -68,7 +68,7 @@ class Functions(OwnBlock):
     @property
     def kind(self) -> str:
         """Where the function is defined."""
-        return place(self.function)
+        return line_of(self.function)
 
     def draw(self, key, x):
         """What `init` returns, as weights."""
@@ -78,7 +78,7 @@ class Functions(OwnBlock):
             leaves = flatten_dict(tree).values() if isinstance(tree, dict) else [None]
             if not all(jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating) for leaf in leaves):
                 raise JaxflError(
-                    f"{place(self.init)}: init returns {_form(tree)}; return a dict (of dicts) of float "
+                    f"{line_of(self.init)}: init returns {_form(tree)}; return a dict (of dicts) of float "
                     "arrays by name, or Weights of two of them: parameters and statistics."
                 )
         return weights

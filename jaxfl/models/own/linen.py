@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxfl.config.own_code import in_a_line, place
+from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.own.chain import Network, chain
@@ -48,7 +48,7 @@ def from_linen(
     """
     if not isinstance(module, nn.Module):
         raise JaxflError(f"{name} is a {type(module).__name__}; give from_linen a flax.linen.Module.")
-    where = place(type(module))
+    where = line_of(type(module))
     require_modes(type(module))
     fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
     lists: Any = {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
@@ -81,7 +81,7 @@ class Linen(Network):
         others = [collection for collection in variables if collection not in COLLECTIONS]
         if others:
             raise JaxflError(
-                f"{place(self.kind)}: it has variables in {', '.join(others)}; a network has parameters "
+                f"{line_of(self.kind)}: it has variables in {', '.join(others)}; a network has parameters "
                 "(params) and statistics (batch_stats)."
             )
         return self.given(variables)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxfl.config.own_code import place, require_call
+from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.own.chain import Network, chain
@@ -47,10 +47,14 @@ def from_nnx(
       JaxflError: if it cannot be made or called like this, a block cannot begin with such a layer, or it has
         variables besides parameters (Param) and statistics (BatchStat), naming its file and line.
     """
+    if isinstance(make, nnx.Module):
+        raise JaxflError(
+            f"{line_of(type(make))}: make is a module; give what makes it, lambda rngs: Net(rngs=rngs)."
+        )
     require_call("make", make, "rngs")
     network = Nnx(make, tuple(shape))
     if not issubclass(network.kind, nnx.Module):
-        raise JaxflError(f"{place(make)}: make returns no flax.nnx.Module; let it return one.")
+        raise JaxflError(f"{line_of(make)}: make returns no flax.nnx.Module; let it return one.")
     require_modes(network.kind)
     return chain(name, network, classes, head=head, blocks=blocks)
 
@@ -95,7 +99,7 @@ class Nnx(Network):
         others = sorted({"/".join(path) for path in named(parts.others)})
         if others:
             raise JaxflError(
-                f"{place(self.make)}: the module has variables ({', '.join(others)}) besides parameters "
+                f"{line_of(self.make)}: the module has variables ({', '.join(others)}) besides parameters "
                 "(Param) and statistics (BatchStat); make them one of these."
             )
         return self.given(module)
@@ -134,7 +138,7 @@ class Nnx(Network):
         y, after = walk.through(through), parted(module)
         if key is None and any(map(operator.is_not, counts, jax.tree.leaves(after.draws))):
             raise JaxflError(
-                f"{place(self.kind)}: {self.kind.__name__} draws at random; pass a key to train it."
+                f"{line_of(self.kind)}: {self.kind.__name__} draws at random; pass a key to train it."
             )
         return y, named(after.stats)
 

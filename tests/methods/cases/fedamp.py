@@ -83,7 +83,7 @@ def scores(state, clients, draws, options, x):
 
 def view(state, federation, t):
     """The models, and who has uploaded one."""
-    uploaded = {i: last >= 0 for i, last in by_client(state.last, federation).items()}
+    uploaded = {i: last >= 0 for i, last in by_client(state.last_upload, federation).items()}
     return recording.own_models(state, federation, t) | {"uploaded": uploaded}
 
 

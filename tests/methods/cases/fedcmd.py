@@ -272,7 +272,7 @@ def view(state, federation, t):
         shared = tuple(w._replace(stats={}) for w in shared)
     view = {
         "shared": by_group(shared),
-        "own": by_client(state.own, federation),
+        "own": by_client(state.weights, federation),
         "won": won,
         "scores": found,
         "personal": personal_of_clients(state, federation),
@@ -284,7 +284,7 @@ def personal_of_clients(state, federation):
     """{client: {block: whether it is personal}}; in jaxfl one row (blocks,) may stand for a whole group."""
     of_groups = [
         np.broadcast_to(personal, (len(group.id), len(group.model.names)))
-        for group, personal in zip(federation.groups, state.personal, strict=True)
+        for group, personal in zip(federation.groups, state.personal_layers, strict=True)
     ]
     names = [group.model.names for group in federation.groups for _ in group.id]
     rows = by_client(of_groups, federation)
@@ -313,7 +313,7 @@ def with_a_personal_classifier_it_is_fedper():
         run("fedcmd", mixed(), **fixed, **TRAINING), run("fedper", mixed(), **TRAINING), strict=True
     ):
         assert_same([w.params["fc1"] for w in fedcmd.shared], fedper.shared, tolerance=1e-6)
-        assert_same([w.params["classifier"] for w in fedcmd.own], fedper.kept, tolerance=1e-6)
+        assert_same([w.params["classifier"] for w in fedcmd.weights], fedper.kept, tolerance=1e-6)
         assert_same((report.loss, report.down), (expected.loss, expected.down), tolerance=1e-6)
 
 
@@ -322,7 +322,7 @@ def it_votes_in_rounds_of_fedavg():
     for (fedcmd, report), (fedavg, expected) in zip(voting, run("fedavg", alike(), **TRAINING), strict=False):
         assert_same(fedcmd.shared, fedavg.shared, tolerance=1e-6)
         assert_same(report.loss, expected.loss, tolerance=1e-6)
-    (of_clients,), (globally,) = fedcmd.own, fedcmd.shared
+    (of_clients,), (globally,) = fedcmd.weights, fedcmd.shared
     assert_same(of_clients, tree.stack(globally, len(SIZES)))
 
 
@@ -330,14 +330,14 @@ def all_start_from_the_global_model_though_the_last_vote_is_lost():
     """A round whose answers are all lost has never been: here the second of two with votes."""
     options = TRAINING | {"selection_rounds": 2}
     voted, _ = one_round("fedcmd", initial("fedcmd", mixed(), **options), mixed(), 0, EVERYONE, **options)
-    assert not any(layers.any() for layers in voted.personal)
+    assert not any(layers.any() for layers in voted.personal_layers)
     begun, _ = one_round("fedcmd", voted, mixed(), 2, (0, 3), **options)
-    assert all(layers.any() for layers in begun.personal)
-    for own, shared in zip(begun.own, begun.shared, strict=True):
+    assert all(layers.any() for layers in begun.personal_layers)
+    for own, shared in zip(begun.weights, begun.shared, strict=True):
         assert_same(own, tree.stack(shared, len(jax.tree.leaves(own)[0])))
     assert_same(begun.won, voted.won)
     later, _ = one_round("fedcmd", begun, mixed(), 3, (0, 3), **options)
-    assert differ(later.own, begun.own)
+    assert differ(later.weights, begun.weights)
 
 
 def clients_without_a_mini_batch_do_not_vote():
@@ -370,7 +370,7 @@ def with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg():
         run("lg-fedavg", equal(), cohorts=ALWAYS, **TRAINING),
         strict=True,
     ):
-        assert_same([w.params["fc1"] for w in fedcmd.own], lg_fedavg.kept, tolerance=1e-5)
+        assert_same([w.params["fc1"] for w in fedcmd.weights], lg_fedavg.kept, tolerance=1e-5)
         assert_same(report.loss, expected.loss, tolerance=1e-5)
 
 

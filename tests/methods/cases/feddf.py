@@ -7,7 +7,7 @@ from reference import nets, sharing
 from reference.distillation import distilled
 from reference.training import softmax
 
-from jaxfl.mechanisms.server_distillation import SERVER
+from jaxfl.core.streams import SERVER
 from methods import recording
 from methods.cases import Case, Comparison, fedavg, mnfl
 from methods.rounds import TRAINING, mixed, run

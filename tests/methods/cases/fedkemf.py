@@ -37,7 +37,7 @@ def step(state, clients, cohort, options):
     knowledge = state["knowledge"]
     if options.server_start == "mean":
         knowledge = average({0: knowledge}, sent)[0]
-    teacher = softmax(fused(np.array(said), options.ensemble) / options.temperature)
+    teacher = ensemble(np.array(said), options)
     knowledge = distilled(speaker, knowledge, teacher, cohort.public, cohort.server, options)
     return {"own": own, "knowledge": knowledge}, losses
 
@@ -89,13 +89,12 @@ def mutual(client, knowledge):
     return loss
 
 
-def fused(logits, ensemble):
-    """The ensemble's logits (R, classes)."""
-    if ensemble == "max":
-        return logits.max(0)
-    if ensemble == "vote":
+def ensemble(logits, options):
+    """What the ensemble predicts (R, classes)."""
+    if options.ensemble == "vote":
         return np.eye(logits.shape[-1])[logits.argmax(-1)].mean(0)
-    return logits.mean(0)
+    e = logits.max(0) if options.ensemble == "max" else logits.mean(0)
+    return softmax(e / options.temperature)
 
 
 def view(state, federation, t):

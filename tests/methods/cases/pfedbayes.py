@@ -13,7 +13,7 @@ from conftest import SIZES, assert_same
 from reference import nets
 from reference.training import OPTIMIZERS, average, clipped, plain_loss, softmax
 
-from jaxfl.algorithms.sharing.pfedbayes import prior
+from jaxfl.algorithms.sharing.pfedbayes import initial_posterior
 from jaxfl.core import tree
 from methods import recording
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
@@ -179,7 +179,7 @@ def draws_before_use(key, client, models, options):
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def normal_numbers(key, model, counts):
     """{leaf: (n, m, ..., *shape)}, entry (i, j, ...) of the key fold_in(fold_in(key, i), j) ..."""
-    mu = prior(model, model.init(key), 0.0).params.gaussian.mu
+    mu = initial_posterior(model, model.init(key), 0.0).params.gaussian.mu
 
     def draw(key, counts):
         if not counts:

@@ -145,8 +145,8 @@ def view(state, federation, t):
             for layer, leaves in psi.items()
         }
 
-    def velocity(moments):
-        (found,) = [leaf for leaf in jax.tree.leaves(moments, is_leaf=is_trace) if is_trace(leaf)]
+    def velocity(opt_state):
+        (found,) = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_trace) if is_trace(leaf)]
         return found.trace
 
     def is_trace(node):
@@ -158,8 +158,8 @@ def view(state, federation, t):
         "personal": recording.by_client(state.own_stats, federation),
         "psi": recording.by_group([named(model, server.psi) for model, server in servers]),
         "v": recording.by_client([server.v for _, server in servers], federation),
-        "velocity": recording.by_group([named(m, velocity(server.moments[0])) for m, server in servers]),
-        "velocity_v": recording.by_client([velocity(s.moments[1]) for _, s in servers], federation),
+        "velocity": recording.by_group([named(m, velocity(server.opt_state[0])) for m, server in servers]),
+        "velocity_v": recording.by_client([velocity(s.opt_state[1]) for _, s in servers], federation),
     }
 
 

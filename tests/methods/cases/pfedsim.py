@@ -94,8 +94,8 @@ def view(state, federation, t):
         shared = tuple(w._replace(stats={}) for w in shared)
     return {
         "shared": by_group(shared),
-        "own": by_client(state.own, federation),
-        "apart": by_client(state.apart, federation),
+        "own": by_client(state.weights, federation),
+        "apart": by_client(state.has_own, federation),
         "phi": state.phi,
     }
 
@@ -111,7 +111,7 @@ def without_a_second_phase_it_is_fedavg():
     ):
         assert_same(pfedsim.shared, fedavg.shared)
         assert_same(reported(report), reported(expected))
-        assert not np.any(pfedsim.phi) and not np.any(pfedsim.apart[0])
+        assert not np.any(pfedsim.phi) and not np.any(pfedsim.has_own[0])
 
 
 def a_client_that_meets_nobody_is_alone():
@@ -119,7 +119,7 @@ def a_client_that_meets_nobody_is_alone():
     alone = ((0, 2), (0, 2), (0, 2))
     pfedsim, _ = run("pfedsim", mixed(), alone, generalization=0.0, **TRAINING)[-1]
     local, _ = run("local", mixed(), alone, **TRAINING)[-1]
-    assert_same(pfedsim.own, local.kept, tolerance=1e-6)
+    assert_same(pfedsim.weights, local.kept, tolerance=1e-6)
 
 
 def classifiers_are_not_sent_in_the_second_phase():

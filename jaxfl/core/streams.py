@@ -1,0 +1,44 @@
+"""Streams of random numbers: whatever is drawn has a key of its own, so no draw changes another one.
+
+    run      ->  `Streams`
+    round t  ->  fold_in(rounds, t)
+    client   ->  fold_in(its round's key, its id);  beside the clients PUBLIC, SERVER and SHARED_BATCHES
+    batch    ->  see `jaxfl.core.training.fit`;  beside what its loss draws AUGMENTATION
+
+What stands beside clients is counted down from the largest number, for ids are small.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+PUBLIC = 2**31 - 1  # which public images a round has
+SERVER = 2**31 - 2  # what the server draws
+SHARED_BATCHES = 2**31 - 3  # minus its number: a batch that all clients see at the same time
+AUGMENTATION = 2**31 - 1  # of a batch's key
+
+
+class Streams(NamedTuple):
+    """Keys of a run.
+
+    Args:
+      init: of initial weights.
+      rounds: of all rounds.
+      host: of host steps; that of round t is ``fold_in(host, t)``.
+      scores: of scoring clients after a round, likewise.
+      prepare: of the phase before the first round.
+      join: of the round in which newcomers join.
+    """
+
+    init: jax.Array
+    rounds: jax.Array
+    host: jax.Array
+    scores: jax.Array
+    prepare: jax.Array
+    join: jax.Array
+
+
+def streams(run_key) -> Streams:
+    """The streams of a run."""
+    init, rounds, host, scores = jax.random.split(run_key, 4)
+    return Streams(init, rounds, host, scores, jax.random.fold_in(run_key, 4), jax.random.fold_in(run_key, 5))
