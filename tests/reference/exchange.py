@@ -5,6 +5,7 @@ of n.
 """
 
 import numpy as np
+from scipy.special import xlogy
 
 from reference import nets
 from reference.training import descend, log_softmax, plain_loss, softmax
@@ -76,7 +77,7 @@ def taught(client, x, teacher, distance, options):
 def divergence(logits, t, options):
     """Weighted KL(t || softmax(logits / T))."""
     log_p = log_softmax(logits / options.temperature)
-    value = options.kl_weight * (t * (np.log(t) - log_p)).sum(1).mean()
+    value = options.kl_weight * (xlogy(t, t) - t * log_p).sum(1).mean()
     return value, options.kl_weight * (np.exp(log_p) - t) / options.temperature / len(t)
 
 

@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 MOMENTS = {
     "anywhere": None,
     "making the folder": (partition, "save"),
-    "in a chunk of rounds": (engine, "_of_rounds"),
+    "in a chunk of rounds": (engine, "of_rounds"),
     "in the server's step": (teachers, "take_apart"),
     "in an evaluation": (engine, "evaluate"),
     "in a line of metrics": (store, "append_metrics"),

@@ -237,6 +237,10 @@ def killed_and_resumed(commands, dataset, folder, method, planned, kills):
         shutil.rmtree(run)
 
 
+def test_the_moments_of_kills_are_still_there():
+    assert all(hasattr(*place) for place in MOMENTS.values() if place)
+
+
 @pytest.mark.parametrize("method", ["fedper", long("mnfl"), long("pfedclub")])
 def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, tmp_path, method):
     planned = {

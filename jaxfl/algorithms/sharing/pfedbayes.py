@@ -124,7 +124,7 @@ def initial_posterior(model, weights: Weights, rho_0) -> Weights:
     return Weights(params, weights.stats)
 
 
-def sample(posterior: Posterior, key, scale) -> dict:
+def sampled(posterior: Posterior, key, scale) -> dict:
     """Parameters of a model: mu + softplus(rho) eps, with eps of some scale."""
     mu, rho = posterior.gaussian
     eps = optax.tree.random_like(key, mu)
@@ -149,7 +149,7 @@ def free_energy(model, q: Gaussian, weight, scale):
     plain = cross_entropy(model)
 
     def loss(q_i, batch, key):
-        value, stats = plain(Weights(sample(q_i.params, key, scale), q_i.stats), batch, key)
+        value, stats = plain(Weights(sampled(q_i.params, key, scale), q_i.stats), batch, key)
         rows = batch.mask.sum().astype(value.dtype)
         return rows * value + weight * divergence(q_i.params.gaussian, q), stats, value
 
@@ -248,7 +248,7 @@ def build(config: PFedBayes) -> Algorithm:
 
         def sample(number):
             key = jax.random.fold_in(jax.random.wrap_key_data(stream), number)
-            return jax.nn.softmax(logits(sample(posterior, key, scale)))
+            return jax.nn.softmax(logits(sampled(posterior, key, scale)))
 
         if config.samples == 0:
             return logits(tree.combine(posterior.gaussian.mu, posterior.point))
