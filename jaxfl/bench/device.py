@@ -201,6 +201,7 @@ def _ends(folder: Path, small: bool) -> dict[str, dict]:
         raise JaxflError(f"{folder} holds a run; choose another folder for --out.")
     try:
         ends = _read(folder / ENDS, {})
+        _ = [(end["asks"], float(end["seconds"]), end["ended"]) for end in ends.values()]
         others = [name for name, end in ends.items() if ("--small" in shlex.split(end["command"])) != small]
     except (ValueError, TypeError, AttributeError, KeyError):
         raise JaxflError(f"{folder / ENDS} is damaged; delete it, and all parts are measured anew.") from None

@@ -109,7 +109,9 @@ def check_writable(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir() or path.suffix == ".png":
-        raise JaxflError(f"--out {path} is no file for records, beside which a picture goes; name one.json.")
+        raise JaxflError(
+            f"--out {path} is no file for records; name one like records.json, beside which a picture goes."
+        )
     probe = path.with_suffix(f"{UNFINISHED}.probe")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ def improve(
       optimizer: any of Optax.
 
     Returns:
-      The new params, the new opt_state, the value and what came with it.
+      The new params, the optimiser's new state, the value and what came with it.
     """
     (value, more), gradient = jax.value_and_grad(loss, has_aux=True)(params)
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats

@@ -146,11 +146,15 @@ def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
 
 def _images(name: str, parts, key: str, kind) -> np.ndarray:
     """Images or vectors of all parts, of one shape and type."""
-    found, dtype = [], getattr(getattr(kind, "feature", kind), "dtype", None)
+    declared = getattr(getattr(kind, "feature", kind), "dtype", None)  # of an Image: Pillow's class
+    dtype = declared if declared in ("uint8", "float16", "float32", "float64") else None
+    found = []
     for image in (image for part in parts for image in part[key]):
-        if (mode := getattr(image, "mode", "L")) not in ("L", "RGB"):
+        if (mode := getattr(image, "mode", "L")) in ("P", "PA", "1"):
             raise JaxflError(f"{PREFIX}{name}: {key} has images of mode {mode}; convert them to L or RGB.")
-        found.append(np.asarray(image, None if hasattr(image, "mode") else dtype))
+        if isinstance(image, dict):
+            raise JaxflError(f"{PREFIX}{name}: {key} is not decoded; save it with Image(decode=True).")
+        found.append(np.asarray(image, dtype))
     shapes = sorted({image.shape for image in found})
     if len(shapes) != 1:
         raise JaxflError(

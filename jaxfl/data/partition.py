@@ -97,10 +97,9 @@ def divide(
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     pool = np.setdiff1d(pool, without)
     if not len(pool):
-        raise JaxflError(
-            f"No row of {source.name} is left for clients: with --test {test} they get rows of "
-            f"{'training' if test == 'source' else 'all kinds'}, without those of --disjoint-from."
-        )
+        kind = "training row" if test == "source" else "row"
+        beside = ", beside those of --disjoint-from" if len(without) else ""
+        raise JaxflError(f"No {kind} of {source.name} is left for clients{beside}; change that, or --test.")
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
     if clients is not None and clients > len(pool):

@@ -173,7 +173,9 @@ def _folder(path: Path):
     divided = (path / "train").is_dir() and (path / "test").is_dir()
     alone = path / "train"
     if not divided and alone.is_dir() and any(entry.is_dir() for entry in _visible(alone)):
-        raise JaxflError(f"{path} has train, but no test beside it; name the folder of test images test.")
+        raise JaxflError(
+            f"{path} has train, but no test beside it; name the other folder test, or name {alone}."
+        )
     parts = [path / "train", path / "test"] if divided else [path]
     names = sorted({folder.name for part in parts for folder in _visible(part) if folder.is_dir()})
     files = [

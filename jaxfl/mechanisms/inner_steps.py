@@ -28,14 +28,14 @@ def inner_steps(
       loss: ``(weights, batch, key) -> (value, stats)``; or ``-> (value, stats, number)`` to report another
         number than the value.
       weights: `Weights` to start from; their `params` may be any pytree.
-      opt_state: of the optimiser.
+      opt_state: the optimiser's state.
       batch: handed to the loss.
       key: of the batch; step k gets ``fold_in(key, k)``.
       steps: how many.
       optimizer: any of Optax.
 
     Returns:
-      The weights, the opt_state, and the mean of what the steps report; 0 of no step.
+      The weights, the optimiser's state, and the mean of what the steps report; 0 of no step.
     """
 
     def step(carry, k):

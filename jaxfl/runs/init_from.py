@@ -130,20 +130,22 @@ def _fitted(
 ) -> tuple[Given | None, ClientWeights, dict[str, str]]:
     """What an architecture is given, and what of it fits, see `fit`.
 
-    An architecture that is alone in its run has a name without options. So of all that are called like it up
-    to these it is given the first of which a block fits: of those with its very name, else, all blocks
-    fitting, of the others, or of the only one.
+    An architecture that is alone in its run has a name without options, and arrays of a file may name none.
+    So it is given the first of which a block fits: of those with its very name; else of those whose names are
+    like it up to options or missing, if one of them fits wholly, that one.
     """
     base, _, _ = model.name.partition(",")
-    alike = [one for one in given if one.name.partition(",")[0] == base] or [
-        one for one in given if not one.name
-    ]
+    alike = [one for one in given if one.name.partition(",")[0] == base]
+    alike += [one for one in given if not one.name]
     fitted = [(one, *fit(one.arrays, model, ids)) for one in alike]
     same = [found for found in fitted if found[0].name == model.name]
-    some = [found for found in same if found[1].shared.params]
     whole = [found for found in fitted if not found[2]]
+
+    def partly(candidates):
+        return [found for found in candidates if found[1].shared.params]
+
     only = fitted if len(fitted) == 1 else []
-    for found in some + whole + same + only:
+    for found in partly(same) + whole + partly(fitted) + same + only:
         return found
     return None, *fit(Arrays({}, {}, []), model, ids)
 
@@ -155,7 +157,9 @@ def _sentence(
     fresh = ", ".join(f"{block} ({why})" for block, why in misfits.items())
     if found is None:
         places = " and ".join(dict.fromkeys(str(one.place) for one in given))
-        names = ", ".join(dict.fromkeys(one.name for one in given)) or "nothing"
+        names = (
+            ", ".join(dict.fromkeys(one.name or "arrays of no architecture" for one in given)) or "nothing"
+        )
         return f"{name} starts fresh: in {places} there is only {names}."
     if not weights.shared.params:
         return f"{name} starts fresh: {found.place} does not fit in {fresh}."

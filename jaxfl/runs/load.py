@@ -154,8 +154,8 @@ class Loaded:
         rows, count = np.asarray(rows), len(self.source.labels)
         if not 0 <= client < clients:
             raise JaxflError(f"There is no client {client}; they go from 0 to {clients - 1}.")
-        if rows.min(initial=0) < 0 or rows.max(initial=0) >= count:
-            raise JaxflError(f"There is no row {rows.max(initial=0)}; they go from 0 to {count - 1}.")
+        if (missing := rows[(rows < 0) | (rows >= count)]).size:
+            raise JaxflError(f"There is no row {missing[0]}; they go from 0 to {count - 1}.")
         if not setup.data.shift:
             return self.source.images[rows]
         drawn = draw_shift(setup, self.source, clients)

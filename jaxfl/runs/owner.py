@@ -61,7 +61,10 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether a process is at a run, as far as this machine can tell; nothing is written."""
+    """Whether a process is at a run, as far as this machine can tell; nothing is written.
+
+    The file is locked for a moment, as others that ask may do at the same time.
+    """
     try:
         descriptor = os.open(folder / OWNER, os.O_RDONLY)
     except OSError:
@@ -99,8 +102,14 @@ def _lock(descriptor: int, path: Path) -> None:
     """Lock an open file, or refuse in the name of its owner."""
     note = ""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # over NFS Linux makes it a lock of the server
-        return
+        for patience in (0.01, 0.02, 0.04, 0):  # who asks whether a run is owned locks its file for a moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of NFS: a lock on the server
+                return
+            except BlockingIOError:
+                if not patience:
+                    raise
+                time.sleep(patience)
     except BlockingIOError:
         its = _written(descriptor)
     except OSError as error:

@@ -88,7 +88,7 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
     if not out.is_terminal:
         out.print(_table(folders, clock()))
         return
-    with Live(_table(folders, clock(), out), console=out, auto_refresh=False) as live:
+    with Live(_table(folders, clock(), out), console=out, auto_refresh=False, transient=True) as live:
         while not all(map(_ended, folders)):
             time.sleep(EVERY)
             live.update(_table(folders, clock(), out), refresh=True)
@@ -140,7 +140,7 @@ def _runs(folder: Path) -> list[Path]:
 
 def _ended(folder: Path) -> bool:
     if (folder / store.CONFIG).exists():
-        return not is_owned(folder)
+        return (folder / store.RESULT).exists() or not is_owned(folder)
     return (folder / store.END).exists()
 
 
@@ -162,9 +162,10 @@ def _table(folders: list[Path], now: float, terminal: Console | None = None) -> 
         shown = {run: its for run, its in found.items() if run not in ended[:left_out]}
         more = [f"{left_out} more have ended."] if left_out else []
         drawn = Group(_of_runs(shown, now), *map(Text, more + notes))
-        if terminal is None or left_out == len(ended) or len(terminal.render_lines(drawn)) < terminal.height:
+        excess = len(terminal.render_lines(drawn)) - terminal.height + 1 if terminal else 0
+        if excess <= 0 or left_out == len(ended):
             return drawn
-        left_out += 1
+        left_out = min(len(ended), left_out + -(-excess // 3))  # a line of the table may be three
 
 
 def _of_runs(found: dict[Path, Progress], now: float) -> Table:

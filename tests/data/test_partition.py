@@ -265,6 +265,17 @@ def divided(name, seed=0, clients=6, **options):
     return divide(SOURCE, PARTITIONS[name], clients, seed, test=TEST[name], **options)
 
 
+def test_where_no_row_is_left_nobody_is_asked():
+    source, asked = toy_source(), []
+    everything = np.arange(len(source.labels))
+    with pytest.raises(JaxflError, match="No row of .* is left for clients, beside those of --disjoint-from"):
+        divide(source, lambda *arguments: asked.append(arguments), 2, 0, test="own", without=everything)
+    with pytest.raises(JaxflError, match="No training row of .* is left for clients; change"):
+        none = source._replace(train=np.zeros_like(source.train))
+        divide(none, lambda *arguments: asked.append(arguments), 2, 0, test="source")
+    assert not asked
+
+
 def flat(partition):
     """All of a partition's arrays in a row, to compare."""
     parts = (partition.train, partition.validation, partition.test)

@@ -178,15 +178,17 @@ def test_projection_on_the_simplex(rng):
 def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rng, row_norm):
     hyper = LearnedMatrix(matrix_lr=0.3, row_norm=row_norm)
     step = jax.jit(
-        lambda matrix, i, sizes, slopes: learned_matrix.learn(matrix, i, sizes, slopes, hyper, 0.2)
+        lambda matrix, i, sizes, distance_gradient: learned_matrix.learn(
+            matrix, i, sizes, distance_gradient, hyper, 0.2
+        )
     )
     matrix = np.asarray(learned_matrix.initial([np.arange(5, dtype=np.int32)]))
     assert np.all(matrix == np.float32(0.2))
     for _ in range(20):
         i = rng.permutation(5)[:4].astype(np.int32)
         i[rng.integers(4)] = NOBODY
-        slopes = floats(5 * rng.normal(size=(4, 4)))
-        new = np.asarray(step(matrix, i, floats(np.where(i < NOBODY, i + 1, 0)), slopes))
+        distance_gradient = floats(5 * rng.normal(size=(4, 4)))
+        new = np.asarray(step(matrix, i, floats(np.where(i < NOBODY, i + 1, 0)), distance_gradient))
         absent = np.setdiff1d(np.arange(5), i)
         assert (new[absent] == matrix[absent]).all() and (new[:, absent] == matrix[:, absent]).all()
         np.testing.assert_allclose(new.sum(1), 1, rtol=1e-5)

@@ -113,6 +113,15 @@ def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, t
     run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=6", "mlp,hidden=5"])
     said = capsys.readouterr().out
     assert f"mlp,hidden=6 starts from {wide}" in said and f"mlp,hidden=5 starts from {narrow}" in said
+    headless = []
+    for place in (narrow, wide):
+        named = {key: a for key, a in jaxfl.final_weights(place).items() if "/classifier/" not in key}
+        np.savez(tmp_path / f"{place.name}.npz", **named)
+        headless.append(str(tmp_path / f"{place.name}.npz"))
+    run("fedavg", *STILL, "--init-from", *headless, models=["--models", "mlp,hidden=6", "mlp,hidden=5"])
+    said = capsys.readouterr().err
+    assert f"mlp,hidden=6 starts from {headless[1]}; fresh are classifier" in said
+    assert f"mlp,hidden=5 starts from {headless[0]}; fresh are classifier" in said
 
 
 def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):

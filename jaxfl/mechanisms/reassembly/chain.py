@@ -188,15 +188,15 @@ def train(
     places = [place for place, part in enumerate(chain) if trains(part)]
     if not places:
         return chain
-    normalises = any(
+    has_batchnorm = any(
         isinstance(layer, Model) and layer.normalised for layer, _ in map(chain.__getitem__, places)
     )
-    moments = {place: optax.scale_by_adam().init(chain[place].weights.params) for place in places}
-    # Part by part: compiled once per shape. Stitches may be large: gradients and moments leave their memory.
+    opt_state = {place: optax.scale_by_adam().init(chain[place].weights.params) for place in places}
+    # Part by part: compiled once per shape. Stitches may be large: gradients and old states give way.
     update = parts.program(_update, donate=(2, 3))
     trained = list(chain)
     for number, (x, target) in enumerate(batches):
-        if normalises and len(x) == 1:
+        if has_batchnorm and len(x) == 1:
             raise JaxflError(
                 "The server trains blocks with BatchNorm, which needs batches of two images or more; raise "
                 "--server-batch, or take more public images."
@@ -205,16 +205,16 @@ def train(
         found = gradients(parts, tuple(trained), x, target, loss, places, of_batch)
         for place, (gradient, stats) in found.items():
             layer, weights = trained[place]
-            params, moments[place] = update(lr, weights.params, moments[place], gradient)
+            params, opt_state[place] = update(lr, weights.params, opt_state[place], gradient)
             trained[place] = Part(layer, Weights(params, stats))
     return tuple(trained)
 
 
 def _update():
-    def update(lr, params, moments, gradient):
+    def update(lr, params, opt_state, gradient):
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
-            step, moments = optax.scale_by_adam().update(gradient, moments)
-        return jax.tree.map(lambda w, d: w - lr * d, params, step), moments
+            step, opt_state = optax.scale_by_adam().update(gradient, opt_state)
+        return jax.tree.map(lambda w, d: w - lr * d, params, step), opt_state
 
     return update
 

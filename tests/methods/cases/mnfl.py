@@ -32,8 +32,10 @@ def step(state, clients, cohort, options):
             i: softmax(nets.logits(clients[i].net, models[i], cohort.public) / options.temperature)
             for i in present
         }
-    slopes = {(n, m): slope(mixture(matrix, n, s), s[n], s[m], options) for n in present for m in present}
-    return {"own": models, "matrix": learnt(matrix, clients, present, slopes, options)}, losses
+    distance_gradient = {
+        (n, m): slope(mixture(matrix, n, s), s[n], s[m], options) for n in present for m in present
+    }
+    return {"own": models, "matrix": learnt(matrix, clients, present, distance_gradient, options)}, losses
 
 
 def slope(teacher, own, of_m, options):
@@ -46,7 +48,7 @@ def slope(teacher, own, of_m, options):
 # ---- the server's step, eq. 7
 
 
-def learnt(matrix, clients, present, slopes, options, uniform=None):
+def learnt(matrix, clients, present, distance_gradient, options, uniform=None):
     """C after a step for the pairs of clients that are present; every row keeps what it sums to."""
     uniform = 1 / len(clients) if uniform is None else uniform
     rows = sum(clients[n].size for n in present)
@@ -54,7 +56,7 @@ def learnt(matrix, clients, present, slopes, options, uniform=None):
     for n in present:
         old = matrix[n, present]
         share = clients[n].size / rows
-        gradient = options.lam * share * np.array([slopes[n, m] for m in present])
+        gradient = options.lam * share * np.array([distance_gradient[n, m] for m in present])
         moved = old - options.matrix_lr * (gradient + 2 * options.rho * (old - uniform))
         if options.row_norm == "simplex":
             moved = nearest(moved, old.sum())

@@ -37,8 +37,10 @@ def step(state, clients, cohort, options):
         vectors = {i: np.concatenate([w.ravel() for w in sent(models[i], options).values()]) for i in present}
         centre = sum(vectors.values()) / max(1, len(present))
         away = {n: mnfl.mixture(matrix, n, vectors) - vectors[n] for n in present}
-        slopes = {(n, m): 2 / len(centre) * away[n] @ (vectors[m] - centre) for n in present for m in present}
-        matrix = mnfl.learnt(matrix, clients, present, slopes, options, uniform=1 / members)
+        distance_gradient = {
+            (n, m): 2 / len(centre) * away[n] @ (vectors[m] - centre) for n in present for m in present
+        }
+        matrix = mnfl.learnt(matrix, clients, present, distance_gradient, options, uniform=1 / members)
     return {"own": models, "matrix": matrix}, losses
 
 
