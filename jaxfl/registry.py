@@ -53,7 +53,8 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
     found = choices.lookup("method", METHODS, name) if isinstance(choice, str) else choice
     if not isinstance(found, Method):
         raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; name one of these.")
-    if not (isinstance(found.config, type) and issubclass(found.config, Training)):
+    own = found.config
+    if not (isinstance(own, type) and issubclass(own, Training) and "__dataclass_fields__" in vars(own)):
         raise JaxflError(
             f"{name}: config has to be a subclass of jaxfl.Training, decorated by jaxfl.options."
         )

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 import jaxfl
-from jaxfl import registry
+from jaxfl import authoring, registry
 from jaxfl.cli import main
 from jaxfl.config.given import divide
 from jaxfl.config.options import check, hints
@@ -172,6 +172,17 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         assert (tmp_path / "methods" / name / "index.html").is_file()
     page = (tmp_path / "methods" / "fedprox" / "index.html").read_text()
     assert "w<sub>i</sub> ← LocalSGD over CE(w) + μ/2 ‖w - w<sup>t</sup>‖<sup>2</sup>" in page
+
+
+def test_the_site_has_all_that_methods_are_written_with():
+    page = (ROOT / "docs" / "api.md").read_text()
+    named = re.findall(r"^::: (\S+)", page, re.MULTILINE)
+    for name in authoring.__all__:
+        made = getattr(authoring, name)
+        module = (
+            made.__name__ if inspect.ismodule(made) else getattr(made, "__module__", "jaxfl.data.federation")
+        )
+        assert {module, f"{module}.{name}"} & {*named, "builtins"}, f"{module}.{name} is not in docs/api.md"
 
 
 def test_examples_of_docstrings_are_true():

@@ -132,7 +132,7 @@ def _compare(arguments: list[str]) -> None:
 
 
 def _study(arguments: list[str]) -> None:
-    others = {"studied": Studied(), "output": RunFolder(), "limit": Limit()}
+    others = {"studied": Studied(), "insist": Insist(), "limit": Limit()}
     if arguments in (["-h"], ["--help"]):
         parse("study FILE", arguments, **others)
     if arguments == ["--list"]:
@@ -142,11 +142,11 @@ def _study(arguments: list[str]) -> None:
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
     name, rest = _positional(arguments, "study", "FILE")
-    studied, where, limit = parse("study FILE", rest, **others)
+    studied, insist, limit = parse("study FILE", rest, **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not file.is_file():
         raise JaxflError(f"There is no study {file}; name a file of TOML, or one of `jaxfl study --list`.")
-    study, folder = studies.read(file), where.run_dir or Path("runs") / file.stem
+    study, folder = studies.read(file), studied.run_dir or studies.usual_folder(file)
     number, slash, parts = studied.part.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal()):
         raise JaxflError(f"--part takes two numbers such as 2/8, not {studied.part!r}.")
@@ -157,6 +157,7 @@ def _study(arguments: list[str]) -> None:
             part=(int(number), int(parts)),
             data_dir=studied.data_dir,
             observer=bar.observer,
+            **vars(insist),
             **vars(limit),
         )
     if table:
@@ -281,6 +282,20 @@ def _list(arguments: list[str]) -> None:
     OUT.print("jaxfl list NAME shows the options of a method, model, partition, topology, shift or schedule.")
 
 
+def _check(arguments: list[str]) -> None:
+    choice, rest = _positional(arguments, "check", "METHOD")
+    _nothing_left(rest, "check")
+    from jaxfl.runs import trial  # here: no other command needs the networks that it makes
+
+    broken, table = 0, RichTable("promise", "kept", "seen")
+    for promise, seen in trial.tried(choose(choice, trial.OPTIONS)):
+        broken += bool(seen)
+        table.add_row(promise, "no" if seen else "yes", seen)
+    OUT.print(table)
+    if broken:
+        raise JaxflError(f"{choice} does not keep {broken} of {len(trial.PROMISES)} promises.")
+
+
 def _cite(arguments: list[str]) -> None:
     choice, rest = _positional(arguments, "cite", "METHOD")
     _nothing_left(rest, "cite")
@@ -310,6 +325,7 @@ COMMANDS = {
         True,
     ),
     "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),
+    "check": Command("check METHOD", "whether a method keeps what every method promises", _check),
     "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
     "export": Command(
         "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True

@@ -77,8 +77,10 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Studied:
-    """Which part of the study, and where its data are."""
+    """Which part of the study, and where its data and results are."""
 
+    run_dir: Path | None = None
+    """A folder for all settings, new or of the same study; by default runs/FOLDER-NAME (FOLDER/NAME.toml)."""
     part: str = "1/1"
     """Of the settings: 2/8 is every eighth one from the second on, for one of eight machines that have one
     folder."""

@@ -25,9 +25,41 @@ def options(cls: type) -> type:
     None selects a program). All other fields are static: they select a program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
+    _check_declared(cls)
     floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
     others = [name for name in hints(cls) if name not in floats]
     return jax.tree_util.register_dataclass(cls, floats, others)
+
+
+def _check_declared(cls: type) -> None:
+    """Refuse options of other types than those that they inherit have, and intervals that are none.
+
+    Raises:
+      JaxflError: naming the class and the option.
+    """
+    known = hints(cls)
+    for base in cls.__mro__[1:]:
+        for name, kind in (hints(base) if dataclasses.is_dataclass(base) else {}).items():
+            narrowed = set(alternatives(known[name])) <= set(alternatives(kind))
+            if not narrowed and typing.get_origin(known[name]) is not typing.Literal:
+                raise JaxflError(
+                    f"The option {name!r} of {cls.__name__} is {_of_kind(known[name])}, and "
+                    f"{_of_kind(kind)} in {base.__name__}, which it extends; "
+                    "declare it so, or give it another name."
+                )
+    for field in dataclasses.fields(cls):
+        interval = field.metadata.get("interval")
+        try:
+            _inside(0, interval or "[0, 1]")
+        except (TypeError, ValueError, IndexError):
+            raise JaxflError(
+                f"The option {field.name!r} of {cls.__name__} lies in {interval!r}, which is no interval; "
+                'write one such as "[0, inf)".'
+            ) from None
+
+
+def _of_kind(annotation: Any) -> str:
+    return wanted(alternatives(annotation)) or str(annotation)
 
 
 class Unread:
@@ -68,7 +100,11 @@ def client_rates(cls: type) -> list[str]:
 def hints(cls: type) -> dict[str, Any]:
     """The annotations of a dataclass's options by name; those of its parts in their place."""
     found = {}
-    for name, annotation in typing.get_type_hints(cls).items():
+    try:
+        annotations = typing.get_type_hints(cls)
+    except NameError as error:
+        raise JaxflError(f"An option of {cls.__name__} has a type that nobody knows: {error}.") from None
+    for name, annotation in annotations.items():
         part = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
         found |= hints(annotation) if part else {name: annotation}
     return found
@@ -195,6 +231,8 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _inside(value: float, interval: str) -> bool:
+    if interval[0] not in "[(" or interval[-1] not in ")]":
+        raise ValueError(interval)
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = value >= low if interval[0] == "[" else value > low
     below = value <= high if interval[-1] == "]" else value < high

@@ -161,6 +161,23 @@ def _line(frame: types.TracebackType) -> str:
     return f"{frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}"
 
 
+TRACED = (
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
 def in_a_line(error: BaseException) -> str:
-    """``NameError: name 'x' is not defined``, the first line of it."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(".: ")
+    """``NameError: name 'x' is not defined``, the first line of it; what that lacks is said as well."""
+    first, _, more = str(error).strip().partition("\n")
+    if isinstance(error, TRACED):
+        first = (
+            "a value that is traced is used where a number has to be known; choose by jnp.where or cond, "
+            "loop by fori_loop or scan, and compute by jax.numpy"
+        )
+    elif first.startswith("pytree structure error"):  # where, and how they differ, stand below
+        first += " " + " ".join(more.split())[:300]
+    return f"{type(error).__name__}: {first}".rstrip(".: ")

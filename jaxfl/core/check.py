@@ -4,14 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxfl.config.own_code import OwnCodeError, in_a_line, line_of, own_code, require_call
+from jaxfl.config.own_code import in_a_line, line_of, own_code, require_call
+from jaxfl.core import flops
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.protocol import Algorithm, Info, Predictor
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
 IMAGES = 3  # that predictors are tried on
+LEAKED = "Leaked"  # so begins what JAX says of traced values that outlive their trace
 ROUND = ("key", "state", "federation", "cohort")
 
 
@@ -25,6 +28,8 @@ def checked(built: Any, build: Callable) -> Algorithm:
         raise JaxflError(f"{line_of(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
     arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
     functions = {name: f for name, f in built._asdict().items() if f is not None and name != "averaged"}
+    if built.averaged and built.averaged.step is not built.step:
+        built = built._replace(averaged=None)
     for name, f in functions.items():
         require_call(name, f, *arguments.get(name, ROUND))
     guarded = {f: own_code()(f) for f in functions.values()}  # personal may be receive, which saves a program
@@ -46,6 +51,12 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
     """
     key, cohort = jax.random.key(0), all_clients(federation, rounds)
     state = _shapes("init", algorithm.init, key, federation, hyper)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise JaxflError(
+                f"{line_of(algorithm.init)}: init puts a random key into state{jax.tree_util.keystr(path)}; "
+                "nothing random belongs there, for step is given the round's key."
+            )
     for name in ("prepare", "step"):
         step = getattr(algorithm, name)
         if step:
@@ -58,22 +69,33 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
 
 def _shapes(name: str, f: Callable, *arguments) -> Any:
     """What a function returns, with shapes in place of arrays."""
+
+    def counted(*arguments):
+        with flops.collect() as amounts:  # as in a program of rounds, which hands them out
+            made = f(*arguments)
+        return made, [amount for _, amount in amounts]
+
     try:
         with jax.checking_leaks():
-            return jax.eval_shape(f, *arguments)
-    except OwnCodeError as error:
-        where, leaked, _ = str(error).partition(": Exception: Leaked trace")
-        if not leaked:
+            made, _ = jax.eval_shape(counted, *arguments)
+        return made
+    # Errors of the user's functions are `OwnCodeError`, those of what calls these are any.
+    except Exception as error:
+        where, leaked, _ = str(error).partition("Exception: Leaked trace")
+        if leaked or isinstance(error, jax.errors.UnexpectedTracerError) or str(error).startswith(LEAKED):
+            where = where.removesuffix(": ") if leaked else line_of(f)
+            raise JaxflError(
+                f"{where}: a traced value is used outside of what traced it. Around descend, fit and sweep "
+                "take map_clients, fori_loop, scan and cond of jaxfl.authoring, not vmap and those of "
+                "jax.lax, for they count operations; keep no traced value in a list or a variable of outside."
+            ) from None
+        if isinstance(error, JaxflError):
             raise
-        raise JaxflError(
-            f"{where}: a traced value is used outside of what traced it. Around descend, fit and sweep take "
-            "fori_loop, scan and cond of jaxfl.authoring, not those of jax.lax, for they count operations; "
-            "and keep no traced value in a list or a variable of outside."
-        ) from None
-    except TypeError as error:  # so says JAX, as errors of the function itself are something else by now
-        raise JaxflError(
-            f"{line_of(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
-        ) from None
+        if "not a valid JAX type" in str(error):
+            raise JaxflError(
+                f"{line_of(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
+            ) from None
+        raise JaxflError(f"{line_of(f)}: {name} does not run: {in_a_line(error)}.") from error
 
 
 def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> None:

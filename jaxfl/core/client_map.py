@@ -45,7 +45,7 @@ def map_clients(
 
     Raises:
       ValueError: if `own` or `weights` have not as many entries as the cohort has places, or `f` returns no
-        pair where there are weights.
+        pair where there are weights, or parts that are no floats.
     """
     mesh = federation.mesh
     f, nothing = flops.of_client(f), (None,) * len(federation.groups)
@@ -205,6 +205,9 @@ def _summed(f, weights, at_once: int, *args):
 
     entries = jax.tree.map(dealt, (weights, args))
     _, parts = jax.eval_shape(lambda: f(*jax.tree.map(lambda leaf: leaf[0], entries[1])))
+    for part in jax.tree.leaves(parts):
+        if not jnp.issubdtype(part.dtype, jnp.inexact):
+            raise ValueError(f"a sum over clients is of floats, and a part of it is {part.dtype}; convert it")
     nothing = jax.tree.map(
         lambda shape: jnp.zeros(shape.shape, shape.dtype), parts if alone else tree.one(parts)
     )
@@ -303,18 +306,25 @@ def _counts(slots: Slots, message) -> jax.Array:
     return jnp.where(slots.mask, jnp.int32(scalars), 0)
 
 
-def everyone(federation: Federation, cohort: Cohort) -> Cohort:
+def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> Cohort:
     """The same round with all clients but newcomers.
+
+    Args:
+      federation: the clients.
+      cohort: of the round.
+      joining: whether in the round in which newcomers join it is these, and nobody else.
 
     Raises:
       JaxflError: if only some of them are at hand.
     """
     federation.require_all()
-    places = per_group(
-        lambda group: Slots(
-            jnp.where(group.newcomer, len(group.id), jnp.arange(len(group.id), dtype=jnp.int32)),
-            ~group.newcomer,
-        ),
-        federation.groups,
+    there = per_group(
+        lambda group, slots: tree.take(group.newcomer, slots) & slots.mask, federation.groups, cohort.groups
     )
-    return dataclasses.replace(cohort, groups=places)
+    join = jnp.concatenate(there).any() if joining else False
+
+    def of_group(group):
+        present = group.newcomer == join
+        return Slots(jnp.where(present, jnp.arange(len(group.id), dtype=jnp.int32), len(group.id)), present)
+
+    return dataclasses.replace(cohort, groups=per_group(of_group, federation.groups))

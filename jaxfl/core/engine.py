@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
         rounds diverged.
       train_seconds, evaluate_seconds: without compilation; what happens within a round is training.
-      diverged: None, or (round, client id) of the first loss or prediction that is not finite; `reports`
+      diverged: None, or (round, client id, what) of the first "loss" or "predictions" not finite; `reports`
         ends there.
       preparation: what the phase before the first round reports, of the first chunk of a new run; leaves
         (k_g,) are (n_g,) here, for all clients by their order.
@@ -49,7 +49,7 @@ class Chunk(NamedTuple):
     scores: dict[str, PerGroup] | None
     train_seconds: float
     evaluate_seconds: float
-    diverged: tuple[int, int] | None = None
+    diverged: tuple[int, int, str] | None = None
     preparation: Report | None = None
 
 
@@ -396,18 +396,18 @@ def _with_host(info: Info, more: Info) -> Info:
     )
 
 
-def _first_infinite_loss(reports, first, cohorts, federation) -> tuple[int, int] | None:
+def _first_infinite_loss(reports, first, cohorts, federation) -> tuple[int, int, str] | None:
     for t, report in enumerate(reports, first):
         lost = report.lost or [False] * len(cohorts)
         for loss, gone, slots, group in zip(report.info.loss, lost, cohorts, federation.groups, strict=True):
             bad = slots.mask[t] & ~np.isfinite(loss) & ~np.asarray(gone)
             if bad.any():
-                return t, int(group.id[slots.index[t][bad][0]])
+                return t, int(group.id[slots.index[t][bad][0]]), "loss"
     return None
 
 
-def _first_infinite_score(scores, last, federation) -> tuple[int, int] | None:
+def _first_infinite_score(scores, last, federation) -> tuple[int, int, str] | None:
     for of_group, group in zip(scores, federation.groups, strict=True):
         if not of_group.finite.all():
-            return last, int(group.id[np.argmin(of_group.finite)])
+            return last, int(group.id[np.argmin(of_group.finite)]), "predictions"
     return None

@@ -116,11 +116,13 @@ class Averaged(NamedTuple):
       sent: the field of the state, per group, of what all clients receive, and send as they have trained it.
       kept: the field, per group (n_g, ...), of what each client keeps.
       by_rows: whether the mean is by training rows, rather than uniform.
+      step: the round of which this holds: an algorithm that replaces it may do something else.
     """
 
     sent: str
     kept: str
     by_rows: bool
+    step: Callable
 
 
 class Algorithm(NamedTuple):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.config.options import client_rate, options, within
-from jaxfl.config.own_code import line_of
+from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import flops
 from jaxfl.core.examples import Examples
 from jaxfl.data.federation import Batch
@@ -329,6 +329,7 @@ def descend(
       JaxflError: if blocks with BatchNorm are to train on batches of one row, or the loss returns something
         else, naming its file and line.
     """
+    require_call("loss", loss, "weights", "batch", "key")
     blocks = weights.params.keys() if blocks is None else blocks
     batch_size = batch_size or hyper.batch_size
     optimizer = local_optimizer(hyper, optimizer, correction)

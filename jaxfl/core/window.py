@@ -72,16 +72,20 @@ def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0])
       cohort: of one round.
       stranger: which of `STRANGERS` stands in front.
     """
-    sizes = {name: np.full(1, stranger > 0, np.int32) for name in ("size", "validation_size", "test_size")}
 
     def of_group(group: Client, slots: Slots):
+        many = 10 * group.rows.shape[1] if stranger else 0  # more than anybody has
+        sizes = {name: np.full(1, many, np.int32) for name in ("size", "validation_size", "test_size")}
+        counts = np.full((1, *group.class_counts.shape[1:]), many, np.int32)
         order = np.argsort(slots.index, kind="stable")  # empty places last
         rows, real = np.minimum(slots.index[order], len(group.id) - 1), slots.mask[order]
         ranks = np.empty(len(order), np.int32)
         ranks[order] = np.arange(1, len(order) + 1)
         places = Slots(np.where(slots.mask, ranks, np.int32(1 + len(order))), slots.mask)
         first = jax.tree.map(lambda leaf: leaf[:1], group)
-        in_front = replace(first, id=np.full(1, NOBODY, np.int32), newcomer=np.ones(1, bool), **sizes)
+        in_front = replace(
+            first, id=np.full(1, NOBODY, np.int32), newcomer=np.ones(1, bool), class_counts=counts, **sizes
+        )
         clients = jax.tree.map(lambda one, leaf: np.concatenate([one, leaf[rows]]), in_front, group)
         return clients, places, rows, real
 

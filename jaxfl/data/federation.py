@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.config.options import static
+from jaxfl.data.normalisation import moments, normalised
 from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
@@ -79,6 +80,7 @@ class Federation:
       labels: (N,) int32.
       mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
+      training_rows: (groups,) float, of all clients of each group but newcomers.
       public: (P,) int32, rows of `images` that everybody sees.
       links: (N, N) bool, which clients are linked, by their ids; (0, 0) where nobody asked for a graph.
       clients_at_once: how many clients of a group run side by side on a device, in the client map.
@@ -98,6 +100,7 @@ class Federation:
     mean: jax.Array
     std: jax.Array
     groups: PerGroup
+    training_rows: jax.Array
     public: jax.Array
     links: jax.Array
     clients_at_once: int = static(default=1)
@@ -120,12 +123,12 @@ class Federation:
         if self.population:
             raise beyond_cohort("The method goes by all clients")
 
-    def participants(self, g: int):
-        """() int32, the clients of a group but newcomers."""
+    @property
+    def participants(self) -> jax.Array:
+        """(groups,) float, how many clients of each group are no newcomers."""
         if self.population:
-            count, newcomers = self.population[g]
-            return jnp.int32(count - newcomers)
-        return (~self.groups[g].newcomer).sum(dtype=jnp.int32)
+            return jnp.array([count - newcomers for count, newcomers in self.population], float)
+        return jnp.stack([(~group.newcomer).sum(dtype=jnp.int32) for group in self.groups]).astype(float)
 
     @property
     def devices(self) -> int:
@@ -264,11 +267,6 @@ class Federation:
         return Batch(self.inputs(rows, transform), client.relabel[self.labels[rows]], mask, position)
 
 
-def normalised(images, mean, std):
-    """What networks are given for images (B, H, W, C) in raw units; mean and std are (1, 1, 1, C)."""
-    return (images.astype(mean.dtype) - mean) / std
-
-
 def federate(
     source: Source,
     partition: Partition,
@@ -310,12 +308,14 @@ def federate(
     if drawn is not None:
         partition, shift = shifted(partition, rows, drawn)
         labels, rows = labels[np.asarray(shift.image)], partition.public
+    groups = _groups(partition, models, class_counts)
     federation = Federation(
         images=jnp.asarray(images),
         labels=jnp.asarray(labels, jnp.int32),
         mean=jnp.asarray(mean, dtype),
         std=jnp.asarray(np.where(std > 0, std, 1), dtype),
-        groups=_groups(partition, models, class_counts),
+        groups=groups,
+        training_rows=_training_rows(groups),
         public=jnp.asarray(rows, jnp.int32),
         links=_matrix(links),
         clients_at_once=clients_at_once,
@@ -333,7 +333,8 @@ def set_apart(federation: Federation, newcomers: Sequence[np.ndarray]) -> Federa
         dataclasses.replace(group, newcomer=jnp.asarray(apart))
         for group, apart in zip(federation.groups, newcomers, strict=True)
     ]
-    return dataclasses.replace(federation, groups=federation.replicate(tuple(groups)))
+    groups, training_rows = federation.replicate((tuple(groups), _training_rows(groups)))
+    return dataclasses.replace(federation, groups=groups, training_rows=training_rows)
 
 
 def without_data(
@@ -360,12 +361,14 @@ def without_data(
     _check(partition, models)
     dtype = jnp.result_type(float)
     absent: Any = ABSENT
+    groups = _groups(partition, models, absent)
     return Federation(
         images=absent,
         labels=absent,
         mean=jnp.asarray(mean, dtype).reshape(1, 1, 1, -1),
         std=jnp.asarray(std, dtype).reshape(1, 1, 1, -1),
-        groups=_groups(partition, models, absent),
+        groups=groups,
+        training_rows=_training_rows(groups),
         public=jnp.zeros(public, jnp.int32),
         links=_matrix(links),
         unified=_unified(partition),
@@ -397,18 +400,6 @@ def _unified(partition: Partition) -> bool:
     return bool((partition.relabel == np.arange(partition.relabel.shape[1])).all())
 
 
-def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel, (1, 1, 1, C) float64."""
-    parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
-    count = images.size // images.shape[-1]
-
-    def total(f):
-        return sum(f(part.astype(np.float64)).sum((0, 1, 2), keepdims=True) for part in parts)
-
-    mean = total(lambda part: part) / count
-    return mean, np.sqrt(total(lambda part: np.square(part - mean)) / count)
-
-
 def _class_counts(source: Source, partition: Partition) -> np.ndarray:
     """(clients, outputs) int32, training rows per output."""
     outputs = [own[source.labels[rows]] for own, rows in zip(partition.relabel, partition.train, strict=True)]
@@ -422,6 +413,12 @@ def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_cou
         _group(partition, model, np.arange(start, start + count), class_counts)
         for start, (model, count) in zip(starts[:-1], models, strict=True)
     )
+
+
+def _training_rows(groups: Sequence[Client]) -> jax.Array:
+    """See `Federation`."""
+    rows = [jnp.where(group.newcomer, 0, group.size).sum(dtype=jnp.int32) for group in groups]
+    return jnp.stack(rows).astype(float)
 
 
 def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) -> Client:

@@ -72,6 +72,7 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
         images=jnp.asarray(np.concatenate([own.images[train], own.test_images[test]])),
         labels=jnp.asarray(labels, jnp.int32),
         groups=(Client(**arrays, model=group.model),),
+        training_rows=jnp.array([len(own.labels)], float),
         public=whole.public[:0],
         links=whole.links[:0, :0],
         initial=None,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data.federation import moments
+from jaxfl.data.normalisation import moments
 from jaxfl.data.partition import PARTS, Partition, checksum, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen

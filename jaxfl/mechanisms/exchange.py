@@ -40,9 +40,9 @@ class Exchange(Training):
     """Public images of a mini-batch."""
     distill_epochs: int = within("[0, inf)", 1)
     """R, passes over the round's public images."""
-    distill_lr: float = client_rate("[0, inf)", 0.01)
-    """eta_2, learning rate of distillation, which has the optimiser of training; 0 is Local, but for running
-    statistics of BatchNorm, which public images move."""
+    distill_lr: float | None = client_rate("[0, inf)", None)
+    """eta_2, learning rate of distillation, which has the optimiser of training; by default also its rate. 0
+    is Local, but for running statistics of BatchNorm, which public images move."""
     temperature: float = within("(0, inf)", 10.0)
     """T of all predictions that are exchanged."""
     kl_weight: float = within("[0, inf)", 1.0)
@@ -86,13 +86,15 @@ class RoundPredictions(NamedTuple):
 
     Args:
       i: (k,) ids of the cohort; in an empty place one that nobody has.
-      n: (k,) training rows; 0 in an empty place.
+      share: (k,) float, a client's part of the training rows of all clients; 0 in an empty place.
+      clients: () float, how many these are.
       c: (k, k), the teachers' weights.
       s: (k, R, outputs), predictions; of the distilled models if the method asked for these.
     """
 
     i: jax.Array
-    n: jax.Array
+    share: jax.Array
+    clients: jax.Array
     c: jax.Array
     s: jax.Array
 
@@ -137,8 +139,10 @@ def exchanging(
     def step(key, state, federation, cohort):
         hyper = state.hyper
         rows = public_images.subset(key, federation, config.public_size)
-        i, n = concatenate(ids(federation, cohort)), concatenate(rows_uploaded(federation, cohort))
-        taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=hyper.distill_lr))
+        i, rows_of = concatenate(ids(federation, cohort)), concatenate(rows_uploaded(federation, cohort))
+        share = rows_of / jnp.maximum(federation.training_rows.sum(), 1)
+        rate = hyper.lr if hyper.distill_lr is None else hyper.distill_lr
+        taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=rate))
 
         def encoded(w, client):
             return signal.encode(public_images.logits(w, client, federation, rows), hyper)
@@ -169,7 +173,9 @@ def exchanging(
         own = tuple(zip(weights, split(tree.weighted_sum(c, s), cohort), strict=True))
         distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
         weights, after = zip(*distilled, strict=True)
-        matrix = learn(state.matrix, RoundPredictions(i, n, c, concatenate(after) if resend else s), hyper)
+        clients = federation.participants.sum()
+        seen = RoundPredictions(i, share, clients, c, concatenate(after) if resend else s)
+        matrix = learn(state.matrix, seen, hyper)
         prediction = len(rows) * s.shape[-1]
 
         def every(scalars):

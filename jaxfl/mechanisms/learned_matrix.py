@@ -1,7 +1,7 @@
 """MNFL's matrix: who teaches whom, and how the server learns it.
 
 C (N, N) is indexed by client ids; row n holds the weights of client n's teachers, C[n, m] that of client m.
-After a round, for clients n and m of the cohort, of which client n has |D_n| training rows out of |D|,
+After a round, for clients n and m of the cohort, where n has |D_n| of all clients' |D| training rows,
 
     C[n, m] <- C[n, m] - eta_3 { lam (|D_n| / |D|) d_nm + 2 rho (C[n, m] - 1/N) }
 
@@ -35,16 +35,17 @@ class LearnedMatrix(Training):
     """A row after its step: projected on the simplex, softmax(5 row), or cut off at 0."""
 
 
-def initial(groups) -> jax.Array:
+def initial(groups, participants) -> jax.Array:
     """Equal weights among the clients of each group of ids, 0 between groups: (N, N).
 
     Args:
       groups: arrays of ids that together are 0..N-1.
+      participants: of each () float, how many of its clients are no newcomers: their weights sum to 1.
     """
     clients = sum(len(i) for i in groups)
     matrix = jnp.zeros((clients, clients))
-    for i in groups:
-        matrix = put_pairs(matrix, i, i, jnp.full((len(i), len(i)), 1 / len(i)))
+    for i, number in zip(groups, participants, strict=True):
+        matrix = put_pairs(matrix, i, i, jnp.full((len(i), len(i)), 1 / jnp.maximum(number, 1.0)))
     return matrix
 
 
@@ -53,24 +54,23 @@ def teachers(matrix, i):
     return row_stochastic(pairs(matrix, i, i), i, i)
 
 
-def learn(matrix, i, sizes, gradient, hyper: LearnedMatrix, uniform: float):
+def learn(matrix, i, share, gradient, hyper: LearnedMatrix, clients):
     """The server's step.
 
     Args:
       matrix: C, (N, N).
       i: (k,) ids of the cohort; in an empty place one that nobody has.
-      sizes: (k,) training rows; 0 in an empty place.
+      share: (k,) float, |D_n| / |D|.
       gradient: (k, k), d_nm.
       hyper: rates and the kind of projection.
-      uniform: the equal weight that rho pulls to.
+      clients: () float, N.
 
     Returns:
       C after the step.
     """
     weights, present = pairs(matrix, i, i), i != NOBODY
-    shares = sizes / jnp.maximum(sizes.sum(), 1)
     new = weights - hyper.matrix_lr * (
-        hyper.lam * shares[:, None] * gradient + 2 * hyper.rho * (weights - uniform)
+        hyper.lam * share[:, None] * gradient + 2 * hyper.rho * (weights - 1 / clients)
     )
     mass = weights.sum(1)
     if hyper.row_norm == "simplex":

@@ -90,7 +90,7 @@ def distil(
         weights,
         jax.random.fold_in(key, SERVER),
         public_rows(rows, federation),
-        hyper,
+        dataclasses.replace(hyper, clip_norm=None),
         epochs=hyper.server_epochs,
         batch_size=hyper.public_batch,
         optimizer=optax.adam(optax.cosine_decay_schedule(hyper.server_lr, steps)),

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.config.options import options, within
+from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
@@ -85,6 +86,11 @@ def nothing(*_) -> None:
     """No memory, no message."""
 
 
+def no_message(participant: Participant, trained: Trained) -> tuple[None, None]:
+    """No new memory, no message."""
+    return None, None
+
+
 def take_mean(shared: Weights, server: Any, means: Means, hyper: Any) -> tuple[Weights, Any]:
     """FedAvg: the mean is the new model."""
     return means.model, server
@@ -106,17 +112,15 @@ class Memory(NamedTuple):
     client: Callable = nothing
     server: Callable = nothing
     broadcast: Callable = nothing
-    update: Callable = lambda participant, trained: (None, None)
+    update: Callable = no_message
     aggregate: Callable = take_mean
     by_rows: bool = True
 
-    @property
-    def averaged(self) -> Averaged | None:
-        """What the server averages, if nobody remembers anything and it does nothing else."""
-        remembers = (self.client, self.server, self.broadcast) != (nothing,) * 3
-        if remembers or self.aggregate is not take_mean:
+    def averaged(self, step: Callable) -> Averaged | None:
+        """What the server averages in a round, if nobody remembers anything and it does nothing else."""
+        if self._replace(by_rows=True) != Memory():
             return None
-        return Averaged("shared", "kept", by_rows=self.by_rows)
+        return Averaged("shared", "kept", self.by_rows, step)
 
 
 class State(NamedTuple):
@@ -173,6 +177,8 @@ def local_training(
       A function whose `Trained` has the loss of the last phase and the steps of all.
     """
     phases = phases or (lambda model: (Phase(model.names, config.length),))
+    require_call("objective", objective, "participant", "blocks")
+    require_call("correction", correction, "participant", "blocks")
 
     def train(key, participant, federation):
         hyper, steps = participant.hyper, jnp.int32(0)
@@ -270,6 +276,13 @@ def predict(model, shared, own, x):
     return model.apply(weights.params, weights.stats, x, train=False)[0]
 
 
+def _pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
+    """What a hook returns, if it is a pair."""
+    if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
+        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, and not a pair.")
+    return tuple(made)
+
+
 def sharing(
     config: Training,
     *,
@@ -292,6 +305,19 @@ def sharing(
       predict: see `Predictor`.
     """
     train = train or local_training(config)
+    for what, hook, arguments in (
+        ("keep", keep, ["model"]),
+        ("train", train, ["key", "participant", "federation"]),
+        ("tune", tune, ["key", "participant", "federation"]),
+        ("extend", extend, ["model", "weights"]),
+        ("Memory.client", memory.client, ["shared"]),
+        ("Memory.server", memory.server, ["shared"]),
+        ("Memory.broadcast", memory.broadcast, ["server"]),
+        ("Memory.update", memory.update, ["participant", "trained"]),
+        ("Memory.aggregate", memory.aggregate, ["shared", "server", "means", "hyper"]),
+    ):
+        if hook is not None:
+            require_call(what, hook, *arguments)
 
     def divide(model, weights):
         """(kept, shared)."""
@@ -327,7 +353,7 @@ def sharing(
         def client(key, participant):
             trained = train(key, participant, federation)
             kept, shared = divide(participant.model, trained.weights)
-            remembered, message = memory.update(participant, trained)
+            remembered, message = _pair("Memory.update", memory.update(participant, trained), memory.update)
             return (kept, shared, remembered, trained.loss), (shared, message)
 
         n = rows_uploaded(federation, cohort)
@@ -338,9 +364,9 @@ def sharing(
 
         def serve(g, before, server, mean, present):
             model, message = mean
-            clients = federation.participants(g).astype(present.dtype)
-            means = Means(model, message, present.sum() / clients)
+            means = Means(model, message, present.sum() / federation.participants[g])
             after = memory.aggregate(before, server, means, state.hyper)
+            after = _pair("Memory.aggregate", after, memory.aggregate)
             return tree.where(present.any(), after, (before, server))
 
         groups = range(len(federation.groups))
@@ -358,7 +384,7 @@ def sharing(
         ), Info(loss, up, down, trained=trained)
 
     if tune is None:
-        return Algorithm(init, receive, step, personal=receive, averaged=memory.averaged)
+        return Algorithm(init, receive, step, personal=receive, averaged=memory.averaged(step))
 
     def tuned(key, state, federation, cohort):
         def client(key, participant):
@@ -367,4 +393,4 @@ def sharing(
         weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)
 
-    return Algorithm(init, receive, step, personal=tuned, averaged=memory.averaged)
+    return Algorithm(init, receive, step, personal=tuned, averaged=memory.averaged(step))

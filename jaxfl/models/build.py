@@ -43,14 +43,14 @@ def probability(option: str, value: float) -> float:
 
 
 def scaled(width: float, count: int) -> int:
-    """Returns `count` channels or features times `width`, at least one.
+    """Returns `count` channels or features times `width`, rounded up.
 
     Raises:
         JaxflError: If `width` is not positive and finite.
     """
     if not 0 < width < math.inf:
         raise JaxflError(f"width is {width}; give a positive factor, 1.0 for the original network.")
-    return max(1, round(width * count))
+    return max(1, math.ceil(round(width * count, 6)))  # 0.1 * 30 is 3.0000000000000004
 
 
 def network(

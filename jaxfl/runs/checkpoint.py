@@ -113,7 +113,7 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
 
     Raises:
       Damaged: if it cannot be read.
-      JaxflError: if it belongs to another configuration.
+      JaxflError: if it belongs to another configuration, or a jaxfl whose state had another form.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -124,10 +124,16 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             found: Any = ocp.metadata(path)
             written_by = found.custom_metadata["fingerprint"]
             shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in found.metadata.items()}
-            same = shapes == {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
-            leaves = ocp.load(path, wanted) if written_by == fingerprint and same else None
+            its = {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+            other = next((name for name in shapes | its if shapes.get(name) != its.get(name)), None)
+            leaves = ocp.load(path, wanted) if written_by == fingerprint and other is None else None
     except Exception as error:  # whatever Orbax meets in a damaged folder
         raise Damaged(f"The checkpoint {path} cannot be read ({type(error).__name__}).") from error
+    if leaves is None and written_by == fingerprint:
+        raise JaxflError(
+            f"The checkpoint {path} is of a jaxfl whose models or states had other shapes (of {other}); take "
+            "that version to continue or to load the run, or repeat it by `jaxfl run --from`."
+        )
     if leaves is None:
         raise JaxflError(
             f"The checkpoint {path} belongs to another configuration than {folder / 'config.json'}; "

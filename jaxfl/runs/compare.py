@@ -70,6 +70,7 @@ def compare(
     log: Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
+    beside: bool = False,
     observer: Observer = NOBODY,
 ) -> Comparison:
     """Start or continue all runs, and write one table and one plot of those that finish.
@@ -87,6 +88,7 @@ def compare(
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
+      beside: whether the folder may hold other runs, which stay as they are, in no table.
       observer: is told what happens.
 
     Raises:
@@ -110,9 +112,10 @@ def compare(
     first_partition = setup.partition.partition_seed
     partitions = range(first_partition, first_partition + partition_seeds)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
-    _check_plan(folder, planned, variants)
+    check_distinct(variants)
+    _check_plan(folder, planned, beside)
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
-    begun = store.runs_in(folder)
+    begun = [run for run in store.runs_in(folder) if run in planned]
     _check_code(folder, begun, changed_code, observer.warned)
 
     def watch(run, new):
@@ -144,9 +147,10 @@ def compare(
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = [_told(planned[run].variant.label, error) for run, error in errors.items()]
     paired = against if len(finished) == len(planned) else None
-    table = report([folder], folder, show, setup.run.target, paired) if finished else None
+    table = report(finished, folder, show, setup.run.target, paired) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
-        end = {"runs": len(planned), "finished": len(finished), "failures": failures}
+        order = list(dict.fromkeys(run.parent.name for run in planned))
+        end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
         files.write_json(folder / store.END, end)
     opened = [
         dataclasses.replace(open_run(run), variant=its.variant if its.variant.name is None else None)
@@ -251,30 +255,45 @@ def _differing(run: Path, its: Planned) -> list[str]:
     ]
 
 
-def _check_plan(folder: Path, planned: Runs, variants: Sequence[Variant]) -> None:
-    """Refuse to plan a run twice, or beside others.
+def check_distinct(variants: Sequence[Variant]) -> None:
+    """Refuse variants that are the same, or of which the runs would have one folder.
 
     Raises:
-      JaxflError: if a method is named twice, or the folder holds anything else than some of these runs.
+      JaxflError: naming the first two.
     """
     for i, variant in enumerate(variants):
         for other in variants[:i]:
-            same = (variant.method, variant.config) == (other.method, other.config)
-            if same or variant.label == other.label:
+            if (variant.method, variant.config) == (other.method, other.config):
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
+            if (name := store.file_name(variant.label)) == store.file_name(other.label):
+                raise JaxflError(
+                    f"{other.label} and {variant.label} are two methods whose runs would have one folder, "
+                    f"{name}; give one of them another name."
+                )
+
+
+def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
+    """Refuse to plan runs beside others.
+
+    Raises:
+      JaxflError: if the folder holds anything else than some of these runs, or other runs where these may not
+        stand `beside` them.
+    """
     begun = store.runs_in(folder)
     if not begun:
         store.check_free(folder)
     for run in begun:
         if run not in planned:
+            if beside:
+                continue
             raise JaxflError(
                 f"{run} is no run of this comparison; name its method and its seed as well, or choose "
                 "another --run-dir."
             )
         if differing := _differing(run, planned[run]):
             raise JaxflError(
-                f"{run} was begun with {differing[0]}; choose another --run-dir, or repeat the command that "
-                "began it."
+                f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
+                f"began it, or finish this run alone by `jaxfl resume {shlex.quote(str(run))}`."
             )
 
 

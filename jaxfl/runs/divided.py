@@ -9,7 +9,7 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.data import partition as partitions
 from jaxfl.data import peers
-from jaxfl.data.federation import moments
+from jaxfl.data.normalisation import moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, of_vectors

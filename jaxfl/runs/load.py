@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxfl.data.federation import moments
+from jaxfl.data.normalisation import moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source

@@ -132,12 +132,13 @@ def paired(
     return interval([np.mean(of_seeds) for of_seeds in differences.values()], "partitions")
 
 
-def explained(against: str, differences: Iterable[Difference]) -> list[str]:
-    """What is to be known of a column of differences: what its pairs are, in a note for each kind."""
-    counts = {}
-    for its in differences:
+def explained(against: str, differences: Mapping[str, Difference]) -> list[str]:
+    """What is to be known of differences, by label: what their pairs are, in a note for each kind."""
+    counts, labels = {}, {}
+    for label, its in differences.items():
         if its.pairs:
             counts.setdefault(its.of, set()).add(its.pairs)
+            labels.setdefault(its.of, []).append(label)
     said = {
         "seeds": "over {} seed{}.",
         "partitions": "over {} partition{}, each with the mean over its seeds.",
@@ -147,8 +148,9 @@ def explained(against: str, differences: Iterable[Difference]) -> list[str]:
     for of, numbers in counts.items():
         number = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
         of_pairs = said[of].format(number, "" if number == "1" else "s")
+        whose = f" ({'; '.join(labels[of])})" if len(counts) > 1 else ""
         notes.append(
-            f"Minus {against}: the mean of paired differences and its {100 * CONFIDENCE:g} % interval, "
-            f"Student's t {of_pairs}"
+            f"Minus {against}{whose}: the mean of paired differences and its {100 * CONFIDENCE:g} % "
+            f"interval, Student's t {of_pairs}"
         )
     return notes

@@ -1,7 +1,7 @@
 """Curves of one or several runs, and what a method has found out."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import networkx
 import numpy as np
@@ -29,9 +29,10 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
     costs = {"megabytes sent and received": _megabytes}
     if any(_simulated_seconds(seeds[0][0]) for seeds in runs.values()):
         costs["simulated seconds"] = _simulated_seconds
-    figure = Figure((6 * (1 + len(costs)), 4.2), layout="constrained", dpi=150)
+    wrapped = _wrapped(runs)
+    figure = Figure((6 * (1 + len(costs)), _height(wrapped)), layout="constrained", dpi=150)
     left, *others = figure.subplots(1, 1 + len(costs), sharey=True)
-    for label, seeds in runs.items():
+    for number, (name, seeds) in enumerate(zip(wrapped, runs.values(), strict=True)):
         scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
         length = min(len(records) for records in scored)
         if length == 0:
@@ -41,15 +42,14 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
         )
         rounds = [record["round"] for record in scored[0][:length]]
         mean = accuracy.mean(0)
-        wrapped = textwrap.fill(label.replace(",", ", "), LABEL_WIDTH)
-        (line,) = left.plot(rounds, mean, marker=".", label=wrapped)
+        left.plot(rounds, mean, label=name, **_line(number))
         if len(seeds) > 1:
             spread = accuracy.std(0, ddof=1)
-            left.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15)
+            left.fill_between(rounds, mean - spread, mean + spread, color=f"C{number % 10}", alpha=0.15)
         for axes, cost in zip(others, costs.values(), strict=True):
             spent = np.array([np.cumsum([*map(cost, metrics)])[np.array(rounds) - 1] for metrics in seeds])
             if spent.any():
-                axes.plot(spent.mean(0), mean, marker=".", color=line.get_color())
+                axes.plot(spent.mean(0), mean, **_line(number))
     left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes, name in zip(others, costs, strict=True):
@@ -59,6 +59,21 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     return figure
+
+
+def _wrapped(labels: Iterable[str]) -> list[str]:
+    """Labels in lines that a legend has room for."""
+    return [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in labels]
+
+
+def _height(legend: list[str]) -> float:
+    """Inches of a figure in which a legend on the right has room."""
+    return max(4.2, 0.4 + 0.21 * sum(1 + label.count("\n") for label in legend))
+
+
+def _line(number: int) -> dict:
+    """How the line of a run looks; forty look differently."""
+    return {"marker": ".", "color": f"C{number % 10}", "linestyle": LINES[number // 10 % len(LINES)]}
 
 
 def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Figure | None:
@@ -71,7 +86,8 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
     panels = [name for name in shown if name in OF_ACCURACY or name == "per-class"]
     if not panels:
         return None
-    figure = Figure((5 * len(panels) + 2, 4.2), layout="constrained", dpi=150)
+    wrapped = _wrapped(runs)
+    figure = Figure((5 * len(panels) + 2, _height(wrapped)), layout="constrained", dpi=150)
     for place, name in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place)
         for number, seeds in enumerate(runs.values()):
@@ -79,15 +95,14 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
                 [(record["round"], record["accuracy"]) for record in metrics if "accuracy" in record]
                 for metrics in seeds
             ]
-            colour = f"C{number % 10}"
             if name == "per-class":
                 classes = [of_seed[-1][1].get("per_class", []) for of_seed in scored if of_seed]
-                _draw_classes(axes, classes, number, len(runs), colour)
+                _draw_classes(axes, classes, number, len(runs))
                 continue
             length, (_, key) = min(map(len, scored)), OF_ACCURACY[name]
             points = [[accuracy.get(key) for _, accuracy in of_seed[:length]] for of_seed in scored]
             rounds = [round_ for round_, _ in scored[0][:length]]
-            axes.plot(rounds, 100 * np.array(points, float).mean(0), marker=".", color=colour)
+            axes.plot(rounds, 100 * np.array(points, float).mean(0), **_line(number))
         if name == "per-class":
             axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
         else:
@@ -95,18 +110,17 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
             axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
-    marks = [Line2D([], [], color=f"C{number % 10}", marker=".") for number in range(len(runs))]
-    wrapped = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in runs]
+    marks = [Line2D([], [], **_line(number)) for number in range(len(runs))]
     figure.legend(marks, wrapped, fontsize="small", loc="outside right upper")
     return figure
 
 
-def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int, colour: str) -> None:
+def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int) -> None:
     """A bar per class, the mean over seeds, beside those of the other runs."""
     classes = 100 * np.array(seeds, float)
     width = 0.8 / runs
     places = np.arange(classes.shape[1]) + width * (number - (runs - 1) / 2)
-    axes.bar(places, classes.mean(0), width, color=colour)
+    axes.bar(places, classes.mean(0), width, color=f"C{number % 10}")
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:
@@ -116,14 +130,15 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
     """
     titles, several = _of_means(table), len(table.rows) > 1
     width, places = 0.8 / len(table.rows), np.arange(len(titles))
-    figure = Figure((max(5, 1.6 * len(places) + (3 if several else 1)), 4.2), layout="constrained", dpi=150)
+    wrapped = _wrapped(label for label, _ in table.rows)
+    size = max(5, 1.6 * len(places) + (3 if several else 1)), _height(wrapped)
+    figure = Figure(size, layout="constrained", dpi=150)
     axes = figure.add_subplot(title=title, ylabel=unit)
-    for number, (label, of_row) in enumerate(table.rows):
+    for number, (_, of_row) in enumerate(table.rows):
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
         at = places + width * (number - (len(table.rows) - 1) / 2)
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
-        wrapped = textwrap.fill(label.replace(",", ", "), LABEL_WIDTH)
-        axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, label=wrapped)
+        axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, label=wrapped[number])
     named = [textwrap.fill(column.replace(",", ", "), 20) for column in titles]
     axes.set_xticks(places, named, fontsize="small")
     axes.grid(alpha=0.3, axis="y")
@@ -145,7 +160,7 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
         if np.isfinite(mean):
             colour = "white" if mean < middle else "black"
             axes.text(column, row, f"{mean:.1f}", ha="center", va="center", color=colour)
-    labels = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label, _ in table.rows]
+    labels = _wrapped(label for label, _ in table.rows)
     axes.set_xticks(range(len(titles)), [textwrap.fill(column.replace(",", ", "), 20) for column in titles])
     axes.set_yticks(range(len(labels)), labels)
     figure.colorbar(field, label=unit)
@@ -166,7 +181,7 @@ def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
     """
     figure = Figure((8, 0.4 * len(runs) + 1.6), layout="constrained", dpi=150)
     axes = figure.add_subplot(xlabel="megabytes in the whole run")
-    labels = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in runs]
+    labels = _wrapped(runs)
     before = np.zeros(len(runs))
     for way in ("bytes_up", "bytes_down"):
         of_runs = [[sum(record[way] for record in metrics) for metrics in seeds] for seeds in runs.values()]
@@ -197,7 +212,7 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
     names = list(dict.fromkeys(name for per_group in scored for name in per_group))
     if len(names) < 2:
         return None
-    figure = Figure((5 * len(names) + 2, 4.2), layout="constrained", dpi=150)
+    figure = Figure((5 * len(names) + 2, _height(_wrapped(runs))), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(names), sharey=True)
     for number, (label, seeds) in enumerate(of_runs.items()):
         length = min(map(len, seeds))
@@ -206,15 +221,14 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
             if points:
                 of_seeds = [[per_group[name] for _, per_group in records[:length]] for records in seeds]
                 mean = 100 * np.mean(of_seeds, axis=0)
-                axes.plot([r for r, _ in points], mean, marker=".", color=f"C{number}", label=label)
+                axes.plot([r for r, _ in points], mean, label=label, **_line(number))
     for axes, name in zip(panels, names, strict=True):
         axes.set(title=textwrap.fill(name.replace(",", ", "), LABEL_WIDTH), xlabel="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy, mean over clients (%)")
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    wrapped = [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in lines]
-    figure.legend(lines.values(), wrapped, fontsize="small", loc="outside right upper")
+    figure.legend(lines.values(), _wrapped(lines), fontsize="small", loc="outside right upper")
     return figure
 
 

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import networkx
@@ -223,6 +223,8 @@ def check_setup(setup: Setup) -> None:
         )
     if is_saved(setup.partition.partition):
         _check_saved(setup)
+    else:
+        _partitioner(setup)
 
 
 def _check_saved(setup: Setup) -> None:
@@ -261,6 +263,18 @@ def load_source(setup: Setup) -> Source:
     return from_arrays(*made)
 
 
+def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
+    """What divides the data: its name, itself, and its options.
+
+    Raises:
+      JaxflError: if there is none of this name, or it has no such options.
+    """
+    name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
+    options = USUAL.get((setup.data.dataset, name), {}) | options
+    require_call(name, partitioner, "labels", "clients", "rng", **options)
+    return name, partitioner, options
+
+
 def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition:
     """The partition: drawn by `partition_seed`, or read from a file."""
     choice = setup.partition.partition
@@ -280,9 +294,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 "--public held-out."
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
-    name, partitioner, options = choices.function("partition", PARTITIONS, choice)
-    options = USUAL.get((setup.data.dataset, name), {}) | options
-    require_call(name, partitioner, "labels", "clients", "rng", **options)
+    name, partitioner, options = _partitioner(setup)
     by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
     without = on_first_process(partitions.load)(other, source).rows if other else ()

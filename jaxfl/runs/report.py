@@ -82,17 +82,19 @@ def _tabulated(
     results, metrics, by_draw, folder_of = [], {}, {}, {}
     for folder, label, draw in zip(runs, labels, draws, strict=True):
         result, of_run = store.read_finished(folder)
+        same = folder_of.setdefault(label, {}).setdefault(draw, folder)
+        if same != folder:
+            if result["accuracy"] == by_draw[label][draw]["accuracy"]:  # settings of a study can share runs
+                continue
+            raise JaxflError(f"{folder} and {same} are both {label} with one seed; report one of them.")
         results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result
-        same = folder_of.setdefault(label, {}).setdefault(draw, folder)
-        if same != folder:
-            raise JaxflError(f"{folder} and {same} are both {label} with one seed; report one of them.")
     notes = _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
-    if repeated:
-        seeds, partition_seeds = (len(set(of_all)) for of_all in zip(*draws, strict=True))
-        number = f"{seeds} seed{'s' if seeds > 1 else ''}"
-        notes.append(f"Mean and standard deviation over {partition_seeds} partitions with {number} each.")
+    notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
+    if unfinished := store.unfinished_in(folders):
+        number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
+        notes.append(f"Left out: {number} not finished, first of all {unfinished[0]}.")
     table = tabulate(results, show)
     table = table._replace(notes=(*table.notes, *notes))
     if against is not None:
@@ -100,6 +102,27 @@ def _tabulated(
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
     return table, metrics
+
+
+def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
+    """A note that says what ± is over, where it stands anywhere.
+
+    Args:
+      draws: of each label the seeds and partition seeds.
+      repeated: whether every label has every seed on every partition.
+    """
+    numbers = {label: len(of_label) for label, of_label in draws.items()}
+    if max(numbers.values()) == 1:
+        return []
+    what = "Mean and sample standard deviation over"
+    if repeated:
+        seeds, partitions = (len(set(of_all)) for of_all in zip(*next(iter(draws.values())), strict=True))
+        return [f"{what} {partitions} partitions with {seeds} seed{'s' if seeds > 1 else ''} each."]
+    if len(set(numbers.values())) == 1:
+        return [f"{what} {max(numbers.values())} seeds."]
+    return [
+        f"{what} the seeds that there are: {'; '.join(f'{n} of {label}' for label, n in numbers.items())}."
+    ]
 
 
 def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, dict]]) -> Table:
@@ -116,11 +139,12 @@ def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, di
         for label, results in by_draw.items()
     }
     lonely = [label for label, its in differences.items() if not its.pairs and label != against]
-    notes = explained(against, differences.values())
+    notes = explained(against, differences)
     notes += [f"{label} and {against} have no seed in common: nothing can be paired." for label in lonely]
     first, *others = table.titles
     rows = [(label, [cells[0], differences[label], *cells[1:]]) for label, cells in table.rows]
-    return Table([first, f"minus {against}", *others], rows, (*table.notes, *notes))
+    titles = [first, f"minus {against}", *others]
+    return table._replace(titles=titles, rows=rows, notes=(*table.notes, *notes))
 
 
 def _check_partitions(against: str, folders: Mapping[str, Mapping[Draw, Path]]) -> None:

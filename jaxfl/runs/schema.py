@@ -83,7 +83,7 @@ RESULT = {
     "stopped_at_target?": bool,
     "seconds": {"*": NUMBER},
 }
-END = {"failures": [str]}
+END = {"failures": [str], "order?": [str]}
 
 
 def fits(value: Any, schema: Any) -> bool:

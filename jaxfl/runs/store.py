@@ -30,6 +30,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
+STUDY = "study.csv"
 TOPOLOGY = "topology.txt"
 INITIAL = "initial.npz"
 OF_END = "newcomers"  # what only the last round of a run has in its metrics
@@ -225,22 +227,44 @@ def failures_in(folder: Path) -> list[str]:
 
 @reads
 def finished_in(folders: list[Path]) -> list[Path]:
-    """The folders of all finished runs in some folders or below, each once, in the order in which they ended.
+    """The folders of all finished runs in some folders or below, each once.
+
+    Folders are in the order in which they are given. Those of one of them are in the order of its comparison,
+    which is that in which methods were named, and otherwise in that in which they began.
 
     Raises:
       JaxflError: if there is none in one of them.
     """
-    ended = {}
+    ended, places = {}, {}
+
+    def place(run):
+        comparison = run.parent.parent
+        if comparison not in places:
+            its = _read_json(comparison / END, schema.END) if (comparison / END).exists() else {}
+            places[comparison] = its.get("order", [])
+        order, config = places[comparison], run / CONFIG
+        known = order.index(run.parent.name) if run.parent.name in order else len(order)
+        return known, config.stat().st_mtime if config.exists() else 0.0, run
+
     for folder in folders:
-        found = {path.parent.resolve(): path.stat().st_mtime for path in folder.rglob(RESULT)}
+        found = sorted({path.parent.resolve() for path in folder.rglob(RESULT)}, key=place)
         if not found:
             raise JaxflError(f"There is no finished run in {folder}.")
-        ended |= found
-    return sorted(ended, key=ended.__getitem__)
+        ended |= dict.fromkeys(found)
+    return list(ended)
+
+
+@reads
+def unfinished_in(folders: Iterable[Path]) -> list[Path]:
+    """The folders of runs in some folders or below that have begun, but not finished."""
+    begun = {path.parent for folder in folders for path in folder.rglob(PARTITION)}
+    return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
 
 
 def _read_json(path: Path, form: dict) -> dict:
     if not path.is_file():
+        if (path.parent / STUDY).exists():
+            raise JaxflError(f"{path.parent} is a study's; name one of the folders in it, a comparison each.")
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
     text = path.read_bytes()
     try:

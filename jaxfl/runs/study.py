@@ -22,16 +22,17 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest, read_text
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.compare import compare, is_begun, plan
+from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
 from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.observer import NOBODY, Observer
-from jaxfl.runs.paired import UNPAIRED, Difference, Draw, explained, paired
+from jaxfl.runs.paired import UNPAIRED, Draw, explained, paired
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
+from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, measure
 from jaxfl.runs.target import by_target
 from jaxfl.runs.variant import Variant, choose, provided
 
 METHOD = "method"  # the axis that every study has
+MOST_NAMED = 6  # cells, where a note counts some
 
 
 class Study(NamedTuple):
@@ -85,7 +86,7 @@ def read(path: Path) -> Study:
     for name in said:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
-    axes = said.get("axes", {})
+    axes, options = said.get("axes", {}), said.get("options", {})
     kinds = {"methods": list, "options": dict, "axes": dict, "seeds": int, "partition_seeds": int}
     for name, value in said.items():
         kind = kinds.get(name, str)
@@ -93,8 +94,13 @@ def read(path: Path) -> Study:
             raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
         if kind is str:  # a table's notes have a line each
             said[name] = " ".join(value.split())
-    if not said.get("methods"):
-        raise JaxflError(f'{path} names no methods; add methods = ["fedavg", "fedper"].')
+    if not said.get("methods") or not all(isinstance(choice, str) for choice in said["methods"]):
+        raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
+    for name in ("seeds", "partition_seeds"):
+        if said.get(name, 1) < 1:
+            raise JaxflError(f"{path}: {name} must be at least 1, not {said[name]}.")
+    if both := [name for name in axes if name in options]:
+        raise JaxflError(f"{path}: {both[0]} is an option and an axis; leave it out of one.")
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
@@ -117,12 +123,23 @@ def read(path: Path) -> Study:
                 f"{path}: {choice} has a {name} of its own, which is an axis; leave it out of one."
             )
     for setting in settings(study):
-        _, setup = _planned(study, setting)
+        variants, setup = _planned(study, setting)
+        check_distinct(variants)
         if study.show.endswith("to-target") and not setup.run.target:
             raise JaxflError(
                 f"{path} shows {study.show}, but has no target; add target = [0.5] to its options."
             )
     return study
+
+
+def usual_folder(path: Path) -> Path:
+    """Where a study's runs go if nobody says where: files of one name have folders of their own.
+
+    >>> str(usual_folder(Path("experiments/digits/label-skew.toml")))
+    'runs/digits-label-skew'
+    """
+    beside = "" if path.parent == Path() else path.resolve().parent.name
+    return Path("runs") / "-".join(filter(None, [beside, path.stem]))
 
 
 def settings(study: Study) -> list[dict[str, Any]]:
@@ -146,6 +163,7 @@ def run(
     *,
     part: tuple[int, int] = (1, 1),
     data_dir: Path | None = None,
+    changed_code: bool = False,
     max_seconds: float | None = None,
     observer: Observer = NOBODY,
 ) -> tuple[Table | None, list[str]]:
@@ -157,6 +175,7 @@ def run(
       part: (k, n): only every n-th setting, from the k-th on. Several machines divide a study like that; the
         table has what all of them have finished.
       data_dir: see `jaxfl.config.setup.MachineOptions`.
+      changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done.
       observer: is told what happens.
 
@@ -167,6 +186,8 @@ def run(
       Interrupted: early, see `jaxfl.runs.interrupt`.
     """
     number, parts = part
+    if parts < 1:
+        raise JaxflError(f"--part {number}/{parts}: there is one part at least.")
     if not 1 <= number <= parts:
         raise JaxflError(
             f"--part {number}/{parts} is none of {parts} parts; write 1/{parts} to {parts}/{parts}."
@@ -185,6 +206,8 @@ def run(
                     study.seeds,
                     _folder(folder, setting),
                     partition_seeds=study.partition_seeds,
+                    changed_code=changed_code,
+                    beside=True,  # of seeds and methods that the file no longer names
                     observer=observer,
                 )
                 said = made.failures
@@ -200,14 +223,16 @@ def run(
             failures += [f"{named(setting)}: {sentence}" if setting else sentence for sentence in said]
     cells = finished(study, folder)
     if not cells.results:
+        if store.holds(folder, store.STUDY):
+            observer.warned(f"{folder / store.STUDY} and what is beside it are of runs with other options.")
         return None, failures
     table = tabulate(cells)
-    forms = {"study.csv": as_csv, "study.md": as_markdown, "study.tex": as_latex}
+    forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
     files.write_texts(folder, {name: form(table) for name, form in forms.items()})
     from jaxfl.runs.plot import draw_grid, draw_table  # here: whoever draws nothing does not wait for it
 
     draw = draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else draw_table
-    unit = measure(study.show).title
+    unit = shown(study).title
     files.write_pictures(folder, {"study.png": lambda: draw(table, study.title, unit)})
     return table, failures
 
@@ -237,15 +262,23 @@ def tabulate(cells: Cells) -> Table:
 
     Where the study compares methods `against` one of them, columns of differences stand behind these.
     """
-    study, (what, value, of_clients) = cells.study, measure(cells.study.show)
-    rows = {}
+    study, (what, value, of_clients) = cells.study, shown(cells.study)
+    expected = study.seeds * study.partition_seeds
+    rows, differences, incomplete, missed = {}, {}, [], []
 
     def title(value):
         return value if study.columns == METHOD else named({study.columns: value})
 
     for choice, setting in itertools.product(study.methods, settings(study)):
-        if of_seeds := cells.results.get((named(setting), choice)):
+        of_seeds = cells.results.get((named(setting), choice), {})
+        its = f"{choice} {named(setting)}".rstrip()
+        if len(of_seeds) < expected:
+            incomplete.append(f"{its} has {len(of_seeds)} of {expected}")
+        if of_seeds:
             values = [value(result) for result in of_seeds.values()]
+            reached = int(np.isfinite(values).sum())
+            if study.show.endswith("to-target") and 0 < reached < len(values):
+                missed.append(f"{its} in {reached} of {len(values)} runs")
             where = setting | {METHOD: choice}
             column = title(where.pop(study.columns))
             method, others = where.pop(METHOD, None), named(where)
@@ -254,12 +287,16 @@ def tabulate(cells: Cells) -> Table:
             rows.setdefault(row, {})[column] = Cell(float(np.mean(values)), std)
             if study.against and choice != study.against:
                 rivals = cells.results.get((named(setting), study.against), {})
-                rows[row][f"{column} minus {study.against}"] = paired(of_seeds, rivals, value, of_clients)
-    number = study.seeds * study.partition_seeds
-    spread = f", mean and standard deviation over {number} runs" if number > 1 else ""
+                differences[its] = paired(of_seeds, rivals, value, of_clients)
+                rows[row][f"{column} minus {study.against}"] = differences[its]
+    over = f"{expected} runs"
+    if study.partition_seeds > 1:
+        over = f"{study.partition_seeds} partitions with {study.seeds} seed{'s' * (study.seeds > 1)} each"
+    spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
     notes = [f"{study.title}: {what}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
-    missing = number * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
-    notes += [f"{missing} of its runs are not there yet."] if missing else []
+    missing = expected * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
+    notes += [f"{missing} of its runs are not there: {_listed(incomplete)}."] if missing else []
+    notes += [f"The target is reached by {_listed(missed)}."] if missed else []
     means = list(map(title, study.methods if study.columns == METHOD else study.axes[study.columns]))
     nothing = dict.fromkeys(means, Cell(float("nan"), None))
     nothing |= {f"{column} minus {study.against}": UNPAIRED for column in means}
@@ -267,8 +304,19 @@ def tabulate(cells: Cells) -> Table:
         column: cell for column, cell in nothing.items() if any(column in its for its in rows.values())
     }
     body = [(row, [*(nothing | of_row).values()]) for row, of_row in rows.items()]
-    differences = [cell for _, of_row in body for cell in of_row if isinstance(cell, Difference)]
     return Table([*nothing], body, (*notes, *explained(study.against, differences)))
+
+
+def _listed(sentences: list[str]) -> str:
+    """The first few of some sentences in one, and how many there are beside."""
+    more = len(sentences) - MOST_NAMED
+    return "; ".join(sentences[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def shown(study: Study) -> Measure:
+    """What the table shows, and how that is called; a target is named where all settings have one."""
+    targets = [_planned(study, setting)[1].run.target for setting in settings(study)]
+    return measure(study.show, targets[0][0] if len(set(targets)) == 1 and targets[0] else None)
 
 
 def found_below(folder: Path) -> dict[str, Study]:

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,11 @@ OF_ACCURACY = {  # of the deployed models beside the mean: its title, and its na
     "pooled": ("of all rows %", "pooled"),
     "macro-f1": ("macro F1 %", "macro_f1"),
 }
+IN_LATEX = str.maketrans(
+    {mark: f"\\{mark}" for mark in "&%_#${}"}
+    | {"\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}"}
+    | {"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}"}
+)
 SHOWN = (*OF_ACCURACY, "per-class", "flops", "lost")  # on request
 MOST_COLUMNS = 12  # of a table that stands upright in a terminal
 _NEWCOMERS = (
@@ -56,12 +61,13 @@ class Table(NamedTuple):
     """Rows of a label and cells, with a title per column; as text it is Markdown.
 
     The first column has means. Notes say what is to be known of all rows: what the spread is over, what is
-    not comparable.
+    not comparable. The rows that are best stand out, by their numbers.
     """
 
     titles: list[str]
     rows: Sequence[tuple[str, Sequence[Cell | Difference]]]
     notes: tuple[str, ...] = ()
+    best: Collection[int] = ()
 
     def __str__(self) -> str:
         return as_markdown(self)
@@ -132,7 +138,9 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         for label, of_label in seeds.items()
         if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
-    return Table([title for title, _ in columns], rows, tuple(filter(None, notes)))
+    accuracies = [cells[0].mean for _, cells in rows]
+    best = [number for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
+    return Table([title for title, _ in columns], rows, tuple(filter(None, notes)), best)
 
 
 class Measure(NamedTuple):
@@ -149,12 +157,18 @@ class Measure(NamedTuple):
     of_clients: Callable[[dict], list[float | None]] | None = None
 
 
-def measure(name: str) -> Measure:
+def measure(name: str, target: float | None = None) -> Measure:
     """What a study shows.
+
+    Args:
+      name: "accuracy", "received", "megabytes", "rounds-to-target", "megabytes-to-target" or a column of
+        `SHOWN` of which there is one.
+      target: the accuracy, for the title of what is spent until it is reached.
 
     Raises:
       JaxflError: if nobody knows it.
     """
+    reached = "the target" if target is None else f"{100 * target:g} %"
     of_run = [name for name in SHOWN if name != "per-class"]
     known = {name: Measure(*column) for name in of_run for column in _on_request(name, [])}
     for moment, title in (("accuracy", "accuracy, mean over clients %"), ("received", "received %")):
@@ -164,9 +178,9 @@ def measure(name: str) -> Measure:
             lambda r, moment=moment: [_percent(share) for share in r[moment]["per_client"]],
         )
     known["megabytes"] = Measure("MB sent and received", lambda r: (r["bytes_up"] + r["bytes_down"]) / 1e6)
-    known["rounds-to-target"] = Measure("rounds to the first target", lambda r: _to_target(r, "round"))
+    known["rounds-to-target"] = Measure(f"rounds to {reached}", lambda r: _to_target(r, "round"))
     known["megabytes-to-target"] = Measure(
-        "MB to the first target", lambda r: _to_target(r, "bytes_up", "bytes_down") / 1e6
+        f"MB to {reached}", lambda r: _to_target(r, "bytes_up", "bytes_down") / 1e6
     )
     if name not in known:
         raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
@@ -213,7 +227,9 @@ def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
         (f"rounds to {accuracy}", lambda r: spent(r, "round")),
         (f"MB to {accuracy}", lambda r: spent(r, "bytes_up", "bytes_down") / 1e6),
     ]
-    return columns + ([(f"s to {accuracy}", lambda r: spent(r, "simulated_seconds"))] if timed else [])
+    return columns + (
+        [(f"simulated s to {accuracy}", lambda r: spent(r, "simulated_seconds"))] if timed else []
+    )
 
 
 def _reaching(label: str, target: str, results: list[dict]) -> str | None:
@@ -230,9 +246,8 @@ def _cell(values: list[float]) -> Cell:
 
 
 def as_text(table: Table) -> RichTable:
-    """For the terminal; the best mean accuracy is bold. With too many columns the table lies on its side."""
-    best = max(cells[0].mean for _, cells in table.rows)
-    styles = ["bold" if cells[0].mean == best else "" for _, cells in table.rows]
+    """For the terminal; the best rows are bold. With too many columns the table lies on its side."""
+    styles = ["bold" if number in table.best else "" for number in range(len(table.rows))]
     labels = [label for label, _ in table.rows]
     texts = [[cell.text() for cell in cells] for _, cells in table.rows]
     wide = len(table.titles) > MOST_COLUMNS
@@ -251,26 +266,25 @@ def as_text(table: Table) -> RichTable:
 
 def as_markdown(table: Table) -> str:
     """A Markdown table."""
-    lines = [["method", *table.titles], ["---"] * (1 + len(table.titles))]
-    lines += [[label, *(cell.text() for cell in cells)] for label, cells in table.rows]
+
+    def escaped(text):
+        return text.replace("|", "\\|")
+
+    lines = [["method", *map(escaped, table.titles)], ["---"] * (1 + len(table.titles))]
+    lines += [[escaped(label), *(cell.text() for cell in cells)] for label, cells in table.rows]
     return "".join(["| " + " | ".join(line) + " |\n" for line in lines] + [f"\n{it}\n" for it in table.notes])
 
 
 def as_latex(table: Table) -> str:
     """A LaTeX tabular."""
 
-    def escaped(text):
-        for mark in "&%_#":
-            text = text.replace(mark, "\\" + mark)
-        return text
-
     def typeset(cell):
         if isinstance(cell, Cell):
             return cell.text("{\\scriptsize$\\pm$}")
         return cell.text().replace("-", "$-$").replace("+", "$+$")
 
-    lines = [["method", *map(escaped, table.titles)]]
-    lines += [[escaped(label), *map(typeset, cells)] for label, cells in table.rows]
+    lines = [["method", *(title.translate(IN_LATEX) for title in table.titles)]]
+    lines += [[label.translate(IN_LATEX), *map(typeset, cells)] for label, cells in table.rows]
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     columns = "l" + "r" * len(table.titles)
     notes = "".join(f"% {note}\n" for note in table.notes)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +10,15 @@ import jax
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import Unread, check, hints, text
-from jaxfl.config.own_code import own_code
+from jaxfl.config.own_code import line_of, own_code
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.core.check import checked
 from jaxfl.core.protocol import Algorithm, Method
 from jaxfl.core.rounds import Programs, as_programs
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
+
+NEEDS = ("public", "validation", "links")
 
 
 class Variant(NamedTuple):
@@ -96,7 +98,7 @@ def _algorithm(build: Callable, options: Any) -> Algorithm:
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
     """The setup with what the methods need and the user has not chosen: images, validation rows, links."""
     variants = list(variants)
-    needed = {name for variant in variants for name in variant.method.needs(variant.config)}
+    needed = {name for variant in variants for name in _needs(variant)}
     if "links" in needed and setup.run.topology == "none":
         setup = setup.replace(topology="complete")
     if "links" not in needed and setup.run.topology != "none":
@@ -111,7 +113,18 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
     )
 
 
+def _needs(variant: Variant) -> Collection[str]:
+    """What a method needs, if that can be had."""
+    needs = variant.method.needs(variant.config)
+    if isinstance(needs, str) or not isinstance(needs, Collection) or not set(needs) <= set(NEEDS):
+        raise JaxflError(
+            f"{line_of(variant.method.needs)}: needs returns {needs!r}; let it be a set of some of "
+            f"{', '.join(NEEDS)}."
+        )
+    return needs
+
+
 def own_setup(setup: Setup, variant: Variant) -> Setup:
     """The setup of several methods as one of them has it: without links where it has no use for them."""
-    linked = "links" in variant.method.needs(variant.config)
+    linked = "links" in _needs(variant)
     return setup if linked else setup.replace(topology="none")

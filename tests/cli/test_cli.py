@@ -360,7 +360,7 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert [row[0] for row in made.table.rows] == ["fedavg"]
     assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"]
     (sentence,) = made.failures
-    assert sentence.startswith("fedavg,lr=1e+30: the loss or the predictions of client")
+    assert sentence.startswith("fedavg,lr=1e+30: the loss of client")
     with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
         jaxfl.compare("ditto", lam=1.0)
     with pytest.raises(jaxfl.JaxflError, match="no column 'worst-ten'; did you mean 'worst-tenth'?"):

@@ -15,6 +15,8 @@ import pytest
 import jaxfl
 from jaxfl.cli import main
 from jaxfl.config import own_code
+from jaxfl.core.check import checked
+from jaxfl.registry import METHODS
 
 OWN = Path(__file__).parents[1] / "own"
 WRONG = (OWN / "wrong.py").read_text().splitlines()
@@ -33,6 +35,7 @@ def line(text):
 
 
 RUN = "run fedavg @own.args"
+OPTION = "from jaxfl.authoring import *\n\n@options\nclass Own(Training):\n   "
 REFUSED = [
     (
         "run wrong.py:adds_to_the_state",
@@ -106,6 +109,20 @@ REFUSED = [
         "has an option 'rounds' of its own",
         "of every run (--rounds)",
     ),
+    (
+        "run wrong.py:a_key_in_the_state",
+        "init=lambda key, federation, hyper",
+        "init puts a random key into state[1]; nothing random belongs there",
+    ),
+    ("run wrong.py:takes_no_key", "def keyless", "loss has the parameters (weights, batch), but is called"),
+    (
+        "run wrong.py:updates_alone",
+        "def forgetful",
+        "Memory.update has the parameters (participant), but is called with (participant, trained)",
+    ),
+    ("run wrong.py:aggregates_alone", "def alone", "Memory.aggregate returns a Weights, and not a pair"),
+    ("run wrong.py:needs_a_word", "needs_a_word =", "a set of some of public, validation, links"),
+    ("run wrong.py:undecorated", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),
     ("run wrong.py:no_options", "", "config has to be a subclass of jaxfl.Training"),
     (
         f"{RUN} --partition wrong.py:two_arguments",
@@ -169,9 +186,7 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
 def test_a_loop_of_jax_around_descend_is_refused_in_words(capsys):
     """JAX takes its time to find out who holds the value."""
     sentence = refused(capsys, "run wrong.py:loops_outside @own.args")
-    assert (
-        "scan and cond of jaxfl.authoring, not those of jax.lax" in sentence and "wrong.py, line" in sentence
-    )
+    assert "scan and cond of jaxfl.authoring, not vmap and" in sentence and "wrong.py, line" in sentence
 
 
 @pytest.mark.parametrize(
@@ -187,6 +202,11 @@ def test_a_loop_of_jax_around_descend_is_refused_in_words(capsys):
             "run wrong.py:ungathered @own.args",
             "own=everyones",
             "ValueError: a leaf of own or weights has the",
+        ),
+        (
+            "run wrong.py:integers @own.args",
+            "(None, client.size)",
+            "ValueError: a sum over clients is of floats, and a part of it is int32; convert it",
         ),
         ("run wrong.py:lacks_up @own.args", "lacks_up =", "TypeError: Info.__new__() missing 1 required"),
         (f"{RUN} --partition wrong.py:divides_by_zero", "1 // 0", "ZeroDivisionError: "),
@@ -243,6 +263,14 @@ def test_a_grid_over_a_method_of_ones_own_is_one_program(capsys):
     assert "4 of 4 runs in compared have finished with other code of yours" in capsys.readouterr().err
 
 
+def test_a_round_of_ones_own_is_no_mere_mean():
+    """Which others may compute as well, see `jaxfl.core.protocol.Averaged`."""
+    method = METHODS["fedavg"]
+    right = method.build(method.config())
+    altered = right._replace(step=lambda key, state, federation, cohort: None)
+    assert checked(right, method.build).averaged and not checked(altered, method.build).averaged
+
+
 def test_helpers_of_two_folders_are_told_apart(tmp_path):
     """And the path is as it was."""
     before = list(sys.path)
@@ -266,6 +294,15 @@ def test_helpers_of_two_folders_are_told_apart(tmp_path):
         ("import jaxfl\n\nx = y\n", "broken.py, line 3)"),
         ("import jaxfl\nimport nowhere_at_all\n", "No module named 'nowhere_at_all' ("),
         ("import sys\nsys.exit()\n", "broken.py does not load: SystemExit"),
+        (
+            f"{OPTION} mu: float = within('[0 inf)', 0.1)\n",
+            "'mu' of Own lies in '[0 inf)', which is no interval",
+        ),
+        (
+            f"{OPTION} epochs: str = '5'\n",
+            "'epochs' of Own is a text, and a whole number or a number in Training",
+        ),
+        (f"{OPTION} mu: 'flaot' = 0.1\n", "An option of Own has a type that nobody knows: name 'flaot'"),
     ],
 )
 def test_a_file_that_does_not_load(folder, capsys, text, words):

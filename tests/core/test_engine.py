@@ -272,7 +272,9 @@ def writes_models(returned, *_):
 
 
 def counts_rows(returned, key, state, federation, cohort):
-    return returned[0], returned[1]._replace(findings={"rows": {"of all": federation.groups[0].size.sum()}})
+    rows = federation.groups[0].size.sum().astype(float)
+    shared = jax.tree.map(lambda leaf: leaf + 1 / rows, returned[0].shared)
+    return returned[0]._replace(shared=shared), returned[1]
 
 
 def draws_by_place(returned, key, federation, hyper):
@@ -488,7 +490,7 @@ def test_divergence_names_round_and_client(programs, federation, cohorts):
     broken = dataclasses.replace(federation, images=federation.images.at[rows].set(jnp.inf))
     good, bad = simulate(programs, broken, CONFIG, cohorts, KEY, eval_every=3)
     assert good.diverged is None
-    assert bad.diverged == (joins, client)
+    assert bad.diverged == (joins, client, "loss")
     assert bad.scores is None
     assert len(bad.reports) == 1
 
@@ -502,7 +504,7 @@ def test_divergence_of_an_absent_client_shows_in_its_predictions(programs, feder
     second = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf[0], np.nan), leaf[1]]), second)
     broken = before._replace(kept=(first, second))
     (bad,) = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1, start=t, state=broken)
-    assert bad.diverged == (t, client)
+    assert bad.diverged == (t, client, "predictions")
     assert bad.scores is None
 
 
@@ -601,7 +603,7 @@ def test_bad_rows_of_one_client_do_not_reach_the_others():
     programs = as_programs(METHODS["local"].build(config))
     (chunk,) = simulate(programs, federation, config, cohorts, KEY, eval_every=1)
     loss = np.concatenate(chunk.reports[0].info.loss)
-    assert chunk.diverged == (0, 0)
+    assert chunk.diverged == (0, 0, "loss")
     assert np.isfinite(loss).tolist() == [False, True, True, True, True]
 
 

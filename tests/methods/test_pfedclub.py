@@ -178,6 +178,10 @@ def test_a_chain_of_own_blocks_is_the_model(parts):
 def test_a_layer_fits_only_where_shapes_differ():
     assert stitching.between((4, 4, 2), (4, 4, 2), vector=True) is None
     assert stitching.between((5,), (5,), vector=True) is None
+    assert stitching.between((5,), (1, 1, 5), vector=True) is None  # a dense block takes both as one vector
+    assert stitching.between((1, 1, 5), (5,), vector=True) is None
+    assert stitching.between((5,), (1, 1, 5), vector=False) == Stitch((5,), (1, 1, 5))
+    assert stitching.between((2, 2, 5), (20,), vector=True) == Stitch((2, 2, 5), (20,))
     assert stitching.between((5,), (4, 4, 2), vector=True) == Stitch((5,), (32,))
     assert stitching.between((5,), (4, 4, 2), vector=False) == Stitch((5,), (4, 4, 2))
 

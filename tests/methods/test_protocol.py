@@ -30,15 +30,14 @@ from conftest import (
 
 import jaxfl
 from jaxfl import algorithms, cli
-from jaxfl.core import tree
 from jaxfl.core.check import check, checked
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Algorithm, Info
-from jaxfl.core.training import Training
+from jaxfl.core.protocol import Algorithm
 from jaxfl.data.federation import federate
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
+from jaxfl.runs.trial import group_of, rates, whole_round, with_rates
 from methods.cases import CASES, Case, short
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
@@ -58,16 +57,6 @@ ARGUMENTS = {
     "embeddings": ["state"],
     "prepare": ["key", "state", "federation", "cohort"],
 }
-
-
-class Round(NamedTuple):
-    """All that a method computes in a round; the logits after it, per group (k_g, images, outputs)."""
-
-    state: Any
-    info: Info
-    trained: tuple
-    received: tuple
-    personal: tuple
 
 
 class Played(NamedTuple):
@@ -105,57 +94,6 @@ def played(request, federation):
     play = Program(whole_round(algorithm))
     state = play(jax.random.key(1), start(federation), federation, cohort(federation, EVERYONE)).state
     return Played(CASES[method.name], algorithm, play, state, stacked)
-
-
-def whole_round(algorithm):
-    """The function ``(key, state, federation, cohort) -> Round`` of an algorithm."""
-
-    def logits(predictors, federation, cohort):
-        x = federation.inputs(jnp.arange(40, 44))
-        return tuple(
-            jax.lax.map(
-                lambda one: predictor.predict(model, predictor.shared, one[1], x),  # noqa: B023
-                (slots.index, predictor.stacked),
-            )
-            for model, predictor, slots in zip(federation.models, predictors, cohort.groups, strict=True)
-        )
-
-    def play(key, state, federation, cohort):
-        state, info = algorithm.step(key, state, federation, cohort)
-        trained = logits(info.trained, federation, cohort)
-        info = info._replace(trained=None)
-        received = logits(algorithm.receive(key, state, federation, cohort), federation, cohort)
-        if algorithm.personal is algorithm.receive:  # not compiled twice
-            return Round(state, info, trained, received, received)
-        personal = logits(algorithm.personal(key, state, federation, cohort), federation, cohort)
-        return Round(state, info, trained, received, personal)
-
-    return play
-
-
-def is_options(node):
-    return isinstance(node, Training)
-
-
-def rates(state):
-    """The rates that a state carries, {name: value}."""
-    (options,) = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
-    return {tree.names(path)[0]: rate for path, rate in jax.tree.leaves_with_path(options)}
-
-
-def with_rates(state, rates):
-    """The state with other values of some rates."""
-    return jax.tree.map(
-        lambda node: dataclasses.replace(node, **traced(rates)) if is_options(node) else node,
-        state,
-        is_leaf=is_options,
-    )
-
-
-def group_of(path):
-    """Whose leaf it is: whatever differs per group is a tuple with one entry per group."""
-    places = (entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey))
-    return next(places, None)
 
 
 def test_arguments_have_their_names_and_order(played):

@@ -16,6 +16,7 @@ from jax import lax
 from jaxfl.errors import JaxflError
 from jaxfl.models import Block, Model, measured, repeated, zoo
 from jaxfl.models.blocks import AdaptiveMean, Bottleneck, ConvBlock, DenseBlock, Linear, Norm
+from jaxfl.models.build import scaled
 from jaxfl.models.conv import (
     CONVOLUTIONS,
     conv,
@@ -327,9 +328,17 @@ def test_depth_counts_the_convolutions_of_the_main_path(name, depth):
 
 
 @pytest.mark.parametrize(
+    ("width", "count", "found"), [(1, 30, 30), (0.1, 30, 3), (1 / 3, 3, 1), (1 / 16, 6, 1), (1 / 8, 84, 11)]
+)
+def test_widths_are_rounded_up(width, count, found):
+    """HeteroFL's ceil(r C), where r C is what it is meant to be."""
+    assert scaled(width, count) == found
+
+
+@pytest.mark.parametrize(
     ("name", "options", "ends"),
     [
-        ("resnet18", {"width": 0.05}, [(32, 32, 3), (4, 4, 26)]),
+        ("resnet18", {"width": 0.05}, [(32, 32, 4), (4, 4, 26)]),
         ("resnet50", {"stem": "imagenet"}, [(16, 16, 64), (1, 1, 2048)]),
         long("densenet121", {"stem": "imagenet"}, [(16, 16, 64), (1, 1, 1024)]),  # DraftFed, table I
     ],

@@ -7,12 +7,12 @@ import own
 from own import Dense, build
 
 import jaxfl
-from jaxfl.authoring import descend, map_clients, own_rows
+from jaxfl.authoring import Memory, descend, map_clients, own_rows, per_group, sharing
 from jaxfl.models import Block, Model
 
 
-def method(build=build, config=own.FedProx):
-    return jaxfl.Method("wrong", build, config, "a mistake")
+def method(build=build, config=own.FedProx, **more):
+    return jaxfl.Method("wrong", build, config, "a mistake", **more)
 
 
 def with_step(change):
@@ -41,6 +41,12 @@ def with_predict(predict):
     return method(altered)
 
 
+def keeps_a_key(config):
+    right = build(config)
+    return right._replace(init=lambda key, federation, hyper: (right.init(key, federation, hyper), key))
+
+
+a_key_in_the_state = method(keeps_a_key)
 adds_to_the_state = with_step(lambda state, info: ((*state, jnp.zeros(3)), info))
 changes_a_shape = with_step(lambda state, info: (jax.tree.map(lambda leaf: leaf[None], state), info))
 changes_a_container = with_step(lambda state, info: ([*state], info))
@@ -92,6 +98,10 @@ def no_statistics(weights, batch, key):
     return jnp.zeros(()), None
 
 
+def keyless(weights, batch):
+    return jnp.zeros(()), weights.stats
+
+
 def fine(weights, batch, key):
     return jnp.zeros(()), weights.stats
 
@@ -107,8 +117,32 @@ def gathers_nothing(config):
     return right._replace(step=step)
 
 
+def sums_integers(config):
+    right = build(config)
+
+    def step(key, state, federation, cohort):
+        ones = per_group(lambda slots: jnp.ones(slots.mask.shape), cohort.groups)
+        map_clients(lambda key, client, *_: (None, client.size), key, federation, cohort, weights=ones)
+        return right.step(key, state, federation, cohort)
+
+    return right._replace(step=step)
+
+
+def forgetful(participant):
+    return None, None
+
+
+def alone(shared, server, means, hyper):
+    return means.model
+
+
+integers = method(sums_integers)
+updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))
+aggregates_alone = method(lambda config: sharing(config, memory=Memory(aggregate=alone)))
+needs_a_word = method(needs=lambda config: "public")
 ungathered = method(gathers_nothing)
 returns_a_value_alone = with_loss(value_alone)
+takes_no_key = with_loss(keyless)
 returns_a_value_of_rows = with_loss(value_of_rows)
 returns_no_statistics = with_loss(no_statistics)
 loops_outside = with_training(
@@ -144,6 +178,13 @@ class Rounds(jaxfl.Training):
     """Of its own."""
 
 
+class Undecorated(jaxfl.Training):
+    """Options that no program knows."""
+
+    mu: float = 0.1
+
+
+undecorated = method(config=Undecorated)
 takes_a_name = method(config=Rounds)
 no_options = method(config=dict)
 

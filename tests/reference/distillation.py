@@ -1,5 +1,6 @@
 """A server that distils an ensemble on the round's public images."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -23,7 +24,7 @@ def distilled(client, weights, teacher, x, orders, options):
         weights,
         taught(client, x, teacher, squared, options),
         orders,
-        options,
+        dataclasses.replace(options, clip_norm=None),  # of clients
         lr=rate,
         batch_size=options.public_batch,
         optimizer="undecayed adam",

@@ -827,7 +827,8 @@ def test_options_that_are_younger_than_a_run_have_their_defaults(
     assert len(json.loads((run / "result.json").read_text())["code"]) == 1
     found, made = (jaxfl.load(path).metrics for path in (run, finished))
     assert [line["loss"] for line in found] == [line["loss"] for line in made]
-    assert len((folder / "table.md").read_text().splitlines()) == 3  # both seeds are of one method
+    table, _, note = (folder / "table.md").read_text().partition("\n\n")
+    assert len(table.splitlines()) == 3 and "over 2 seeds" in note  # both are of one method
 
 
 CAP_DAC_OVERRIDE = 1 << 1  # of Linux: to write whatever the modes of files say

@@ -1,9 +1,13 @@
 """How much better one method is than another: pairs, and what Student's t makes of them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from jaxfl.errors import JaxflError
+from jaxfl.runs.compare import check_distinct
 from jaxfl.runs.paired import UNPAIRED, Difference, explained, interval, paired
 from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
 
@@ -52,7 +56,15 @@ def test_several_partitions_are_the_pairs():
 
 def test_what_cannot_be_paired_is_no_difference():
     assert paired({(0, 0): result(0.5)}, {(1, 0): result(0.5)}, VALUE, OF_CLIENTS) is UNPAIRED
-    assert UNPAIRED.text() == "-" and not explained("fedavg", [UNPAIRED])
+    assert UNPAIRED.text() == "-" and not explained("fedavg", {"local": UNPAIRED})
+
+
+def test_notes_tell_which_differences_are_over_what():
+    kinds = {"a": Difference(1.0, 0.5, 1.5, 3, "seeds"), "b": Difference(1.0, 0.5, 1.5, 20, "clients")}
+    (alone,) = explained("m0", {"a": kinds["a"]})
+    assert alone.startswith("Minus m0: ")
+    seeds, clients = explained("m0", kinds)
+    assert seeds.startswith("Minus m0 (a): ") and clients.startswith("Minus m0 (b): ")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,8 @@ def test_a_difference_says_whether_it_is_inside_the_spread(differences, text):
 def test_tables_hold_the_ends_of_intervals():
     differences = [UNPAIRED, Difference(-1.5, -2.0, 0.25, 3, "seeds")]
     rows = [(f"m{i}", [Cell(90.0, None), its, Cell(1.0, 0.5)]) for i, its in enumerate(differences)]
-    table = Table(["accuracy %", "minus m0", "MB up"], rows, tuple(explained("m0", differences)))
+    notes = explained("m0", dict(zip(("m0", "m1"), differences, strict=True)))
+    table = Table(["accuracy %", "minus m0", "MB up"], rows, tuple(notes))
     head, first, second = as_csv(table).splitlines()
     assert head == "method,accuracy %,accuracy % std,minus m0,minus m0 low,minus m0 high,MB up,MB up std"
     assert first == "m0,90.0000,,,,,1.0000,0.5000"
@@ -79,3 +92,21 @@ def test_tables_hold_the_ends_of_intervals():
     assert "| -1.50 [-2.00, +0.25], inside the spread |" in as_markdown(table)
     assert "Student's t over 3 seeds." in as_markdown(table)
     assert "& $-$1.50 [$-$2.00, $+$0.25], inside the spread &" in as_latex(table)
+
+
+def test_labels_keep_the_form_of_a_table():
+    table = Table(["100 %"], [(r"a^2~{x}$y$\b|c_d#e&f", [Cell(1.0, None)])])
+    assert r"| a^2~{x}$y$\b\|c_d#e&f | 1.00 |" in as_markdown(table)
+    written = (
+        r"a\textasciicircum{}2\textasciitilde{}\{x\}\$y\$\textbackslash{}b\textbar{}c\_d\#e\&f & 1.00 \\"
+    )
+    assert written in as_latex(table) and r"100 \%" in as_latex(table)
+
+
+def test_methods_that_would_share_a_folder_are_refused():
+    one, other = (SimpleNamespace(label=label, method=label, config=None) for label in ("prox*", "prox'"))
+    check_distinct([one])
+    with pytest.raises(JaxflError, match=r"prox\* and prox' are two methods .* one folder, prox-;"):
+        check_distinct([one, other])
+    with pytest.raises(JaxflError, match="is named twice"):
+        check_distinct([one, one])

@@ -153,7 +153,7 @@ def test_diverged(dataset, tmp_path, capsys):
     client = last["clients"][last["client_loss"].index(None)]
     sentence = capsys.readouterr().err
     assert end.value.code == 2 and sentence.count("\n") == 1
-    assert f"of client {client} are not finite in round {last['round']};" in sentence
+    assert f"of client {client} is not finite in round {last['round']};" in sentence
     assert checkpoint.saved(tmp_path / "run") == [2]
 
 
@@ -242,11 +242,12 @@ def tables(folder):
         head, *rows = csv.reader(file)
     by_csv = [dict(zip(head, row, strict=True)) for row in rows]
 
-    marks, *lines = (folder / "table.md").read_text().splitlines()
+    marks, *lines = (folder / "table.md").read_text().partition("\n\n")[0].splitlines()  # notes are below
     assert set(lines[0]) <= set("|- ")
     by_markdown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (marks, *lines[1:])]
 
-    begin, *body, end = (folder / "table.tex").read_text().splitlines()
+    tex = (folder / "table.tex").read_text().splitlines()
+    begin, *body, end = (line for line in tex if not line.startswith("% "))  # notes
     lines = [line for line in body if line != "\\hline"]
     assert begin == "\\begin{tabular}{l" + "r" * (len(by_markdown[0]) - 1) + "}"
     assert end == "\\end{tabular}" and all(line.endswith(" \\\\") for line in lines)
@@ -288,6 +289,20 @@ def test_report_repeats_the_comparison(compared, tmp_path, monkeypatch):
     for table in ("table.csv", "table.md", "table.tex"):
         made = (tmp_path / "runs" / "report" / table).read_text()
         assert made == (compared / "compared" / table).read_text()
+
+
+def test_rows_are_in_the_order_in_which_methods_are_named(compared, tmp_path):
+    """Whichever began or ended first; and a run that has not finished is named below them."""
+    shutil.copytree(compared / "compared", tmp_path / "copy")
+    end = read(tmp_path / "copy" / "comparison.json")
+    assert end["order"] == [name(method) for method in METHODS]
+    end["order"].reverse()
+    (tmp_path / "copy" / "comparison.json").write_text(json.dumps(end))
+    (tmp_path / "copy" / name(METHODS[0]) / f"seed-{SEEDS[0]}" / "result.json").unlink()
+    table = jaxfl.report(tmp_path / "copy")
+    assert [label for label, _ in table.rows] == list(METHODS)[::-1]
+    spread, left_out = table.notes
+    assert f"1 of {METHODS[0]}" in spread and left_out.startswith("Left out: 1 run has not finished")
 
 
 def test_report_averages_nothing_but_seeds(compared, tmp_path):
@@ -408,9 +423,15 @@ def test_a_comparison_over_partitions(dataset, tmp_path):
         jaxfl.compare("local", partition=f"{cells[0]}/partition.npz", partition_seeds=2)
 
 
-def test_report_refuses_one_run_twice(compared, tmp_path, capsys):
+def test_report_counts_copies_once_and_refuses_others_that_are_called_alike(compared, tmp_path, capsys):
     for copy in ("a", "b"):
         altered(runs(compared)[0], tmp_path / copy)
+    cli.main(["report", str(tmp_path)])
+    (row,), *_ = tables(tmp_path)
+    assert row["accuracy % std"] == ""
+    result = read(tmp_path / "b" / "result.json")
+    result["accuracy"]["mean"] /= 2
+    (tmp_path / "b" / "result.json").write_text(json.dumps(result))
     with pytest.raises(SystemExit) as end:
         cli.main(["report", str(tmp_path)])
     assert end.value.code == 2

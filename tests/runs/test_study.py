@@ -66,7 +66,11 @@ def test_the_table_has_every_setting_of_every_method(toy):
             assert float(row[f"partition={partition}"]) == pytest.approx(
                 100 * result["accuracy"]["mean"], abs=1e-4
             )
-    assert "4 of its runs are not there yet" in (folder / "study.md").read_text()
+    said = (folder / "study.md").read_text()
+    assert (
+        "4 of its runs are not there: fedprox mu=0.0,partition=classes,classes_per_client=99 has 0 of 1;"
+        in said
+    )
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -115,6 +119,11 @@ def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     assert len(after) == 8 and kept.items() <= after.items()
     assert rows(tmp_path / "copy") == rows(whole)
 
+    fewer = found._replace(methods=("fedprox",), columns="method")
+    table, failures = study.run(fewer, tmp_path / "copy")  # what is no longer named stays, in no table
+    assert table is not None and table.titles == ["fedprox"] and not table.best
+    assert results(tmp_path / "copy") == after and all("is 99" in failure for failure in failures)
+
     study.run(found, tmp_path / "parts", part=(2, 2))
     assert len(results(tmp_path / "parts")) == 4
     study.run(found, tmp_path / "parts", part=(1, 2))
@@ -128,6 +137,33 @@ def test_the_table_has_no_runs_of_another_study(toy):
         assert not study.finished(found._replace(options=found.options | others), whole).results
     fewer = found._replace(methods=("fedprox",))
     assert {method for _, method in study.finished(fewer, whole).results} == {"fedprox"}
+
+
+def test_cells_that_lack_runs_or_the_target_are_named(toy):
+    found, whole = toy
+    cells = study.finished(found._replace(show="rounds-to-target"), whole)
+    target = {"target": [0.5]}
+    cells = cells._replace(study=cells.study._replace(options=found.options | target, seeds=3))
+    (setting, choice), (result,) = next((cell, [*its.values()]) for cell, its in cells.results.items())
+    reached = [result | {"targets": {"0.5": {"round": number}}} for number in (2, None)]
+    cells.results[setting, choice] = {(seed, 0): its for seed, its in enumerate(reached)}
+    table = study.tabulate(cells)
+    what, missing, missed = table.notes
+    assert "rounds to 50 %, mean and sample standard deviation over 3 runs." in what
+    assert (
+        missing.startswith("27 of its runs are not there: ") and f"{choice} {setting} has 2 of 3; " in missing
+    )
+    assert missing.endswith("; and 6 more.") and missed.startswith(
+        f"The target is reached by {choice} {setting} in 1 of 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [("my.toml", "my"), ("a/b/my.toml", "b-my"), ("b/../my.toml", None), ("/a/my.toml", "a-my")],
+)
+def test_files_of_one_name_have_folders_of_their_own(path, folder):
+    assert study.usual_folder(Path(path)).name == (folder or f"{Path.cwd().name}-my")
 
 
 def test_targets_are_those_of_the_file(toy):
@@ -187,6 +223,11 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
         ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 has a lam of its own"),
         ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target"),
+        ("methods = [1]", "names no methods"),
+        ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
+        ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),
+        ('methods = ["fedprox", "fedprox,mu=0.01"]', "is named twice"),
+        ('methods = ["local"]\n[axes]\npartition = ["iid", "dirichlet,beta=1"]', "beta"),
     ],
 )
 def test_files_that_say_no_study_are_refused(text, words, tmp_path):
@@ -196,5 +237,6 @@ def test_files_that_say_no_study_are_refused(text, words, tmp_path):
 
 
 def test_a_part_that_is_none_is_refused(toy, tmp_path):
-    with pytest.raises(JaxflError, match="--part 3/2 is none of 2 parts"):
-        study.run(toy[0], tmp_path, part=(3, 2))
+    for part, words in ((3, 2), "--part 3/2 is none of 2 parts"), ((1, 0), "--part 1/0: there is one part"):
+        with pytest.raises(JaxflError, match=words):
+            study.run(toy[0], tmp_path, part=part)

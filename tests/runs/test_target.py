@@ -121,7 +121,9 @@ def test_a_report_asks_for_targets_afterwards(whole, stopped, tmp_path):
     assert "MB to 100 %" in table.titles
     ((_, cells),) = table.rows
     by_title = dict(zip(table.titles, (cell.text() for cell in cells), strict=True))
-    assert by_title[f"rounds to {100 * later:g} %"] == f"{end:.2f}" and by_title["s to 100 %"] == "-"
+    assert (
+        by_title[f"rounds to {100 * later:g} %"] == f"{end:.2f}" and by_title["simulated s to 100 %"] == "-"
+    )
     # Whether a run was asked for targets makes it no other experiment; that it stopped does.
     assert len(jaxfl.report(full, stopped / "run", target=first, out=tmp_path / "report").rows) == 2
 
@@ -133,4 +135,5 @@ def test_runs_of_one_program_stop_each_at_its_own_target(whole, dataset, tmp_pat
     one, other = (result(tmp_path / "both" / "fedper" / f"seed-{seed}") for seed in (0, 1))
     assert one["rounds"] == end and other["rounds"] == ROUNDS
     table = jaxfl.report(tmp_path / "both", target=targets[1])
-    assert table.notes == (f"fedper reaches {100 * targets[1]:g} % in 1 of 2 runs.",)
+    assert table.notes[0] == f"fedper reaches {100 * targets[1]:g} % in 1 of 2 runs."
+    assert table.notes[1:] == ("Mean and sample standard deviation over 2 seeds.",)

@@ -17,6 +17,7 @@ client's network there, and H never moves.
 Traffic: for each class of the client z_ic and c up; H down.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -163,7 +164,7 @@ def train_header(key, h, examples: Examples, model: Model, hyper: FedGH):
         Weights({name: h}, {name: {}}),
         jax.random.fold_in(key, SERVER),
         examples,
-        hyper,
+        dataclasses.replace(hyper, clip_norm=None),
         epochs=hyper.server_epochs,
         optimizer=optax.sgd(hyper.server_lr),
     )

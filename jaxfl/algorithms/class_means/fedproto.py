@@ -112,10 +112,10 @@ def objective(model: Model, g: ClassMeans, lam):
 
     def loss(w, batch, key):
         z, stats = model.body.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
-        logits, _ = model.head.apply(w.params, w.stats, z, train=True, key=key, mask=batch.mask)
+        logits, of_head = model.head.apply(w.params, w.stats, z, train=True, key=key, mask=batch.mask)
         value = mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch)
         away = jnp.square(z - g.z[batch.y]).mean(1)
-        return value + lam * mean(jnp.where(g.known[batch.y], away, 0), batch), w.stats | stats
+        return value + lam * mean(jnp.where(g.known[batch.y], away, 0), batch), w.stats | stats | of_head
 
     return loss
 

@@ -57,6 +57,8 @@ from jaxfl.authoring import (
 )
 from jaxfl.mechanisms.mixing import squared_distances
 
+NEVER, NEWCOMER = np.int32(-1), np.int32(-2)
+
 
 @options
 class FedAMP(Training):
@@ -79,7 +81,8 @@ class State(NamedTuple):
       weights: the clients' models (n_g, ...).
       distances: (n_g, N), squared distances of a client's model from all of its architecture, as these were
         when it was uploaded. Columns are ids. So only who takes part is compared with all.
-      last_upload: (n_g,) int32, the round of a client's last upload; -1 before the first.
+      last_upload: (n_g,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` of
+        one that does not count as a client yet.
     """
 
     hyper: FedAMP
@@ -103,16 +106,16 @@ def attention(distances, last_upload, hyper: FedAMP) -> Attention:
       last_upload: (n,), see `State`.
       hyper: the options.
     """
-    clients, uploaded = len(last_upload), last_upload >= 0
+    clients, uploaded = (last_upload != NEWCOMER).sum(), last_upload >= 0
     later = last_upload[:, None] >= last_upload[None]
     distances = jnp.where(later, distances, distances.T)  # as the later one of a pair saw it
-    others = ~jnp.eye(clients, dtype=bool)
+    others = ~jnp.eye(len(last_upload), dtype=bool)
     sigma = hyper.sigma
     if sigma is None:
         known = others & uploaded[:, None] & uploaded[None]
         median = jnp.nanmedian(jnp.where(known, distances, jnp.nan))
         sigma = jnp.where(known.any(), median, 0)
-    alpha = sigma / clients if hyper.alpha is None else hyper.alpha
+    alpha = sigma / clients.astype(distances.dtype) if hyper.alpha is None else hyper.alpha
     scale = jnp.where(sigma > 0, sigma, 1)
     heard = others & uploaded[None] & (sigma > 0)
     xi = jnp.where(heard, alpha * jnp.exp(-distances / scale) / scale, 0)
@@ -127,9 +130,12 @@ def build(config: FedAMP) -> Algorithm:
         def nothing(group):
             return jnp.zeros((len(group.id), federation.clients), federation.mean.dtype)
 
-        never = per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), federation.groups)
+        def never(group):
+            return jnp.where(group.newcomer, NEWCOMER, NEVER)
+
+        last_upload = per_group(never, federation.groups)
         own = own_models.start(key, federation)
-        return State(hyper, own, per_group(nothing, federation.groups), never)
+        return State(hyper, own, per_group(nothing, federation.groups), last_upload)
 
     def attentions(state, ids):
         def of_group(i, distances, last_upload):

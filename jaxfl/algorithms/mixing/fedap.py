@@ -6,8 +6,8 @@ Big Data, arXiv:2112.00734. w_i is client i's model without its normalisation la
 
 Before the first round one model visits all clients of an architecture one after another, again and again;
 each trains it on a part of its rows that is held out of the rounds, and passes it on. Everybody starts from
-that model. By it, m_il and v_il are mean and variance of each channel of the l-th norm's inputs over the rows
-of client i, and
+that model. By it, m_il and v_il are mean and variance of each channel of the l-th layer's outputs over the
+rows of client i, and
 
     d_ij = sum_l sqrt(|m_il - m_jl|^2 + |sqrt(v_il) - sqrt(v_jl)|^2)
     W_ij = (1 - mu) (1/d_ij) / sum_{k != i} (1/d_ik),    W_ii = mu
@@ -15,8 +15,8 @@ of client i, and
 among these clients. A newcomer, of whom nothing was measured, has equal weights for all of them.
 
 In a round client i trains sum_j W_ij w_j under its b_i on its other rows; models of absent clients are in the
-mixture as they were sent last. What a client deploys is its own model. Compared are the inputs of every norm,
-or of where there would be one: of all convolutions, or in a network without any of all hidden layers.
+mixture as they were sent last. What a client deploys is its own model. Compared are the outputs of all
+convolutions, which are the inputs of the norms behind them, or in a network without any of all hidden layers.
 
 d-FedAP is `layers="last"`, f-FedAP `pretraining="fedavg"`: FedAvg on the held-out rows in place of the
 visits. The passes come on top of the rounds; in FL-bench, with which FedCMD's table was made, they are half
@@ -106,7 +106,7 @@ def part(client: Client, hyper: FedAP):
 
 
 def moments(client: Client, w: Weights, federation: Federation) -> tuple[jax.Array, ...]:
-    """Per norm (2 C,): means and standard deviations of its inputs' channels over a client's rows."""
+    """Per layer (2 C,): means and standard deviations of its outputs' channels over a client's rows."""
 
     def of_images(x):
         inputs = [y.reshape(len(y), -1, y.shape[-1]) for y in client.model.norm_inputs(w.params, w.stats, x)]

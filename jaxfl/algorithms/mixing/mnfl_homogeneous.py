@@ -10,8 +10,9 @@ Beikmohammadi et al., the homogeneous variant. w_n is client n's model, flattene
 and rows are projected on the simplex. The paper refers for the transfer to an appendix that it lacks:
 "replace" is its "personalised global model at the server"; "prox" is the literal counterpart of its eq. 6, R
 steps w_n <- w_n - 2 eta_2 (w_n - wbar_n), which with the paper's rates move a model by 1 % a round. In grad_C
-the models are taken relative to their mean: distances of parameters have no scale of their own. N is the
-number of clients of the architecture.
+the models are taken relative to their mean: distances of parameters have no scale of their own. N and n
+count the clients of the architecture and their training rows. Where clients are scored who were not in the
+round, teachers are mixed among all, and models that have never been trained count as well.
 """
 
 from typing import Literal, NamedTuple
@@ -65,7 +66,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
     """Mix, train, learn the matrix."""
 
     def init(key, federation, hyper):
-        matrix = learned_matrix.initial([group.id for group in federation.groups])
+        matrix = learned_matrix.initial([group.id for group in federation.groups], federation.participants)
         return State(hyper, own_models.start(key, federation), matrix)
 
     def transferred(state, federation, cohort):
@@ -97,9 +98,10 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         trained, loss = own_models.train(key, federation, cohort, start, hyper)
         matrix = state.matrix
         i_of, n_of = ids(federation, cohort), rows_uploaded(federation, cohort)
-        for w, i, rows, group in zip(trained, i_of, n_of, federation.groups, strict=True):
-            gradient = distance_gradient(learned_matrix.teachers(matrix, i), communicated(w), rows > 0)
-            matrix = learned_matrix.learn(matrix, i, rows, gradient, hyper, 1 / len(group.id))
+        all_rows, clients = (jnp.maximum(n, 1) for n in (federation.training_rows, federation.participants))
+        for w, i, n, of_all, number in zip(trained, i_of, n_of, all_rows, clients, strict=True):
+            gradient = distance_gradient(learned_matrix.teachers(matrix, i), communicated(w), n > 0)
+            matrix = learned_matrix.learn(matrix, i, n / of_all, gradient, hyper, number)
         models = own_models.scalars_sent(state.weights, config.bn_stats)
         findings = {"weight": learned_matrix.summary(matrix)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)

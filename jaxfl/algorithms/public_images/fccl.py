@@ -62,7 +62,7 @@ class FCCL(Training):
     public_batch: int = within("[2, inf)", 256)
     """B, public images of a batch; what is left over is left out, unless there are fewer in all."""
     public_epochs: int = within("[0, inf)", 1)
-    """Passes over the round's public images."""
+    """Passes over the round's public images, in the same batches."""
     public_lr: float = client_rate("[0, inf)", 1e-3)
     """Rate of Adam on public images."""
     lam: float = within("[0, inf)", 0.0051)

@@ -46,7 +46,8 @@ class FedMD(Exchange):
     """Options of FedMD."""
 
     signal: Literal["prob", "logit"] = "prob"
-    """What clients tell each other: soft predictions, compared by KL, or logits, by |difference|."""
+    """What clients tell each other: soft predictions, compared by KL, or logits, by |difference|, which needs
+    neither `temperature` nor `kl_weight`."""
     transfer_epochs: int | None = within("[0, inf)", None)
     """Epochs on public images before the first round, and then as many on own ones; by default E."""
 

@@ -49,7 +49,8 @@ def build(config: MNFL) -> Algorithm:
     """Teachers by a matrix that the server learns."""
 
     def start(federation):
-        return learned_matrix.initial([jnp.arange(federation.clients, dtype=jnp.int32)])
+        everyone = jnp.arange(federation.clients, dtype=jnp.int32)
+        return learned_matrix.initial([everyone], [federation.participants.sum()])
 
     def weigh(matrix, i, s, hyper):
         return learned_matrix.teachers(matrix, i)
@@ -57,7 +58,7 @@ def build(config: MNFL) -> Algorithm:
     def learn(matrix, seen: RoundPredictions, hyper):
         """Eq. 7."""
         gradient = distance_gradient(seen.c, seen.s)
-        return learned_matrix.learn(matrix, seen.i, seen.n, gradient, hyper, 1 / len(matrix))
+        return learned_matrix.learn(matrix, seen.i, seen.share, gradient, hyper, seen.clients)
 
     def distance_gradient(c, s):
         """d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""

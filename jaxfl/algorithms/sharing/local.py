@@ -21,7 +21,7 @@ def build(config: Local) -> Algorithm:
     algorithm = sharing(config, keep=every_leaf)
 
     def step_all(key, state, federation, cohort):
-        state, info = algorithm.step(key, state, federation, everyone(federation, cohort))
+        state, info = algorithm.step(key, state, federation, everyone(federation, cohort, joining=True))
         loss, up, down = (gather(part, cohort) for part in (info.loss, info.up, info.down))
         return state, Info(loss, up, down, trained=info.trained and gather(info.trained, cohort))
 

@@ -24,6 +24,7 @@ running statistics are those of q_i's passes, as only q_i sees data: they stay w
 averaged beside q are the same; under ``bn_stats="local"`` they are not sent.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -248,11 +249,12 @@ def build(config: PFedBayes) -> Algorithm:
 
         def sample(number):
             key = jax.random.fold_in(jax.random.wrap_key_data(stream), number)
-            return jax.nn.softmax(logits(sampled(posterior, key, scale)))
+            return jax.nn.log_softmax(logits(sampled(posterior, key, scale)))
 
         if config.samples == 0:
             return logits(tree.combine(posterior.gaussian.mu, posterior.point))
-        return jnp.log(jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32)).mean(0))
+        scores = jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32))
+        return jax.nn.logsumexp(scores, axis=0) - math.log(config.samples)
 
     return Algorithm(init, receive, step, personal)
 

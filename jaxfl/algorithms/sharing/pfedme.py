@@ -1,16 +1,17 @@
 """pFedMe: personal models inside Moreau envelopes around a global one.
 
 Dinh et al. 2020, "Personalized Federated Learning with Moreau Envelopes", arXiv:2006.08848, Algorithm 1. w is
-the global model, v_i client i's copy of it, theta_i its personal model. In a round v_i starts from w, and for
+the global model, v_i client i's copy of it, theta_i its personal model. In a round both start from w, and for
 every mini-batch b
 
     theta_i <- theta_i - lr (grad CE(theta_i; b) + lam (theta_i - v_i))     K times
     v_i     <- v_i - eta lam (v_i - theta_i)
     w       <- (1 - beta) w + beta sum_i n_i v_i / sum_i n_i                after the round
 
-lam is the paper's lambda, lr its rate of the inner problem. theta_i starts from the initial w, is kept from
-round to round and moves only when client i takes part. What a client receives is w; what it deploys is
-theta_i. The loss that is reported is the mean of CE + lam/2 ||theta_i - v_i||^2 over all inner steps.
+lam is the paper's lambda, lr its rate of the inner problem. What a client receives is w; what it deploys is
+theta_i of the last round in which it took part, before the first one the initial w. The paper leaves open
+where theta_i starts in a round; in the authors' code it is from w. The loss that is reported is the mean of
+CE + lam/2 ||theta_i - v_i||^2 over all inner steps.
 
 The inner steps are those of local training: its optimiser, made once for each client and round, momentum,
 weight decay (mu = 1e-3 of the authors' optimiser, which has no momentum) and clipping. The step of v_i is
@@ -114,9 +115,10 @@ def build(config: PFedMe) -> Algorithm:
                 v = jax.tree.map(lambda v, th: v - hyper.eta * hyper.lam * (v - th), v, theta.params)
                 return (theta, v, opt_state), loss
 
+            theta = theta._replace(params=w.params)
             (theta, v, _), loss, _ = fit(
                 update,
-                (theta, w.params, optimizer.init(theta.params)),
+                (theta, w.params, optimizer.init(w.params)),
                 key,
                 own_rows(client, federation, hyper),
                 epochs=config.length,

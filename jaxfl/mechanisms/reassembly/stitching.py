@@ -54,14 +54,15 @@ class Stitch(NamedTuple):
 
 
 def between(source: tuple[int, ...], target: tuple[int, ...], vector: bool) -> Stitch | None:
-    """The layer that fits one shape to another; None where they are the same.
+    """The layer that fits one shape to another; None where they are the same to the next block.
 
     Args:
       source: what the block before puts out.
       target: what the next block takes in its own model.
       vector: whether the next block takes maps as vectors.
     """
-    if source == target:
+    one_pixel = source[-1:] == (math.prod(source),) == (math.prod(target),) == target[-1:]
+    if source == target or vector and one_pixel:
         return None
     return Stitch(source, (math.prod(target),) if vector else target)
 

@@ -42,7 +42,14 @@ def without_distillation_it_is_fedavg():
         assert_same(feddf.shared, averaged.shared)
 
 
-OPTIONS = {"public_size": 7, "public_batch": 3, "server_epochs": 2, "server_lr": 0.02, "temperature": 2.0}
+OPTIONS = {
+    "public_size": 7,
+    "public_batch": 3,
+    "server_epochs": 2,
+    "server_lr": 0.02,
+    "temperature": 2.0,
+    "clip_norm": 0.5,
+}
 
 feddf = Case(
     "feddf",

@@ -106,7 +106,9 @@ fedgh = Case(
     short={"server_epochs": 2},
     comparisons={
         "": Comparison(
-            {"server_epochs": 3, "server_lr": 0.3}, [("server_lr", 0.31)], ((mlp(), 3), (NORMALISED, 2))
+            {"server_epochs": 3, "server_lr": 0.3, "clip_norm": 0.5},
+            [("server_lr", 0.31)],
+            ((mlp(), 3), (NORMALISED, 2)),
         ),
         "local statistics": local_statistics(("batch_size", 4), server_epochs=2, server_lr=0.2),
     },

@@ -48,10 +48,10 @@ def slope(teacher, own, of_m, options):
 # ---- the server's step, eq. 7
 
 
-def learnt(matrix, clients, present, distance_gradient, options, uniform=None):
+def learnt(matrix, clients, present, distance_gradient, options, everyone=None):
     """C after a step for the pairs of clients that are present; every row keeps what it sums to."""
-    uniform = 1 / len(clients) if uniform is None else uniform
-    rows = sum(clients[n].size for n in present)
+    everyone = range(len(clients)) if everyone is None else everyone
+    uniform, rows = 1 / len(everyone), sum(clients[n].size for n in everyone)
     new = matrix.copy()
     for n in present:
         old = matrix[n, present]
@@ -109,6 +109,14 @@ def without_distillation_it_is_local():
         assert_same(report.loss, expected.loss)
 
 
+@pytest.mark.long
+def distillation_has_the_rate_of_training_if_no_other_is_given():
+    for (one, _), (other, _) in zip(
+        run("mnfl", mixed(), **TRAINING), run("mnfl", mixed(), distill_lr=0.05, **TRAINING), strict=True
+    ):
+        assert_same(one.weights, other.weights)
+
+
 OPTIONS = {
     "public_size": 7,
     "public_batch": 3,
@@ -140,5 +148,8 @@ mnfl = Case(
         ),
         "local statistics": local_statistics(**OPTIONS),
     },
-    reductions=(without_distillation_it_is_local,),
+    reductions=(
+        without_distillation_it_is_local,
+        distillation_has_the_rate_of_training_if_no_other_is_given,
+    ),
 )

@@ -33,14 +33,14 @@ def step(state, clients, cohort, options):
 
     for g in {client.group for client in clients}:
         present = [i for i in cohort.draws if clients[i].group == g]
-        members = sum(client.group == g for client in clients)
+        members = [i for i, client in enumerate(clients) if client.group == g]
         vectors = {i: np.concatenate([w.ravel() for w in sent(models[i], options).values()]) for i in present}
         centre = sum(vectors.values()) / max(1, len(present))
         away = {n: mnfl.mixture(matrix, n, vectors) - vectors[n] for n in present}
         distance_gradient = {
             (n, m): 2 / len(centre) * away[n] @ (vectors[m] - centre) for n in present for m in present
         }
-        matrix = mnfl.learnt(matrix, clients, present, distance_gradient, options, uniform=1 / members)
+        matrix = mnfl.learnt(matrix, clients, present, distance_gradient, options, everyone=members)
     return {"own": models, "matrix": matrix}, losses
 
 

@@ -15,9 +15,12 @@ from reference.training import OPTIMIZERS, average, clipped, plain_loss, softmax
 
 from jaxfl.algorithms.sharing.pfedbayes import initial_posterior
 from jaxfl.core import tree
+from jaxfl.core.cohorts import all_clients
+from jaxfl.core.job import traced
+from jaxfl.registry import METHODS
 from methods import recording
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
-from methods.rounds import ALWAYS, TRAINING, equal, initial, run
+from methods.rounds import ALWAYS, TRAINING, alike, equal, initial, run
 
 MU, RHO, POINT = "gaussian/mu/", "gaussian/rho/", "point/"
 
@@ -223,6 +226,20 @@ def without_noise_and_divergence_it_is_local():
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "repeats": 2}
 
+
+def samples_that_are_sure_have_finite_scores():
+    """Where a class has no probability in single precision, the mean of these has no logarithm."""
+    config = METHODS["pfedbayes"].config(samples=3)
+    algorithm, federation = METHODS["pfedbayes"].build(config), alike()
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    sure = state._replace(personal=jax.tree.map(lambda leaf: 1e3 * leaf, state.personal))
+    cohort = all_clients(federation, 1)
+    (predictor,) = algorithm.personal(jax.random.key(1), sure, federation, cohort)
+    (model,), own = federation.models, jax.tree.map(lambda leaf: leaf[0], predictor.stacked)
+    scores = predictor.predict(model, predictor.shared, own, federation.inputs(np.arange(20)))
+    assert np.isfinite(scores).all() and scores.min() < -90
+
+
 pfedbayes = Case(
     "pfedbayes",
     start,
@@ -243,5 +260,5 @@ pfedbayes = Case(
         ),
         "local statistics": local_statistics(("eps_scale", 0.51), eps_scale=0.5, **ADAM),
     },
-    reductions=(without_noise_and_divergence_it_is_local,),
+    reductions=(without_noise_and_divergence_it_is_local, samples_that_are_sure_have_finite_scores),
 )

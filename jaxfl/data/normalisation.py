@@ -1,0 +1,20 @@
+"""How images are normalised: by the mean and the spread of each channel of a source's training images."""
+
+import numpy as np
+
+
+def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel, (1, 1, 1, C) float64."""
+    parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
+    count = images.size // images.shape[-1]
+
+    def total(f):
+        return sum(f(part.astype(np.float64)).sum((0, 1, 2), keepdims=True) for part in parts)
+
+    mean = total(lambda part: part) / count
+    return mean, np.sqrt(total(lambda part: np.square(part - mean)) / count)
+
+
+def normalised(images, mean, std):
+    """What networks are given for images (B, H, W, C) in raw units; mean and std are (1, 1, 1, C)."""
+    return (images.astype(mean.dtype) - mean) / std

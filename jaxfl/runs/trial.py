@@ -1,0 +1,295 @@
+"""A trial of a method: whether it keeps what every method promises, on five tiny clients, within seconds.
+
+`jaxfl.core.check` looks at shapes before every run. What only shows in numbers is looked at here: a mean over
+empty places, a client that trains though it is absent, a draw of NumPy's that becomes a constant.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import tree
+from jaxfl.core.check import check
+from jaxfl.core.job import traced
+from jaxfl.core.programs import Program
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
+from jaxfl.core.training import Training
+from jaxfl.data.federation import Federation, federate
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
+from jaxfl.models import zoo
+from jaxfl.runs.variant import Variant
+
+SHAPE, CLASSES = (8, 8, 1), 3
+SIZES = (7, 4, 5, 2, 6)  # training rows
+EVERYONE, SOME, FIRST_ONLY = range(5), (1, 0, 3), (0, 1, 2)  # clients 3 and 4 have another architecture
+ROUNDS = 3
+OPTIONS = {"epochs": 2, "batch_size": 3}
+TOLERANCE = 1e-5  # relative to 1 + |number|, where sums may have another order
+
+
+class Round(NamedTuple):
+    """All that a method computes in a round; the logits after it, per group (k_g, images, outputs)."""
+
+    state: Any
+    info: Info
+    trained: tuple | None
+    received: tuple
+    personal: tuple
+
+
+class Trial(NamedTuple):
+    """A method on its five clients, after a round of all of them.
+
+    Args:
+      variant: the method with its options.
+      algorithm: what it builds.
+      play: the program ``(key, state, federation, cohort) -> Round``.
+      federation: the clients.
+      state: after that round.
+      stacked: the state's tree, True where a leaf has one entry per client.
+    """
+
+    variant: Variant
+    algorithm: Algorithm
+    play: Program
+    federation: Federation
+    state: Any
+    stacked: Any
+
+
+def tried(variant: Variant) -> Iterable[tuple[str, str]]:
+    """Each promise, and what was seen where it is not kept: pairs of sentences, the second one perhaps empty.
+
+    Args:
+      variant: the method with its options.
+
+    Raises:
+      JaxflError: if the method does not keep the protocol, see `jaxfl.core.check`.
+    """
+    trial = begun(variant)
+    for sentence, promise in PROMISES.items():
+        yield sentence, promise(trial) or ""
+
+
+def begun(variant: Variant) -> Trial:
+    """A trial behind its first round."""
+    federation, algorithm = clients(), variant.algorithm
+    check(algorithm, federation, traced(variant.config), ROUNDS)
+
+    def start(federation):
+        return algorithm.init(jax.random.key(0), federation, traced(variant.config))
+
+    # Whatever grows with the number of clients has one entry per client.
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), federation.groups)
+    shapes = jax.eval_shape(start, federation)
+    doubled = jax.eval_shape(start, dataclasses.replace(federation, groups=twice))
+    stacked = jax.tree.map(lambda one, other: one.shape != other.shape, shapes, doubled)
+    play, first = Program(whole_round(algorithm)), cohort(federation, EVERYONE)
+    state = play(jax.random.key(1), start(federation), federation, first).state
+    return Trial(variant, algorithm, play, federation, state, stacked)
+
+
+def clients() -> Federation:
+    """Unequal ones of two architectures, one with BatchNorm, on random images whose mean is the class."""
+    rng, rows = np.random.default_rng(0), np.arange(60, dtype=np.int32)
+    labels = rng.permutation(rows % CLASSES).astype(np.int32)
+    images = rng.integers(0, 120, (60, *SHAPE)) + 60 * labels[:, None, None, None]
+    ends, test = np.cumsum(SIZES), rows[40:]
+    partition = Partition(
+        train=tuple(rows[end - size : end] for size, end in zip(SIZES, ends, strict=True)),
+        validation=(test[:6],) * len(SIZES),
+        test=(test,) * len(SIZES),
+        relabel=np.tile(np.arange(CLASSES, dtype=np.int32), (len(SIZES), 1)),
+        outputs=CLASSES,
+        public=rows[30:40],
+    )
+    source = Source("a trial's", images.astype(np.uint8), labels, rows < 40, CLASSES)
+    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm=norm) for norm in ("none", "batch")]
+    linked = ~np.eye(len(SIZES), dtype=bool)
+    return federate(source, partition, [(models[0], 3), (models[1], 2)], links=linked)
+
+
+def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohort:
+    """The last round with the clients of these ids, in this order, and so many more places that are empty."""
+
+    def slots(group):
+        position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
+        present, room = [position[i] for i in ids if i in position], len(group.id) + places
+        index = present + [len(group.id)] * (room - len(present))
+        return Slots(np.array(index, np.int32), np.arange(room) < len(present))
+
+    return Cohort(np.int32(ROUNDS - 1), tuple(map(slots, federation.groups)), ROUNDS)
+
+
+def whole_round(algorithm: Algorithm) -> Callable:
+    """The function ``(key, state, federation, cohort) -> Round`` of an algorithm."""
+
+    def logits(predictors, federation, cohort):
+        x = federation.inputs(jnp.arange(40, 44))
+        return tuple(
+            jax.lax.map(
+                lambda one: predictor.predict(model, predictor.shared, one[1], x),  # noqa: B023
+                (slots.index, predictor.stacked),
+            )
+            for model, predictor, slots in zip(federation.models, predictors, cohort.groups, strict=True)
+        )
+
+    def play(key, state, federation, cohort):
+        state, info = algorithm.step(key, state, federation, cohort)
+        trained = info.trained and logits(info.trained, federation, cohort)
+        info = info._replace(trained=None)
+        received = logits(algorithm.receive(key, state, federation, cohort), federation, cohort)
+        if algorithm.personal is algorithm.receive:  # not compiled twice
+            return Round(state, info, trained, received, received)
+        personal = logits(algorithm.personal(key, state, federation, cohort), federation, cohort)
+        return Round(state, info, trained, received, personal)
+
+    return play
+
+
+# ---- promises: each returns what was seen where it is not kept
+
+
+def stays_finite(trial: Trial) -> str | None:
+    """Also where an architecture has nobody: no mean divides by zero."""
+    for present in (EVERYONE, SOME, FIRST_ONLY):
+        done = trial.play(jax.random.key(2), trial.state, trial.federation, cohort(trial.federation, present))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(done):
+            if not np.isfinite(leaf).all():
+                return (
+                    f"round{jax.tree_util.keystr(path)} is not, with clients {', '.join(map(str, present))}"
+                )
+
+
+def is_traced_alike(trial: Trial) -> str | None:
+    """What Python draws or counts while a program is traced would be another constant in every process."""
+    arguments = trial.state, trial.federation, cohort(trial.federation, EVERYONE)
+
+    def program():
+        made = jax.make_jaxpr(lambda key: trial.algorithm.step(key, *arguments))(jax.random.key(0))
+        return re.sub("0x[0-9a-f]+", "", str(made)), made.consts
+
+    (first, constants), (second, others) = program(), program()
+    if first != second or differ(constants, others):
+        return "step is another program when it is traced again: draw by the key, not by random or np.random"
+
+
+def ignores_empty_places(trial: Trial) -> str | None:
+    """A cohort may have any number of places beside those of its clients."""
+    federation, key = trial.federation, jax.random.key(2)
+    usual = trial.play(key, trial.state, federation, cohort(federation, SOME))
+    padded = trial.play(key, trial.state, federation, cohort(federation, SOME, places=2))
+    return _apart(padded.state, usual.state, "with two more empty places state{} is another one")
+
+
+def leaves_the_absent_alone(trial: Trial) -> str | None:
+    """What clients have of their own, and what two of them have together."""
+    absent = [np.flatnonzero(~np.isin(group.id, SOME)) for group in trial.federation.groups]
+    ids = np.setdiff1d(np.concatenate([group.id for group in trial.federation.groups]), SOME)
+
+    def theirs(state):
+        def of_leaf(path, stacked, leaf):
+            if not stacked:
+                return None
+            group = group_of(path)
+            return leaf[absent[group]] if group is not None else (leaf[ids], leaf[:, ids])
+
+        return jax.tree.map_with_path(of_leaf, trial.stacked, state)
+
+    some = cohort(trial.federation, SOME)
+    after = trial.play(jax.random.key(2), trial.state, trial.federation, some).state
+    return _apart(
+        theirs(after), theirs(trial.state), "state{} of clients who are not in the round changes", 0
+    )
+
+
+def counts_what_is_sent(trial: Trial) -> str | None:
+    """An absent client sends and receives nothing."""
+    some = cohort(trial.federation, SOME)
+    info = trial.play(jax.random.key(2), trial.state, trial.federation, some).info
+    for way in ("up", "down"):
+        for slots, counted in zip(some.groups, getattr(info, way), strict=True):
+            if any(np.asarray(leaf)[~slots.mask].any() for leaf in jax.tree.leaves(counted)):
+                return f"Info.{way} counts clients who are not in the round"
+
+
+def uses_every_rate(trial: Trial) -> str | None:
+    """A float option is read from the state's options, and no new value needs a new program."""
+    usual, everyone = rates(trial.state), cohort(trial.federation, EVERYONE)
+
+    def outcome(state):
+        for number in range(ROUNDS):
+            key = jax.random.fold_in(jax.random.key(2), number)
+            done = trial.play(key, state, trial.federation, everyone)
+            state = done.state
+        return done._replace(state=with_rates(state, usual))
+
+    same, compiled = outcome(trial.state), trial.play.compilations
+    idle = [
+        name
+        for name, rate in usual.items()
+        if not differ(outcome(with_rates(trial.state, {name: 0.46 + 0.47 * rate})), same)
+    ]
+    if trial.play.compilations != compiled:
+        return "a rate needs a new program"
+    if idle:
+        return f"nothing depends on {', '.join(idle)} in three rounds (fine where init alone reads it)"
+
+
+PROMISES: dict[str, Callable[[Trial], str | None]] = {
+    "all numbers are finite, whoever takes part": stays_finite,
+    "it is the same program whenever it is traced": is_traced_alike,
+    "empty places of a cohort count nothing": ignores_empty_places,
+    "clients who are absent keep what they have": leaves_the_absent_alone,
+    "bytes are those of clients who are there": counts_what_is_sent,
+    "every rate has an effect, and none needs a new program": uses_every_rate,
+}
+
+
+# ---- what they are made of
+
+
+def group_of(path) -> int | None:
+    """Whose leaf it is: whatever differs per group is a tuple with one entry per group."""
+    return next((entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey)), None)
+
+
+def rates(state) -> dict[str, Any]:
+    """The rates that a state carries, by name."""
+    found = filter(_is_options, jax.tree.leaves(state, is_leaf=_is_options))
+    return {tree.names(path)[0]: rate for its in found for path, rate in jax.tree.leaves_with_path(its)}
+
+
+def with_rates(state, values: dict[str, Any]):
+    """The state with other values of some rates."""
+    return jax.tree.map(
+        lambda node: dataclasses.replace(node, **traced(values)) if _is_options(node) else node,
+        state,
+        is_leaf=_is_options,
+    )
+
+
+def _is_options(node: Any) -> bool:
+    return isinstance(node, Training)
+
+
+def differ(one, other) -> bool:
+    """Whether two trees of arrays differ in any number."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def _apart(one, other, sentence: str, tolerance: float = TOLERANCE) -> str | None:
+    """A sentence about the first leaf in which two trees differ."""
+    found = jax.tree_util.tree_leaves_with_path(one)
+    for (path, a), b in zip(found, jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        if not np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return sentence.format(jax.tree_util.keystr(path))
+    return None

@@ -1,0 +1,102 @@
+"""The trial of a method: what it finds, and that it finds nothing where nothing is wrong."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import long
+
+from jaxfl.authoring import Method, options
+from jaxfl.cli import main
+from jaxfl.registry import METHODS
+from jaxfl.runs import trial
+from jaxfl.runs.variant import choose
+
+
+@options
+class Mu(METHODS["fedper"].config):
+    """Options of FedPer, and one that nothing reads."""
+
+    mu: float = 0.1
+    """Nothing."""
+
+
+def altered(change, config=METHODS["fedper"].config):
+    """FedPer whose rounds end with a change of ``(state, info)``."""
+
+    def build(config):
+        right = METHODS["fedper"].build(config)
+
+        def step(key, state, federation, cohort):
+            return change(*right.step(key, state, federation, cohort), federation, cohort)
+
+        return right._replace(step=step)
+
+    return Method("altered", build, config, "a mistake")
+
+
+def moved(state, by):
+    """The state with other shared weights."""
+    return state._replace(shared=jax.tree.map(lambda leaf: leaf + by, state.shared))
+
+
+def divides_by_those_there(state, info, federation, cohort):
+    there = sum(slots.mask.sum(dtype=jnp.int32) for slots in cohort.groups[1:])
+    return moved(state, 0 / there.astype(float)), info
+
+
+def draws_in_python(state, info, federation, cohort):
+    return moved(state, random.random()), info
+
+
+def means_over_places(state, info, federation, cohort):
+    return moved(state, 1 / cohort.groups[0].mask.size), info
+
+
+def touches_everybody(state, info, federation, cohort):
+    return state._replace(kept=jax.tree.map(lambda leaf: leaf / 2, state.kept)), info
+
+
+def bills_everybody(state, info, federation, cohort):
+    return state, info._replace(up=jax.tree.map(lambda leaf: leaf + 1, info.up))
+
+
+def nothing(state, info, federation, cohort):
+    return state, info
+
+
+@pytest.mark.parametrize(
+    ("method", "promise", "seen"),
+    [
+        long(altered(divides_by_those_there), trial.stays_finite, "round.state.shared[0].params"),
+        (altered(draws_in_python), trial.is_traced_alike, "another program when it is traced again"),
+        (altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
+        long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
+        (altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
+        long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
+    ],
+)
+def test_a_mistake_is_seen(method, promise, seen):
+    assert seen in promise(trial.begun(choose(method, trial.OPTIONS)))
+
+
+@pytest.mark.parametrize("name", ["fedper", *(long(name) for name in METHODS if name != "fedper")])
+def test_built_in_methods_keep_what_they_promise(name):
+    """But for rates that need many rows or long gradients, see `Case.idle_rates`."""
+    for _, seen in trial.tried(choose(name, trial.OPTIONS)):
+        assert not seen or seen.startswith("nothing depends on")
+
+
+def test_the_command_says_how_many_promises_are_broken(tmp_path, capsys):
+    (tmp_path / "my.py").write_text(
+        "import numpy as np\nfrom jaxfl.authoring import *\n"
+        "def train(key, participant, federation):\n"
+        "    trained = local_training(participant.hyper)(key, participant, federation)\n"
+        "    return trained._replace(loss=trained.loss + np.random.rand())\n"
+        "my = Method('my', lambda config: sharing(config, train=train), Training, 'a mistake')\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["check", f"{tmp_path}/my.py:my"])
+    printed = capsys.readouterr()
+    assert "does not keep" in printed.err and "of 6 promises" in printed.err and "again" in printed.out
