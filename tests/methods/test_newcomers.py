@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import SIZES, assert_same, tiny_partition, tiny_source
+from conftest import SIZES, assert_same, long, tiny_partition, tiny_source
 
 from jaxfl.data.federation import federate, set_apart
 from methods.rounds import TRAINING, initial, mlp, one_round, run
@@ -22,7 +22,7 @@ def with_a_newcomer():
     return set_apart(clients(len(SIZES)), [np.arange(len(SIZES)) == NEWCOMER])
 
 
-@pytest.mark.parametrize("name", ["fedamp", "mnfl", "mnfl-homogeneous", "scaffold"])
+@pytest.mark.parametrize("name", ["fedamp", *map(long, ("mnfl", "mnfl-homogeneous", "scaffold"))])
 def test_others_train_as_if_it_were_not_there(name):
     options = TRAINING | ({"matrix_lr": 1.0} if name.startswith("mnfl") else {})
     rounds = [range(NEWCOMER), (0, 2)]
