@@ -53,8 +53,10 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
     found = choices.lookup("method", METHODS, name) if isinstance(choice, str) else choice
     if not isinstance(found, Method):
         raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; name one of these.")
-    own = found.config
-    if not (isinstance(own, type) and issubclass(own, Training) and "__dataclass_fields__" in vars(own)):
+    config = found.config
+    if not (
+        isinstance(config, type) and issubclass(config, Training) and "__dataclass_fields__" in vars(config)
+    ):
         raise JaxflError(
             f"{name}: config has to be a subclass of jaxfl.Training, decorated by jaxfl.options."
         )

@@ -24,6 +24,7 @@ processes the first alone reads and writes the folder, and tells the others what
 checkpoints, and each writes its part of what is divided among them.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -240,8 +241,9 @@ def finished_in(folders: list[Path]) -> list[Path]:
     def place(run):
         comparison = run.parent.parent
         if comparison not in places:
-            its = _read_json(comparison / END, schema.END) if (comparison / END).exists() else {}
-            places[comparison] = its.get("order", [])
+            places[comparison] = []
+            with contextlib.suppress(JaxflError):  # where it is missing or damaged, results are not
+                places[comparison] = _read_json(comparison / END, schema.END).get("order", [])
         order, config = places[comparison], run / CONFIG
         known = order.index(run.parent.name) if run.parent.name in order else len(order)
         return known, config.stat().st_mtime if config.exists() else 0.0, run

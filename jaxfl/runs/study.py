@@ -314,9 +314,11 @@ def _listed(sentences: list[str]) -> str:
 
 
 def shown(study: Study) -> Measure:
-    """What the table shows, and how that is called; a target is named where all settings have one."""
-    targets = [_planned(study, setting)[1].run.target for setting in settings(study)]
-    return measure(study.show, targets[0][0] if len(set(targets)) == 1 and targets[0] else None)
+    """What the table shows, and how that is called: with its target, if all settings have the same."""
+    if "target" in study.axes:
+        return measure(study.show)
+    _, setup = _planned(study, settings(study)[0])
+    return measure(study.show, next(iter(setup.run.target), None))
 
 
 def found_below(folder: Path) -> dict[str, Study]:

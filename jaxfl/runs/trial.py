@@ -196,17 +196,20 @@ def ignores_empty_places(trial: Trial) -> str | None:
 
 def leaves_the_absent_alone(trial: Trial) -> str | None:
     """What clients have of their own, and what two of them have together."""
-    absent = [np.flatnonzero(~np.isin(group.id, SOME)) for group in trial.federation.groups]
-    ids = np.setdiff1d(np.concatenate([group.id for group in trial.federation.groups]), SOME)
+    ids = [np.asarray(group.id) for group in trial.federation.groups]
+    ids.append(np.concatenate(ids))
+    absent = {
+        len(of_group): np.flatnonzero(~np.isin(of_group, SOME)) for of_group in ids
+    }  # by how many there are
 
     def theirs(state):
-        def of_leaf(path, stacked, leaf):
+        def of_leaf(stacked, leaf):
             if not stacked:
                 return None
-            group = group_of(path)
-            return leaf[absent[group]] if group is not None else (leaf[ids], leaf[:, ids])
+            rows = absent[len(leaf)]
+            return leaf[rows], leaf[:, rows] if leaf.shape[:2] == 2 * (len(SIZES),) else None
 
-        return jax.tree.map_with_path(of_leaf, trial.stacked, state)
+        return jax.tree.map(of_leaf, trial.stacked, state)
 
     some = cohort(trial.federation, SOME)
     after = trial.play(jax.random.key(2), trial.state, trial.federation, some).state
@@ -260,11 +263,6 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
 
 
 # ---- what they are made of
-
-
-def group_of(path) -> int | None:
-    """Whose leaf it is: whatever differs per group is a tuple with one entry per group."""
-    return next((entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey)), None)
 
 
 def rates(state) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from jaxfl.core.protocol import Algorithm
 from jaxfl.data.federation import federate
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
-from jaxfl.runs.trial import group_of, rates, whole_round, with_rates
+from jaxfl.runs.trial import rates, whole_round, with_rates
 from methods.cases import CASES, Case, short
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
@@ -94,6 +94,12 @@ def played(request, federation):
     play = Program(whole_round(algorithm))
     state = play(jax.random.key(1), start(federation), federation, cohort(federation, EVERYONE)).state
     return Played(CASES[method.name], algorithm, play, state, stacked)
+
+
+def group_of(path):
+    """Whose leaf it is: whatever differs per group is a tuple with one entry per group."""
+    places = (entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey))
+    return next(places, None)
 
 
 def test_arguments_have_their_names_and_order(played):
