@@ -144,9 +144,9 @@ SENSIBLE = [  # one of each
 def sensible_commands(draw):
     """A method with all its options, of which each makes sense by itself, on some federation."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
-    choice = [method.name]
+    choice, left_out = [method.name], draw(st.sampled_from(["epochs", "steps"]))  # each excludes the other
     for name, hint in hints(method.config).items():
-        if alternatives(hint) != (str,):
+        if alternatives(hint) != (str,) and name != left_out:
             choice.append(f"{name}={draw(sensible(hint))}")
     return ["run", ",".join(choice), *" ".join(draw(st.sampled_from(texts)) for texts in SENSIBLE).split()]
 
