@@ -276,6 +276,23 @@ def predict(model, shared, own, x):
     return model.apply(weights.params, weights.stats, x, train=False)[0]
 
 
+def _check_hooks(keep: Keep, train: Train, tune: Train | None, memory: Memory, extend: Callable) -> None:
+    """Refuse a hook that cannot be called as it will be."""
+    for what, hook, *arguments in (
+        ("keep", keep, "model"),
+        ("train", train, "key", "participant", "federation"),
+        ("tune", tune, "key", "participant", "federation"),
+        ("extend", extend, "model", "weights"),
+        ("Memory.client", memory.client, "shared"),
+        ("Memory.server", memory.server, "shared"),
+        ("Memory.broadcast", memory.broadcast, "server"),
+        ("Memory.update", memory.update, "participant", "trained"),
+        ("Memory.aggregate", memory.aggregate, "shared", "server", "means", "hyper"),
+    ):
+        if hook is not None:
+            require_call(what, hook, *arguments)
+
+
 def _pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
     """What a hook returns, if it is a pair."""
     if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
@@ -305,19 +322,7 @@ def sharing(
       predict: see `Predictor`.
     """
     train = train or local_training(config)
-    for what, hook, arguments in (
-        ("keep", keep, ["model"]),
-        ("train", train, ["key", "participant", "federation"]),
-        ("tune", tune, ["key", "participant", "federation"]),
-        ("extend", extend, ["model", "weights"]),
-        ("Memory.client", memory.client, ["shared"]),
-        ("Memory.server", memory.server, ["shared"]),
-        ("Memory.broadcast", memory.broadcast, ["server"]),
-        ("Memory.update", memory.update, ["participant", "trained"]),
-        ("Memory.aggregate", memory.aggregate, ["shared", "server", "means", "hyper"]),
-    ):
-        if hook is not None:
-            require_call(what, hook, *arguments)
+    _check_hooks(keep, train, tune, memory, extend)
 
     def divide(model, weights):
         """(kept, shared)."""

@@ -14,6 +14,7 @@ from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.table import OF_ACCURACY, Cell, Table
 
 LINES = ("-", "--", ":", "-.")
+HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 MOST_NAMED = 40  # clients for whose numbers a picture has room
 MOST_LINKED = 200  # clients for whose links it has room
@@ -76,6 +77,11 @@ def _line(number: int) -> dict:
     return {"marker": ".", "color": f"C{number % 10}", "linestyle": LINES[number // 10 % len(LINES)]}
 
 
+def _bar(number: int) -> dict:
+    """How the bars of a run look; forty look differently."""
+    return {"color": f"C{number % 10}", "hatch": HATCHES[number // 10 % len(HATCHES)]}
+
+
 def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Figure | None:
     """What else is known of the deployed models' accuracy against rounds, and every class at the last one.
 
@@ -120,7 +126,7 @@ def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int)
     classes = 100 * np.array(seeds, float)
     width = 0.8 / runs
     places = np.arange(classes.shape[1]) + width * (number - (runs - 1) / 2)
-    axes.bar(places, classes.mean(0), width, color=f"C{number % 10}")
+    axes.bar(places, classes.mean(0), width, **_bar(number))
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:
@@ -138,7 +144,8 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
         at = places + width * (number - (len(table.rows) - 1) / 2)
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
-        axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, label=wrapped[number])
+        looks = {"label": wrapped[number], **_bar(number)}
+        axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, **looks)
     named = [textwrap.fill(column.replace(",", ", "), 20) for column in titles]
     axes.set_xticks(places, named, fontsize="small")
     axes.grid(alpha=0.3, axis="y")

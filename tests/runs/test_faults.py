@@ -618,6 +618,27 @@ def test_without_a_readable_checkpoint_nothing_is_touched(finished, tmp_path, ca
     assert contents(run) == contents(finished)
 
 
+def test_a_checkpoint_of_other_shapes_is_refused_and_kept(finished, tmp_path, capsys, monkeypatch):
+    """As of a jaxfl that rounded the widths of its networks otherwise."""
+    run = unfinished(finished, tmp_path / "run")
+    monkeypatch.setattr(checkpoint, "_named", wider(checkpoint._named))
+    sentence = refusal(capsys, "resume", run)
+    assert "checkpoints/16 is of a jaxfl whose models or states had other shapes (of " in sentence
+    assert "repeat it by `jaxfl run --from`" in sentence and checkpoint.saved(run) == [8, 12, 16]
+
+
+def wider(named):
+    """The leaves of a state as they would be if its matrices had one more column."""
+
+    def of_state(state):
+        return {
+            name: np.empty((*leaf.shape[:-1], leaf.shape[-1] + 1)) if leaf.ndim > 1 else leaf
+            for name, leaf in named(state).items()
+        }
+
+    return of_state
+
+
 @pytest.mark.parametrize("lines", [0, 9, 12, 15])
 def test_metrics_that_are_cut_short(finished, tmp_path, capsys, lines):
     run = unfinished(finished, tmp_path / "run")

@@ -3,6 +3,8 @@
 g_c is the prototype of class c, which only classes have that somebody has sent.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from reference.class_means import of_client
 from reference.training import cross_entropy, descend
 
 from jaxfl.algorithms.class_means.fedproto import nearest
+from jaxfl.models.blocks import DenseBlock
+from jaxfl.models.model import Block
 from methods import recording
 from methods.cases import NORMALISED, Case, Comparison, local_statistics
 from methods.rounds import EVERYONE, TRAINING, alike, federated, mlp, run
@@ -91,7 +95,9 @@ def traffic(model, models, t):
 
 
 def without_a_pull_it_is_local():
-    unlike = federated((mlp(), 2), (mlp(norm="batch"), 3))
+    """Also where the classifier has statistics of its own."""
+    last = Block("classifier", DenseBlock(CLASSES, norm=True, activation=lambda x: x))
+    unlike = federated((mlp(), 2), (dataclasses.replace(mlp(), blocks=(*mlp().blocks[:-1], last)), 3))
     for (fedproto, report), (local, expected) in zip(
         run("fedproto", unlike, lam=0.0, **TRAINING), run("local", unlike, **TRAINING), strict=True
     ):
