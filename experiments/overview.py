@@ -54,6 +54,7 @@ class Item(NamedTuple):
       setups: argument files here.
       seeds: how many the figures are of, in words where they differ; none where nothing has run.
       commit: of the code that gave them.
+      machine: hardware and versions, where no page that is linked to says them.
       figures: what came out.
       pictures: of it.
     """
@@ -68,6 +69,7 @@ class Item(NamedTuple):
     setups: list[str] = []
     seeds: int | str = 0
     commit: str = ""
+    machine: str = ""
     figures: list[Figures] = []
     pictures: list[str] = []
 
@@ -153,7 +155,8 @@ def page(paper: Paper) -> str:
 
 def section(folder: Path, item: Item) -> str:
     """All that is known of an item."""
-    made = ", ".join(filter(None, [_seeds(item), f"commit {item.commit}" if item.commit else ""]))
+    commit = f"commit {item.commit}" if item.commit else ""
+    made = "; ".join(filter(None, [", ".join(filter(None, [_seeds(item), commit])), item.machine]))
     parts = [
         f"## {item.name}",
         f"{item.shows} **Claim:** {item.claim}",
