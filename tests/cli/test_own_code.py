@@ -182,10 +182,9 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
         assert f"wrong.py, line {line(at)}: " in sentence, sentence
 
 
-@pytest.mark.long
-def test_a_loop_of_jax_around_descend_is_refused_in_words(capsys):
-    """JAX takes its time to find out who holds the value."""
-    sentence = refused(capsys, "run wrong.py:loops_outside @own.args")
+@pytest.mark.parametrize("name", ["loops_outside", "keeps_a_loss"])
+def test_a_traced_value_that_lives_on_is_refused_in_words(capsys, name):
+    sentence = refused(capsys, f"run wrong.py:{name} @own.args")
     assert "scan and cond of jaxfl.authoring, not vmap and" in sentence and "wrong.py, line" in sentence
 
 

@@ -54,6 +54,8 @@ reports_nothing = with_step(lambda state, info: state)
 reports_a_mean = with_step(lambda state, info: (state, info._replace(loss=info.loss[0].mean())))
 reports_floats = with_step(lambda state, info: (state, info._replace(up=info.loss)))
 reports_text = with_step(lambda state, info: (state, "fine"))
+losses = []
+keeps_a_loss = with_step(lambda state, info: losses.append(info.loss) or (state, info))
 lacks_up = with_step(lambda state, info: (state, jaxfl.Info(info.loss, down=info.down)))
 predicts_a_tuple = with_predict(lambda model, shared, own, x: model.apply(*shared, x, train=False))
 predicts_labels = with_predict(
