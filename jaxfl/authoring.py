@@ -25,8 +25,6 @@ from jaxfl.core.training import (
     Steps,
     Trained,
     Training,
-    batches_per_epoch,
-    batches_per_phase,
     count_correct,
     cross_entropy,
     descend,
@@ -37,6 +35,7 @@ from jaxfl.core.training import (
     local_optimizer,
     mean,
     sgd,
+    steps_of,
 )
 from jaxfl.data.federation import Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
@@ -44,6 +43,7 @@ from jaxfl.mechanisms import class_means, learned_matrix, mixing, own_models, pu
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
+    FineTuned,
     FineTuning,
     Means,
     Memory,
@@ -68,9 +68,11 @@ __all__ = [
     "Cohort",
     "Examples",
     "Federation",
+    "FineTuned",
     "FineTuning",
     "Info",
     "JaxflError",
+    "Means",
     "Memory",
     "Method",
     "Model",
@@ -83,11 +85,8 @@ __all__ = [
     "Steps",
     "Trained",
     "Training",
-    "Means",
     "Weights",
     "arrays",
-    "batches_per_epoch",
-    "batches_per_phase",
     "body",
     "class_means",
     "client_rate",
@@ -104,6 +103,7 @@ __all__ = [
     "fori_loop",
     "forward",
     "gather",
+    "has_batchnorm",
     "head",
     "improve",
     "initial_weights",
@@ -113,7 +113,6 @@ __all__ = [
     "map_clients",
     "mean",
     "mixing",
-    "has_batchnorm",
     "norms",
     "options",
     "own_models",
@@ -132,6 +131,7 @@ __all__ = [
     "server_steps",
     "sgd",
     "sharing",
+    "steps_of",
     "stretch",
     "sweep",
     "topology",

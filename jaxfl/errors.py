@@ -84,7 +84,8 @@ def optional(package: str, extra: str, what: str) -> ModuleType:
     except ImportError:
         name = package.partition(".")[0]
         raise JaxflError(
-            f"{what} needs the package {name}, which is not installed; pip install 'jaxfl[{extra}]'."
+            f"{what} needs the package {name}, which is not installed; pip install '.[{extra}]' in a clone "
+            "of jaxfl."
         ) from None
 
 

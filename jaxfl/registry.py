@@ -1,6 +1,7 @@
 """Every built-in method by name: whatever stands in a file under `jaxfl.algorithms` is found there."""
 
 import importlib
+import itertools
 import pkgutil
 import typing
 from types import ModuleType
@@ -8,6 +9,7 @@ from typing import Any
 
 from jaxfl import algorithms
 from jaxfl.config import choices, own_code
+from jaxfl.config.commands import Columns, Limit, Logs, Profile, RunFolder, Seeds
 from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
@@ -15,7 +17,11 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import Processes
 
-OF_COMMANDS = ("run_dir", "log", "profile", "seeds", "partition_seeds", "show")  # further options of commands
+OF_COMMANDS = [  # further options, of the commands and of `jaxfl.run`
+    *itertools.chain(*map(hints, (RunFolder, Logs, Profile, Limit, Seeds, Columns))),
+    "method",
+    "quiet",
+]
 
 
 def discover(package: ModuleType) -> dict[str, Method]:
@@ -44,8 +50,8 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
     """The method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False}).
 
     Raises:
-      JaxflError: if there is no such method, it is none, or an option of its own has the name of one that all
-        runs have.
+      JaxflError: if there is no such method, what is named is no `Method`, or an option of its own has the
+        name of one that all runs have.
     """
     if not isinstance(choice, str | Method):
         raise JaxflError(f"{choice!r} is no method; give the name of one, or a jaxfl.Method, one by one.")

@@ -32,7 +32,7 @@ NOTEBOOKS = sorted(path.relative_to(ROOT) for path in (ROOT / "notebooks").glob(
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_notebooks_run(path, tmp_path, monkeypatch):
     """As a reader runs them, in a kernel and with optimised programs; nothing is said on stderr."""
-    nbclient = pytest.importorskip("nbclient", reason="pip install 'jaxfl[notebooks]'")
+    nbclient = pytest.importorskip("nbclient", reason="pip install '.[notebooks]'")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     notebook = nbformat.read(ROOT / path, as_version=4)

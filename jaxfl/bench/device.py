@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 ENDS = "ends.json"
 COMMAND = (sys.executable, "-m", "jaxfl", "bench")
-LONGEST_S, ALL_S = 8 * 60, 25 * 60  # of a part, and of all: machines like these are lent by the minute
+LONGEST_S, ALL_S = 8 * 60, 25 * 60  # of a part, and of all: a job's time is limited
 
 LIKELY = 'auto plain bfloat16 "ten at once"'  # ways to be faster than `auto` on an accelerator
 UNLIKELY = 'auto rows "one at a time"'
@@ -64,7 +64,7 @@ ANEW = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 DETERMINISTIC = ANEW | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 TRAINED = "W2 --methods fedavg --no-torch --repetitions 3 --checksum"
 
-# In the order of their worth: a lease may end early. What a command measures in turn is lost together when
+# In the order of their worth: a job may end early. What a command measures in turn is lost together when
 # its time is over, so none measures much; what it has compiled is found again.
 PARTS = {
     "W2": Part("How much faster than a PyTorch loop is a small CNN?", "W2 --repetitions 3", 120),

@@ -24,8 +24,8 @@ try:
     from torch import nn
 except ImportError as error:
     raise JaxflError(
-        "PyTorch, which jaxfl bench measures against, is not installed; pip install 'jaxfl[bench]', or add "
-        "--no-torch."
+        "PyTorch, which jaxfl bench measures against, is not installed; pip install '.[bench]' in a clone of "
+        "jaxfl, or add --no-torch."
     ) from error
 
 THREADS = torch.get_num_threads()

@@ -190,7 +190,7 @@ def fit(
       carry: what the update changes.
       key: of this client in this round.
       examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
-        each (MAML's); an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
+        each; an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
         least one.
       epochs: passes over the rows; a share of them is rounded up to whole batches, see `batches_per_phase`.
       batch_size: rows of a mini-batch.
@@ -272,6 +272,12 @@ def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) ->
             "raise --batch-size, or build it with norm=none."
         )
     return bool(found)
+
+
+def steps_of(size, weights: Weights, blocks: Collection[str], hyper: Training):
+    """() int32, the mini-batches of a round's local training on `size` rows, in which these blocks train."""
+    skip_single_row = has_batchnorm(weights, blocks, hyper.batch_size)
+    return batches_per_phase(hyper.length, batches_per_epoch(size, hyper.batch_size, skip_single_row))
 
 
 class Trained(NamedTuple):

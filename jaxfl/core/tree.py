@@ -91,6 +91,21 @@ def where(condition, new, old):
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
+def where_each(mask, new, old):
+    """For each client the leaves of one tree or of the other.
+
+    Args:
+      mask: (k,) bool.
+      new: leaves (k, ...), or (...) for all alike; where it holds.
+      old: the same where it does not.
+    """
+
+    def of_leaf(a, b):
+        return jnp.where(mask.reshape(mask.shape + (1,) * (max(a.ndim, b.ndim) - 1)), a, b)
+
+    return jax.tree.map(of_leaf, new, old)
+
+
 def total(arrays: Iterable[jax.Array]) -> jax.Array:
     """The sum of one array or more, in their order."""
     return functools.reduce(jnp.add, arrays)

@@ -1,1 +1,1 @@
-"""What several methods are made of. A mechanism knows no method."""
+"""What several methods are made of. A mechanism calls no method."""

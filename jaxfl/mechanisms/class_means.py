@@ -18,7 +18,6 @@ from jaxfl.core.examples import sweep
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
-from jaxfl.models.slices import shapes
 
 
 class ClassMeans(NamedTuple):
@@ -66,7 +65,7 @@ def unknown(federation: Federation) -> ClassMeans:
 
 
 def features(model: Model, weights: Weights, rows, size, federation: Federation):
-    """Z = f(x) of some images (m,) in evaluation mode: (m, d), 0 from `size` on."""
+    """The features z = f(x) of some images (m,) in evaluation mode: (m, d), 0 from `size` on."""
     return sweep(
         lambda x: model.body.apply(weights.params, weights.stats, x, train=False)[0], rows, size, federation
     )
@@ -127,7 +126,7 @@ def linear(model: Model) -> bool:
     """Whether a model's head is {"kernel": (d, C), "bias": (C,)}, as class means make one."""
     (name,) = model.head.names
     features, classes = model.head.shape[-1], model.classes
-    leaves = shapes(model).params[name]
+    leaves = model.form.params[name]
     return len(model.head.shape) == 1 and jax.tree.map(lambda leaf: leaf.shape, leaves) == {
         "kernel": (features, classes),
         "bias": (classes,),

@@ -14,6 +14,7 @@ from jaxfl.core.protocol import Cohort, Predictor
 from jaxfl.core.training import Epochs, Training, cross_entropy, descend
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.mechanisms.sharing import predict
+from jaxfl.models.model import Weights
 
 
 def start(key, federation: Federation) -> PerGroup:
@@ -69,7 +70,16 @@ def of_cohort(weights: PerGroup, cohort: Cohort) -> PerGroup:
     return predictors(gather(weights, cohort))
 
 
-def scalars_sent(weights: PerGroup, bn_stats: str) -> PerGroup:
-    """What each client sends of its model, as shapes of its leaves: no statistics where they stay local."""
-    one = per_group(tree.one, weights)
-    return per_group(lambda w: w._replace(stats={}), one) if bn_stats == "local" else one
+def with_own_stats(mixed: Weights, own: Weights, bn_stats: str) -> Weights:
+    """What a client makes of a mixture of models: where statistics stay local, they are its own."""
+    return mixed._replace(stats=own.stats) if bn_stats == "local" else mixed
+
+
+def sent(w: Weights, bn_stats: str) -> Weights:
+    """What a client sends of its model: no statistics where they stay local."""
+    return w._replace(stats={}) if bn_stats == "local" else w
+
+
+def message(weights: PerGroup, bn_stats: str) -> PerGroup:
+    """Per group the shapes of what each client sends of its model, of all of these (n_g, ...)."""
+    return per_group(lambda w: sent(tree.one(w), bn_stats), weights)

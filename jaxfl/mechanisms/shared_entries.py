@@ -25,7 +25,7 @@ from jaxfl.core.protocol import Algorithm
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
-from jaxfl.models.slices import cut, shapes
+from jaxfl.models.slices import cut
 
 Leaf = tuple[str, ...]
 
@@ -61,7 +61,7 @@ class Layer(NamedTuple):
 @functools.cache
 def layers(model: Model) -> tuple[Layer, ...]:
     """The layers of a network, in order."""
-    weights, found = shapes(model), []
+    weights, found = model.form, []
     for block, module in model.blocks:
         leaves = jax.tree.leaves_with_path((weights.params[block], weights.stats[block]))
         if leaves:
@@ -106,7 +106,7 @@ def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None
     places = {}
     for g, model in enumerate(models):
         blocks = {layer.block: number for number, layer in enumerate(layers(model))}
-        for path, _ in jax.tree.leaves_with_path(shapes(model)):
+        for path, _ in jax.tree.leaves_with_path(model.form):
             collection, block, *rest = tree.names(path)
             first = owner(g, blocks[block])
             if first is not None:
@@ -123,7 +123,7 @@ def slices(models: tuple[Model, ...]) -> Places:
       JaxflError: if one of these is no slice of the widest.
     """
     alike = collections.defaultdict(list)
-    paths = [[tree.names(path) for path, _ in jax.tree.leaves_with_path(shapes(model))] for model in models]
+    paths = [[tree.names(path) for path, _ in jax.tree.leaves_with_path(model.form)] for model in models]
     for g, (model, names) in enumerate(zip(models, paths, strict=True)):
         alike[model.names, tuple(names)].append(g)
     places = {}
@@ -211,7 +211,6 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
       JaxflError: at `init`, if the architectures begin with different layers.
     """
     plain = method()
-    untuned = plain.personal is plain.receive
 
     def for_architectures(federation) -> tuple[Algorithm, Places]:
         """The method for these architectures, and what they share."""
@@ -234,10 +233,4 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
         shared = mean(means, rows, places, shared_leaves(state.shared, places))
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
-    def receive(key, state, federation, cohort):
-        return for_architectures(federation)[0].receive(key, state, federation, cohort)
-
-    def personal(key, state, federation, cohort):
-        return for_architectures(federation)[0].personal(key, state, federation, cohort)
-
-    return Algorithm(init, receive, step, receive if untuned else personal)
+    return plain._replace(init=init, step=step, averaged=None)  # what clients use is in the state

@@ -151,6 +151,14 @@ class FineTuning(Training):
     """What is fine-tuned."""
 
 
+@options
+class FineTuned(FineTuning):
+    """The same of methods that always do."""
+
+    ft_epochs: int | None = within("[0, inf)", None)
+    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
+
+
 def plain(participant: Participant, blocks: Collection[str]) -> Callable:
     """Cross-entropy, whatever was received."""
     return cross_entropy(participant.model, blocks)
@@ -235,7 +243,7 @@ def require_plain_head(model: Model) -> None:
       JaxflError: naming its block.
     """
     (name,) = model.head.names
-    if jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats.get(name)):
+    if jax.tree.leaves(model.form.stats.get(name)):
         raise JaxflError(
             f"The method applies the classifier by itself, and {model.name} has BatchNorm in its last block "
             f"{name!r}; let that be a linear layer."
@@ -249,7 +257,7 @@ def body(model: Model) -> Callable:
 
 def norms(model: Model) -> Callable:
     """Keep the layers that normalise: with statistics, or no parameters but vectors (LayerNorm)."""
-    weights = jax.eval_shape(model.init, jax.random.key(0))
+    weights = model.form
     axes = {}  # of a layer's parameters
     for path, leaf in jax.tree.leaves_with_path(weights.params):
         axes.setdefault(tree.names(path)[:-1], set()).add(leaf.ndim)

@@ -37,7 +37,7 @@ class Hypernetwork(nn.Module):
         def leaf(path, shape):
             return Linear(shape.size, name=_map(path))(h, train=False, mask=None).reshape(shape.shape)
 
-        target = jax.eval_shape(self.model.init, jax.random.key(0)).params
+        target = self.model.form.params
         return jax.tree.map_with_path(leaf, target)
 
 

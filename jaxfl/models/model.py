@@ -87,6 +87,11 @@ class Model:
         """The classifier: the last block, from z (B, d) to logits (B, classes)."""
         return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self.shapes[-1])
 
+    @property
+    def form(self) -> Weights:
+        """Shapes and dtypes of its weights."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
     def init(self, key: jax.Array) -> Weights:
         """Draws initial weights; those of a block depend on `key` and on its own name only."""
         params, stats = {}, {}

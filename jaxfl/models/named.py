@@ -18,7 +18,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
-from jaxfl.models.slices import shapes
 
 LEAF = r"(?P<clients>clients/)?(?P<path>(?:params|stats)/[^/]+/.+|(?<=clients/)id)"
 NAME = re.compile(rf"(?:(?P<architecture>.+?)/)??{LEAF}")
@@ -96,7 +95,7 @@ def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[ClientWeights
     Returns:
       These blocks, and for every other block with leaves what is in the way.
     """
-    wanted = _leaves(shapes(model))
+    wanted = _leaves(model.form)
     shared = {path: array.mean(0) for path, array in arrays.own.items()} | arrays.shared
     misfits = {}
     for block in model.names:

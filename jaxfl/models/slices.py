@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.model import Model, Weights
+from jaxfl.models.model import Model
 
 Index = tuple  # of slices and arrays of positions, one for each axis of a leaf
 
@@ -30,11 +30,6 @@ class Numbers(NamedTuple):
 
     known: dict[tuple[int, int], np.ndarray]
     flat: np.ndarray
-
-
-def shapes(model: Model) -> Weights:
-    """Of a model's leaves."""
-    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 @functools.cache
@@ -72,7 +67,7 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
             slice(len(axis)) if is_first else axis for axis, is_first in zip(axes, first, strict=True)
         )
 
-    leaves = zip(jax.tree.leaves_with_path(shapes(narrow)), jax.tree.leaves(shapes(wide)), strict=True)
+    leaves = zip(jax.tree.leaves_with_path(narrow.form), jax.tree.leaves(wide.form), strict=True)
     return tuple(of_leaf(path, leaf, whole) for (path, leaf), whole in leaves)
 
 

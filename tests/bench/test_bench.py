@@ -204,7 +204,7 @@ def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, 
         main([*f"bench tiny --grow 8 64 {options}".split(), str(tmp_path / "none.json")])
 
 
-def test_parts_of_a_device_are_commands_that_fit_a_short_lease():
+def test_parts_of_a_device_are_commands_that_fit_a_short_job():
     known = workloads.WORKLOADS | workloads.VARIANTS
     for part in device.PARTS.values():
         name, *flags = shlex.split(part.command)
@@ -339,7 +339,7 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "jaxfl.bench.torch_loop", raising=False)
     with pytest.raises(SystemExit):
         main(["bench", "tiny"])
-    assert "pip install 'jaxfl[bench]', or add --no-torch" in capsys.readouterr().err
+    assert "pip install '.[bench]' in a clone of jaxfl, or add --no-torch" in capsys.readouterr().err
 
 
 def test_workloads_fit_random_images_where_the_data_set_is_missing(tmp_path):

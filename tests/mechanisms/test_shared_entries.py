@@ -8,7 +8,6 @@ from jaxfl.mechanisms.shared_entries import add_up, hand_out, slices
 from jaxfl.models.blocks import BasicBlock, ConvBlock, DenseBlock
 from jaxfl.models.build import network, scaled
 from jaxfl.models.model import Block, Weights
-from jaxfl.models.slices import shapes
 from jaxfl.models.zoo.densenet import DenseLayer, Transition
 from jaxfl.models.zoo.mobilenet import InvertedResidual
 
@@ -35,8 +34,8 @@ def test_a_slice_is_the_wider_network_without_its_other_channels():
     def draw(leaf):
         return rng.uniform(0.5, 2, leaf.shape).astype(np.float32)
 
-    weights = jax.tree.map(draw, shapes(narrow))
-    zero = nothing, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(wide))
+    weights = jax.tree.map(draw, narrow.form)
+    zero = nothing, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), wide.form)
     whole = jax.jit(lambda weights: add_up((weights, nothing), places, zero))(weights)
     assert_same(hand_out(whole, places, (weights, zero[1]))[0], weights)
 

@@ -12,7 +12,6 @@ from jaxfl.core import tree
 from jaxfl.core.final_weights import of_clients
 from jaxfl.core.job import traced
 from jaxfl.models.named import ClientWeights
-from jaxfl.models.slices import shapes
 from jaxfl.registry import METHODS
 from methods.cases import CASES
 
@@ -44,7 +43,7 @@ def given(group):
     def of_each(shape):
         return np.stack([filled(shape, OWN + i) for i in range(len(group.id))])
 
-    leaves = shapes(group.model)
+    leaves = group.model.form
     return ClientWeights(
         jax.tree.map(lambda shape: filled(shape, SHARED), leaves), jax.tree.map(of_each, leaves)
     )

@@ -71,7 +71,7 @@ def test_numbers_as_frames(run, monkeypatch):
     assert last["personal"].tolist() == run.personal.per_client[-1].tolist()
     assert last["architecture"].tolist() == ["mlp,hidden=3"] * 2 + ["mlp,hidden=4"] * 2
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(JaxflError, match=re.escape("pip install 'jaxfl[pandas]'")):
+    with pytest.raises(JaxflError, match=re.escape("pip install '.[pandas]' in a clone")):
         run.frame()
 
 

@@ -185,7 +185,7 @@ def test_a_log_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, mon
         return capsys.readouterr().err
 
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    assert "pip install 'jaxfl[tensorboard]'" in refused("tensorboard")
+    assert "pip install '.[tensorboard]' in a clone" in refused("tensorboard")
 
     def login():
         raise biases.errors.Error("No API key configured.")

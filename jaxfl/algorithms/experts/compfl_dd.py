@@ -189,7 +189,7 @@ def build(config: CompFLDD) -> Algorithm:
             if j not in js:
                 continue
             e, passed = js.index(j), way.passed.at[group.id].get(mode="fill", fill_value=False)
-            seen = jax.vmap(tree.where, (0, None, 0))(passed, state.walkers[j], known[g].copies[e])
+            seen = tree.where_each(passed, state.walkers[j], known[g].copies[e])
             known[g] = known[g]._replace(
                 copies=replaced(known[g].copies, e, seen),
                 heard=known[g].heard.at[:, e].set(known[g].heard[:, e] | passed),

@@ -60,10 +60,9 @@ def build(config: DFedAvg) -> Algorithm:
         trained, loss = own_models.train(key, federation, cohort, own, state.hyper)
         exchanged = [topology.exchange(federation, cohort, {g: z}) for g, z in enumerate(trained)]
         averaged = tuple(mixed[g] for g, (mixed, _) in enumerate(exchanged))
-        if config.bn_stats == "local":
-            averaged = per_group(lambda w, z: w._replace(stats=z.stats), averaged, trained)
+        averaged = per_group(lambda w, z: own_models.with_own_stats(w, z, config.bn_stats), averaged, trained)
         weights = scatter(state.weights, cohort, averaged)
-        sizes = map(tree.scalars, own_models.scalars_sent(weights, config.bn_stats))
+        sizes = map(tree.scalars, own_models.message(weights, config.bn_stats))
         up = tuple({size: exchanged[g][1][g]} for g, size in enumerate(sizes))
         down = sent_down(cohort, (0,) * len(cohort.groups))
         return State(state.hyper, weights), Info(loss, up, down, trained=own_models.predictors(trained))

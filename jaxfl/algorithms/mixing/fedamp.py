@@ -39,8 +39,6 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
-    batches_per_epoch,
-    batches_per_phase,
     descend,
     gather,
     map_clients,
@@ -52,6 +50,7 @@ from jaxfl.authoring import (
     scatter,
     sent_down,
     sent_up,
+    steps_of,
     tree,
     within,
 )
@@ -148,7 +147,7 @@ def build(config: FedAMP) -> Algorithm:
 
         def of_group(w, own, attention, slots):
             u = tree.weighted_sum(tree.take(attention.xi, slots), w)
-            return u._replace(stats=own.stats) if config.bn_stats == "local" else u
+            return own_models.with_own_stats(u, own, config.bn_stats)
 
         federation.require_all()
         found = attentions(state, [group.id for group in federation.groups])
@@ -163,9 +162,8 @@ def build(config: FedAMP) -> Algorithm:
 
         def client(key, client, pull, own):
             w, u = own
-            count = jnp.maximum(batches_per_epoch(client.size, hyper.batch_size, skip_single_row=False), 1)
-            steps = batches_per_phase(hyper.length, count)
-            towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps.astype(pull.dtype))))
+            steps = jnp.maximum(steps_of(client.size, w, client.model.names, hyper), 1).astype(pull.dtype)
+            towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps)))
             trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
@@ -182,7 +180,7 @@ def build(config: FedAMP) -> Algorithm:
             scatter(state.distances, cohort, distances),
             scatter(state.last_upload, cohort, now),
         )
-        models = own_models.scalars_sent(weights, config.bn_stats)
+        models = own_models.message(weights, config.bn_stats)
         up, down = sent_up(cohort, models), sent_down(cohort, models)
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 

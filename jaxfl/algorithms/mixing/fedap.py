@@ -140,7 +140,7 @@ def require_inputs(model: Model) -> None:
     Raises:
       JaxflError: naming it.
     """
-    weights = jax.eval_shape(model.init, jax.random.key(0))
+    weights = model.form
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
     if not jax.eval_shape(model.norm_inputs, *weights, x):
         raise JaxflError(

@@ -172,7 +172,7 @@ def build(config: FedCMD) -> Algorithm:
                 else:
                     weights = row_stochastic(phi, i, j)
                 w = assemble(model, shared, own, others, layers, weights)
-                return w._replace(stats=own.stats) if config.bn_stats == "local" else w
+                return own_models.with_own_stats(w, own, config.bn_stats)
 
             return each_by_its_layers(of_clients, layers, own, i)
 
@@ -253,7 +253,7 @@ def build(config: FedCMD) -> Algorithm:
         """All clients' models (n, ...): the global one where the second phase begins."""
         clients = len(jax.tree.leaves(own)[0])
         begun = jax.tree.map(lambda old, new: jnp.where(now, new, old), own, tree.stack(shared, clients))
-        return begun._replace(stats=own.stats) if config.bn_stats == "local" else begun
+        return own_models.with_own_stats(begun, own, config.bn_stats)
 
     def mean_scores(slots, tally, before):
         return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)

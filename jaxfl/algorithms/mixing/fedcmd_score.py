@@ -33,7 +33,7 @@ class Gaussian(NamedTuple):
 
 def candidates(model: Model) -> tuple[str, ...]:
     """The names of the dense layers: blocks with weights, but without convolutions."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0)).params
+    shapes = model.form.params
     kernels = {name: [leaf.ndim for leaf in jax.tree.leaves(leaves)] for name, leaves in shapes.items()}
     return tuple(name for name in model.names if 0 < max(kernels[name], default=0) < 4)
 

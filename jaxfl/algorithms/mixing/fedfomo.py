@@ -56,7 +56,6 @@ from jaxfl.authoring import (
     per_group,
     scan,
     scatter,
-    sent_down,
     sent_up,
     sweep,
     tree,
@@ -96,11 +95,11 @@ class State(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """What the clients of an architecture choose from: models (n, ...), ids (n,), which there are (n,)."""
+    """What the clients of an architecture choose from."""
 
-    models: Weights
-    id: jax.Array
-    available: jax.Array
+    models: Weights  # (n, ...)
+    id: jax.Array  # (n,) int32
+    available: jax.Array  # (n,) bool, who has ever uploaded one
 
 
 class Arrival(NamedTuple):
@@ -172,8 +171,7 @@ def build(config: FedFomo) -> Algorithm:
             pull, total = carry
             place, present = download
             other = jax.tree.map(lambda leaf: leaf[place], pool.models)
-            if config.bn_stats == "local":
-                other = other._replace(stats=w.stats)
+            other = own_models.with_own_stats(other, w, config.bn_stats)
             away = optax.tree.sub(other, w)
             better = so_far - validation_loss(client, federation, other)
             q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
@@ -231,11 +229,13 @@ def build(config: FedFomo) -> Algorithm:
 
     def traffic(state, federation, cohort, received):
         """Up: the model and a row of P; down: so many models."""
-        scalars = per_group(tree.scalars, own_models.scalars_sent(state.weights, config.bn_stats))
-        up = sent_up(cohort, per_group(lambda model: model + federation.clients, scalars))
-        most = per_group(lambda group: min(config.downloads, len(group.id)), federation.groups)
-        down = sent_down(cohort, per_group(lambda model, most: model * most, scalars, most))
-        return up, per_group(lambda of_all, most, received: of_all // most * received, down, most, received)
+        model = per_group(tree.scalars, own_models.message(state.weights, config.bn_stats))
+        up = sent_up(cohort, per_group(lambda model: model + federation.clients, model))
+
+        def down(slots, model, received):
+            return {model: jnp.where(slots.mask, received, 0)}
+
+        return up, per_group(down, cohort.groups, model, received)
 
     def matrices(state):
         """P (N, N)."""

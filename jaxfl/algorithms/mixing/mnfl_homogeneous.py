@@ -25,7 +25,6 @@ from jaxfl.authoring import (
     Info,
     Method,
     PerGroup,
-    Weights,
     gather,
     learned_matrix,
     options,
@@ -78,7 +77,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
             if config.transfer == "prox":
                 left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
                 teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)
-            return teacher._replace(stats=own.stats) if config.bn_stats == "local" else teacher
+            return own_models.with_own_stats(teacher, own, config.bn_stats)
 
         return per_group(
             of_group,
@@ -100,16 +99,15 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         i_of, n_of = ids(federation, cohort), rows_uploaded(federation, cohort)
         all_rows, clients = (jnp.maximum(n, 1) for n in (federation.training_rows, federation.participants))
         for w, i, n, of_all, number in zip(trained, i_of, n_of, all_rows, clients, strict=True):
-            gradient = distance_gradient(learned_matrix.teachers(matrix, i), communicated(w), n > 0)
+            gradient = distance_gradient(
+                learned_matrix.teachers(matrix, i), own_models.sent(w, config.bn_stats), n > 0
+            )
             matrix = learned_matrix.learn(matrix, i, n / of_all, gradient, hyper, number)
-        models = own_models.scalars_sent(state.weights, config.bn_stats)
+        models = own_models.message(state.weights, config.bn_stats)
         findings = {"weight": learned_matrix.summary(matrix)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)
         up, down = sent_up(cohort, models), sent_down(cohort, models)
         return state, Info(loss, up, down, findings, own_models.predictors(trained))
-
-    def communicated(w: Weights) -> Weights:
-        return w._replace(stats={}) if config.bn_stats == "local" else w
 
     def distance_gradient(c, w, present):
         """d_nm: weights c (k, k), models w (k, ...), relative to the mean of those present -> (k, k)."""

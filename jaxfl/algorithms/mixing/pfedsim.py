@@ -112,8 +112,8 @@ def build(config: PFedSim) -> Algorithm:
         """What the clients of a cohort have, per group (k_g, ...): the global model, or one of their own."""
 
         def of_group(shared, own, has_own):
-            w = jax.vmap(tree.where, (0, 0, None))(has_own, own, shared)
-            return w._replace(stats=own.stats) if config.bn_stats == "local" else w
+            w = tree.where_each(has_own, own, shared)
+            return own_models.with_own_stats(w, own, config.bn_stats)
 
         return per_group(of_group, state.shared, gather(state.weights, cohort), gather(state.has_own, cohort))
 
@@ -125,7 +125,7 @@ def build(config: PFedSim) -> Algorithm:
             _, theta = divide(group.model, stored)
 
             a = attention(pairs(state.phi, i, group.id), i, group.id)
-            return jax.vmap(tree.where)(has_own, tree.combine(kept, tree.weighted_sum(a, theta)), w)
+            return tree.where_each(has_own, tree.combine(kept, tree.weighted_sum(a, theta)), w)
 
         federation.require_all()
         return per_group(
@@ -172,7 +172,7 @@ def build(config: PFedSim) -> Algorithm:
 
     def traffic(state, federation, cohort):
         """Up: the model; down: the model, and to those with a model of their own theta alone."""
-        whole = own_models.scalars_sent(state.weights, config.bn_stats)
+        whole = own_models.message(state.weights, config.bn_stats)
         theta = per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
         down = per_group(
             jnp.where, gather(state.has_own, cohort), sent_down(cohort, theta), sent_down(cohort, whole)

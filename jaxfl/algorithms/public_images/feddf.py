@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxfl.authoring import (
     Algorithm,
-    FineTuning,
+    FineTuned,
     Method,
     fine_tuning,
     options,
@@ -31,7 +31,6 @@ from jaxfl.authoring import (
     rows_uploaded,
     sharing,
     tree,
-    within,
 )
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 
@@ -42,11 +41,8 @@ class FedDF(ServerDistillation):
 
 
 @options
-class PFedDF(ServerDistillation, FineTuning):
+class PFedDF(ServerDistillation, FineTuned):
     """Options of pFedDF."""
-
-    ft_epochs: int | None = within("[0, inf)", None)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
 
 
 def build(config: FedDF) -> Algorithm:

@@ -157,7 +157,7 @@ def build(config: FedKEMF) -> Algorithm:
         return state, Info(loss, up, down, trained=own_models.predictors(weights))
 
     def ensemble(logits, present, temperature):
-        """T (R, outputs), of the logits (k, R, outputs) of clients that are present."""
+        """The teacher t (R, outputs), of the logits (k, R, outputs) of clients that are present."""
         present = present[:, None, None]
         if config.ensemble == "vote":
             votes = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)

@@ -10,8 +10,8 @@ Clients have networks of any architecture, w_m; D_p is a set of public images. I
     stitching layers before every block and at the end; all of c_s trained on D_p
     w*_m <- argmax_s mean over D_p of cos(logits of w_m, logits of c_s)
 
-and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Of pFedClub other are
-the candidates, which belong to no client, and that all of their weights are trained.
+and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Other than in
+pFedClub, candidates belong to no client, and all of their weights are trained.
 
 Stitching layers are those of the code, linear maps of everything to everything, also before the first block:
 of w x h x c numbers to as many they have (w h c)^2 weights, so that most of a teacher is stitches. With

@@ -117,7 +117,7 @@ def build(config: FlexiFed) -> Algorithm:
         down = tree.split(one, lambda path: path in places)[0]
         return State(hyper, scatter(state.weights, cohort, merged)), Info(
             loss,
-            sent_up(cohort, own_models.scalars_sent(trained, config.bn_stats)),
+            sent_up(cohort, own_models.message(trained, config.bn_stats)),
             sent_down(cohort, down),
             trained=own_models.predictors(trained),
         )

@@ -66,7 +66,6 @@ from jaxfl.core import flops
 from jaxfl.mechanisms import shared_entries
 from jaxfl.mechanisms.shared_entries import hand_out, shared_leaves, slices
 from jaxfl.mechanisms.sharing import separate
-from jaxfl.models.slices import shapes
 
 
 @options
@@ -103,9 +102,7 @@ def build(config: HeteroFL) -> Algorithm:
     def init(key, federation, hyper):
         for model in federation.models:
             (head,) = model.head.names
-            if any(
-                leaf.shape[-1:] != (model.classes,) for leaf in jax.tree.leaves(shapes(model).params[head])
-            ):
+            if any(leaf.shape[-1:] != (model.classes,) for leaf in jax.tree.leaves(model.form.params[head])):
                 raise JaxflError(
                     f"HeteroFL averages classifiers class by class, but in the last block {head!r} of "
                     f"{model.name} the last axis of a leaf is not that of the classes; end it with a linear "
@@ -117,7 +114,7 @@ def build(config: HeteroFL) -> Algorithm:
 
     def cut_out(state, federation):
         """Per group its slice of W, without what clients keep."""
-        _, form = zip(*(divide(shapes(model)) for model in federation.models), strict=True)
+        _, form = zip(*(divide(model.form) for model in federation.models), strict=True)
         return hand_out(state.shared, slices(federation.models), form)
 
     def scalers(federation):
@@ -201,7 +198,8 @@ def build(config: HeteroFL) -> Algorithm:
 def rates(models: tuple[Model, ...]) -> PerGroup:
     """Per group r of every leaf of the parameters; 1 of what is no kernel or bias of a hidden layer."""
     leaves = {
-        tree.names(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(tuple(map(shapes, models)))
+        tree.names(path): leaf.shape
+        for path, leaf in jax.tree.leaves_with_path(tuple(model.form for model in models))
     }
     places = slices(models)
 
@@ -212,7 +210,7 @@ def rates(models: tuple[Model, ...]) -> PerGroup:
         hidden = block not in models[int(group)].head.names
         return leaf.shape[-1] / leaves[places[name].leaf][-1] if linear and hidden else 1.0
 
-    return tuple(w.params for w in jax.tree.map_with_path(of_leaf, tuple(map(shapes, models))))
+    return tuple(w.params for w in jax.tree.map_with_path(of_leaf, tuple(model.form for model in models)))
 
 
 def scaled(params, r):

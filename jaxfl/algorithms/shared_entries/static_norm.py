@@ -2,21 +2,20 @@
 
 In training a batch is normalised by itself, and nothing is remembered. Before a network is used it gathers
 what its norms see of some images: the mean over mini-batches, each normalised by itself, of their means and
-of their variances, as in the authors' code.
+of their variances. A batch counts by its rows; in the authors' code all count alike, also a short last one.
 """
 
 import jax
 import jax.numpy as jnp
 
 from jaxfl.authoring import Client, Federation, Model, fit, public_rows, stretch, tree
-from jaxfl.models.slices import shapes
 
 BATCH = 64  # images
 
 
 def unknown(model: Model) -> dict:
     """Statistics that nothing reads, in their form: for training, where the batch's own count."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes(model).stats)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model.form.stats)
 
 
 def rows_of_all(group: Client):

@@ -17,14 +17,13 @@ from typing import Literal
 
 from jaxfl.authoring import (
     Algorithm,
-    FineTuning,
+    FineTuned,
     Method,
     ServerSteps,
     fine_tuning,
     options,
     server_steps,
     sharing,
-    within,
 )
 
 
@@ -34,11 +33,9 @@ class FedAvg(ServerSteps):
 
 
 @options
-class FedAvgFT(FineTuning, ServerSteps):
+class FedAvgFT(FineTuned, ServerSteps):
     """Options of FedAvg-FT."""
 
-    ft_epochs: int | None = within("[0, inf)", None)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
     ft_part: Literal["head", "all"] = "head"
     """What is fine-tuned."""
 

@@ -11,7 +11,7 @@ What is received before the fine-tuning has a random head: a low `received` accu
 
 from jaxfl.authoring import (
     Algorithm,
-    FineTuning,
+    FineTuned,
     Method,
     Phase,
     fine_tuning,
@@ -19,16 +19,12 @@ from jaxfl.authoring import (
     local_training,
     options,
     sharing,
-    within,
 )
 
 
 @options
-class FedBABU(FineTuning):
+class FedBABU(FineTuned):
     """Options of FedBABU."""
-
-    ft_epochs: int | None = within("[0, inf)", None)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
 
 
 def build(config: FedBABU) -> Algorithm:

@@ -39,8 +39,6 @@ from jaxfl.authoring import (
     Predictor,
     Training,
     Weights,
-    batches_per_epoch,
-    batches_per_phase,
     client_rate,
     cross_entropy,
     each_client,
@@ -59,6 +57,7 @@ from jaxfl.authoring import (
     scatter,
     sent_down,
     sent_up,
+    steps_of,
     tree,
     within,
 )
@@ -178,8 +177,7 @@ def build(config: PFedBayes) -> Algorithm:
 
         def client(key, client, received, own):
             optimizer = local_optimizer(hyper)
-            skip = has_batchnorm(own, client.model.names, config.batch_size)
-            E_n = batches_per_phase(config.length, batches_per_epoch(client.size, config.batch_size, skip))
+            E_n = steps_of(client.size, own, client.model.names, config)
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):
@@ -202,7 +200,7 @@ def build(config: PFedBayes) -> Algorithm:
                 own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
-                skip_single_row=skip,
+                skip_single_row=has_batchnorm(own, client.model.names, config.batch_size),
             )
             sent = q_i._replace(params=Posterior(q, q_i.params.point))
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)

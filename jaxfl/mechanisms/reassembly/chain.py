@@ -188,10 +188,9 @@ def train(
     places = [place for place, part in enumerate(chain) if trains(part)]
     if not places:
         return chain
-    has_batchnorm = any(
-        isinstance(layer, Model) and layer.normalised for layer, _ in map(chain.__getitem__, places)
-    )
-    opt_state = {place: optax.scale_by_adam().init(chain[place].weights.params) for place in places}
+    learning = [chain[place].layer for place in places]
+    has_batchnorm = any(isinstance(layer, Model) and layer.normalised for layer in learning)
+    opt_state = {place: optax.adam(lr).init(chain[place].weights.params) for place in places}
     # Part by part: compiled once per shape. Stitches may be large: gradients and old states give way.
     update = parts.program(_update, donate=(2, 3))
     trained = list(chain)
@@ -213,8 +212,8 @@ def train(
 def _update():
     def update(lr, params, opt_state, gradient):
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
-            step, opt_state = optax.scale_by_adam().update(gradient, opt_state)
-        return jax.tree.map(lambda w, d: w - lr * d, params, step), opt_state
+            step, opt_state = optax.adam(lr).update(gradient, opt_state)
+        return optax.apply_updates(params, step), opt_state
 
     return update
 

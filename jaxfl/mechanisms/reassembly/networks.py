@@ -72,7 +72,7 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
         piece = dataclasses.replace(model, name="block", blocks=pending, shape=shape, note="")
         if piece.size == 0:
             continue
-        like = jax.eval_shape(piece.init, jax.random.key(0))
+        like = piece.form
         kernels = [leaf for leaf in jax.tree.leaves(like.params) if leaf.ndim > 2]
         pending, shape = (), output_shape(piece)
         found.append(Block(piece, "conv" if kernels else "fc", shape, place))

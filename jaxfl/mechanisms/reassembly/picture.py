@@ -29,9 +29,7 @@ def draw_assembled(findings: dict) -> "Figure":
     for line, of_client in enumerate(assembled):
         for shift, row, parameters in ((0, "own", "model"), (0.4, "blocks", "teacher")):
             y = -line + shift
-            ticks.append(
-                (y, f"client {of_client['client']}, {row and parameters}\n{of_client[parameters]:,}")
-            )
+            ticks.append((y, f"client {of_client['client']}, {parameters}\n{of_client[parameters]:,}"))
             for x, block in enumerate(of_client[row]):
                 other = block["client"] != of_client["client"]
                 axes.barh(

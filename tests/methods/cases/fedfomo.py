@@ -153,10 +153,10 @@ def only_models_that_there_are_are_sent():
     present = ((0, 1), (0, 1, 2), (0, 3))
     reports = [info for _, info in run("fedfomo", validating((mlp(), 5)), present, downloads=2, **TRAINING)]
     size = mlp().size
-    assert [info.down[0].tolist() for info in reports] == [
+    assert [info.down[0][size].tolist() for info in reports] == [
         [0, 0, 0, 0, 0],
-        [size, size, 2 * size, 0, 0],
-        [2 * size, 2 * size, 0, 0, 0],
+        [1, 1, 2, 0, 0],
+        [2, 2, 0, 0, 0],
     ]
     assert [info.up[0].max() for info in reports] == [size + len(SIZES)] * 3
 
