@@ -39,7 +39,15 @@ from jaxfl.core.training import (
 )
 from jaxfl.data.federation import Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms import class_means, learned_matrix, mixing, own_models, public_images, topology
+from jaxfl.mechanisms import (
+    class_means,
+    learned_matrix,
+    mixing,
+    own_models,
+    public_images,
+    topology,
+    validation,
+)
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
@@ -136,6 +144,7 @@ __all__ = [
     "sweep",
     "topology",
     "tree",
+    "validation",
     "visit_client",
     "visit_clients",
     "within",

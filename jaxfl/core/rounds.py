@@ -12,10 +12,10 @@ import jax
 
 from jaxfl.core import flops, tree
 from jaxfl.core.answers import Ledger, answering, anybody, lost_answers, spent
-from jaxfl.core.evaluate import score
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Info
 from jaxfl.core.schedule import at_rate
+from jaxfl.core.score import score
 from jaxfl.data.federation import PerGroup
 from jaxfl.machine.clock import Deadline
 

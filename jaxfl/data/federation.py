@@ -256,15 +256,17 @@ class Federation:
 
     def inputs(self, rows, transform: Callable = lambda images: images):
         """Normalised images of some rows (B,) -> (B, H, W, C); `transform` changes them before."""
-        if self.shift is None:
-            return normalised(transform(self.images[rows]), self.mean, self.std)
-        seen = self.shift.look(self.images, rows, self.std)
+        seen = self.images[rows] if self.shift is None else self.shift.look(self.images, rows, self.std)
         return normalised(transform(seen), self.mean, self.std)
 
     def batch(self, client: Client, position, mask, transform: Callable = lambda images: images) -> Batch:
         """The training rows at some positions (B,) of a client's list, of which `mask` (B,) are real."""
         rows = client.rows[position]
-        return Batch(self.inputs(rows, transform), client.relabel[self.labels[rows]], mask, position)
+        return Batch(self.inputs(rows, transform), self.outputs(client, rows), mask, position)
+
+    def outputs(self, client: Client, rows) -> jax.Array:
+        """The client's outputs that the labels of some rows (B,) mean: (B,) int32."""
+        return client.relabel[self.labels[rows]]
 
 
 def federate(

@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from methods.cases import CASES
 
-from jaxfl.core import engine, evaluate, tree
+from jaxfl.core import engine, tree
+from jaxfl.core import score as scoring
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
-from jaxfl.core.evaluate import Score, score
 from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, as_programs
+from jaxfl.core.score import Score, score
 from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
 from jaxfl.machine.placement import AXIS, divided, mesh_of
@@ -448,7 +449,7 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
     """Unequal clients that number classes their own way, with one image that is not finite."""
-    monkeypatch.setattr(evaluate, "BATCH", 4)
+    monkeypatch.setattr(scoring, "BATCH", 4)
     source = tiny_source()
     images = source.images.astype(np.float32)
     partition = tiny_partition(source)

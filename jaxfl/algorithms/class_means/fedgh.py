@@ -112,7 +112,7 @@ def build(config: FedGH) -> Algorithm:
         return State(
             hyper,
             scatter(state.extractors, cohort, theta),
-            train_header(key, state.header, pairs(z, federation, cohort), federation.models[0], hyper),
+            train_header(key, state.header, examples_of(z, federation, cohort), federation.models[0], hyper),
         ), Info(
             loss,
             up=class_means.scalars(z, beside=1),
@@ -146,7 +146,7 @@ def predict(model, h, theta, x):
     return model.apply(w.params, w.stats, x, train=False)[0]
 
 
-def pairs(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
+def examples_of(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
     """The pairs (z_ic, c) of all clients in a round: by client and class, whatever places clients have."""
     z, n = (concatenate(parts) for parts in zip(*means, strict=True))  # (K, C, d), (K, C)
     classes = n.shape[1]

@@ -29,7 +29,7 @@ this is FedPer, scored after local training.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,29 @@ class State(NamedTuple):
     heads: PerGroup
     trained: PerGroup
     last: PerGroup
+
+
+class Answer(NamedTuple):
+    """What a client's round gives, or per group what all of them give.
+
+    Args:
+      heads: phi_ij after it, per expert that the client can run.
+      experts: {expert j that it can train: theta_ij}.
+      n: {the same: () float, its training rows if it has trained that one, else 0}.
+      own: its own expert, as trained or adapted.
+      last: () int32, this round if it has trained its own expert, else -1.
+      loss: ().
+      up, down: () int32, scalars.
+    """
+
+    heads: Any
+    experts: Any
+    n: Any
+    own: Any
+    last: Any
+    loss: Any
+    up: Any
+    down: Any
 
 
 def select(key, eps, experts: int):
@@ -157,40 +180,38 @@ def build(config: CompFL) -> Algorithm:
             )
             cost = jnp.asarray([sizes[j] for j in js], jnp.int32)
             present = (client.size > 0).astype(jnp.int32)
-            return {
-                "heads": local.phis,
-                "experts": {js[e]: theta for e, theta in local.thetas.items()},
-                "n": {js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in trainable},
-                "own": local.weights[own],
-                "last": jnp.where(chosen == own, cohort.round, -1),
-                "loss": local.loss,
-                "up": present * cost[chosen],
-                "down": present * sum(jnp.where(downloaded[e], cost[e], 0) for e in of_use),
-            }
+            return Answer(
+                heads=local.phis,
+                experts={js[e]: theta for e, theta in local.thetas.items()},
+                n={js[e]: jnp.where(chosen == e, client.size, 0).astype(dtype) for e in trainable},
+                own=local.weights[own],
+                last=jnp.where(chosen == own, cohort.round, -1),
+                loss=local.loss,
+                up=present * cost[chosen],
+                down=present * sum(jnp.where(downloaded[e], cost[e], 0) for e in of_use),
+            )
 
         mine = gather(state.heads, cohort)
-        done = map_clients(client, key, federation, cohort, runnable(models), mine)
-
-        def of(name):
-            return tuple(out[name] for out in done)
+        answers = map_clients(client, key, federation, cohort, runnable(models), mine)
 
         def aggregate(j, theta):
             """Eq. 10, over the clients of all groups that can train expert j."""
-            groups = [out for out in done if j in out["experts"]]
+            of_j = [answer for answer in answers if j in answer.experts]
             thetas = jax.tree.map(
-                lambda *leaves: jnp.concatenate(leaves), *(out["experts"][j] for out in groups)
+                lambda *leaves: jnp.concatenate(leaves), *(answer.experts[j] for answer in of_j)
             )
-            n = jnp.concatenate([out["n"][j] for out in groups])
+            n = jnp.concatenate([answer.n[j] for answer in of_j])
             return tree.weighted_mean(thetas, n, theta)
 
-        last = per_group(jnp.maximum, of("last"), gather(state.last, cohort))
+        of_all = Answer(*zip(*answers, strict=True))
+        last = per_group(jnp.maximum, of_all.last, gather(state.last, cohort))
         return State(
             hyper,
             experts=tuple(aggregate(j, theta) for j, theta in enumerate(state.experts)),
-            heads=scatter(state.heads, cohort, of("heads")),
-            trained=scatter(state.trained, cohort, of("own")),
+            heads=scatter(state.heads, cohort, of_all.heads),
+            trained=scatter(state.trained, cohort, of_all.own),
             last=scatter(state.last, cohort, last),
-        ), Info(of("loss"), of("up"), of("down"), trained=own_models.predictors(of("own")))
+        ), Info(of_all.loss, of_all.up, of_all.down, trained=own_models.predictors(of_all.own))
 
     def personal(key, state, federation, cohort):
         def client(key, client, theta, own):

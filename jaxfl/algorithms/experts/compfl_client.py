@@ -184,7 +184,7 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
     if hyper.accuracy_on == "validation":
         rows, size = client.validation_rows, client.validation_size
         scores = logits(adapted, features(model, weights, rows, size, federation))
-    right = count_correct(scores, client.relabel[federation.labels[rows]], size)
+    right = count_correct(scores, federation.outputs(client, rows), size)
     accuracy = right.astype(z.dtype) / jnp.maximum(size, 1).astype(z.dtype)
     return Adapted(adapted, anchors, accuracy, predictions)
 

@@ -38,8 +38,6 @@ import optax
 
 from jaxfl.authoring import (
     Algorithm,
-    Client,
-    Federation,
     Info,
     JaxflError,
     Method,
@@ -57,8 +55,8 @@ from jaxfl.authoring import (
     scan,
     scatter,
     sent_up,
-    sweep,
     tree,
+    validation,
     within,
 )
 
@@ -136,16 +134,6 @@ def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
     return chosen, candidate[chosen]
 
 
-def validation_loss(client: Client, federation: Federation, w: Weights):
-    """L_i(w), (); 0 of a client without validation rows."""
-    rows, size = client.validation_rows, client.validation_size
-    logits = sweep(lambda x: client.model.apply(w.params, w.stats, x, train=False)[0], rows, size, federation)
-    outputs = client.relabel[federation.labels[rows]]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, outputs)
-    real = jnp.arange(len(rows), dtype=size.dtype) < size
-    return losses.sum(where=real) / jnp.maximum(size, 1).astype(losses.dtype)
-
-
 def build(config: FedFomo) -> Algorithm:
     """Download, weigh, mix, train."""
 
@@ -165,7 +153,7 @@ def build(config: FedFomo) -> Algorithm:
         w, affinity = own
         key = jax.random.fold_in(key, EXPLORATION)
         chosen, present = choose(key, affinity, pool, client.id, config.downloads, epsilon)
-        so_far = validation_loss(client, federation, w)
+        so_far = validation.loss(client, w, federation)
 
         def look(carry, download):
             pull, total = carry
@@ -173,7 +161,7 @@ def build(config: FedFomo) -> Algorithm:
             other = jax.tree.map(lambda leaf: leaf[place], pool.models)
             other = own_models.with_own_stats(other, w, config.bn_stats)
             away = optax.tree.sub(other, w)
-            better = so_far - validation_loss(client, federation, other)
+            better = so_far - validation.loss(client, other, federation)
             q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
             gain = jnp.maximum(q, 0)
             pull = jax.tree.map(lambda pull, away: pull + gain * away, pull, away)

@@ -48,16 +48,13 @@ from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
 from jaxfl.algorithms.shared_entries.hermes_pruning import Mask
 from jaxfl.authoring import (
     Algorithm,
-    Client,
     Cohort,
-    Federation,
     Info,
     JaxflError,
     Method,
     PerGroup,
     Training,
     Weights,
-    count_correct,
     cross_entropy,
     descend,
     each_client,
@@ -69,8 +66,8 @@ from jaxfl.authoring import (
     own_rows,
     per_group,
     scatter,
-    sweep,
     tree,
+    validation,
     within,
 )
 
@@ -133,14 +130,6 @@ def begun(server: Server, own: Own) -> Weights:
     )
 
 
-def accuracy(client: Client, w: Weights, federation: Federation):
-    """The share of a client's validation rows that a model gets right, (); 0 without such rows."""
-    rows, size, model = client.validation_rows, client.validation_size, client.model
-    logits = sweep(lambda x: model.apply(w.params, w.stats, x, train=False)[0], rows, size, federation)
-    correct = count_correct(logits, client.relabel[federation.labels[rows]], size)
-    return correct.astype(logits.dtype) / jnp.maximum(size, 1).astype(logits.dtype)
-
-
 def kept_ratio(held: Mask):
     """||m||_0 / ||1||_0 of the parameters, ()."""
     return pruning.scalars(held.params).astype(float) / tree.scalars(held.params)
@@ -198,7 +187,7 @@ def build(config: Hermes) -> Algorithm:
         missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)
         if config.granularity == "channel":  # which have inputs and outputs to lose
             missing = 1 - jnp.sqrt(1 - missing)
-        good = accuracy(client, w, federation) >= hyper.threshold
+        good = validation.accuracy(client, w, federation) >= hyper.threshold
         return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
 
     def step(key, state, federation, cohort):

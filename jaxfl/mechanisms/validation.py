@@ -1,0 +1,37 @@
+"""What a model is worth on a client's validation rows, for methods that weigh or prune by it."""
+
+import jax.numpy as jnp
+import optax
+
+from jaxfl.core.examples import sweep
+from jaxfl.core.training import count_correct
+from jaxfl.data.federation import Client, Federation
+from jaxfl.models.model import Weights
+
+
+def accuracy(client: Client, w: Weights, federation: Federation):
+    """The share of the rows that the model gets right, (); 0 of a client without any."""
+    scores, y = _logits_and_outputs(client, w, federation)
+    return _share(count_correct(scores, y, client.validation_size).astype(scores.dtype), client)
+
+
+def loss(client: Client, w: Weights, federation: Federation):
+    """The mean cross-entropy, (); 0 of a client without rows."""
+    scores, y = _logits_and_outputs(client, w, federation)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, y)
+    real = jnp.arange(len(y), dtype=jnp.int32) < client.validation_size
+    return _share(losses.sum(where=real), client)
+
+
+def _logits_and_outputs(client: Client, w: Weights, federation: Federation):
+    """Logits (v, C) in evaluation mode, and the outputs (v,) that would be right."""
+    rows, model = client.validation_rows, client.model
+
+    def logits(x):
+        return model.apply(w.params, w.stats, x, train=False)[0]
+
+    return sweep(logits, rows, client.validation_size, federation), federation.outputs(client, rows)
+
+
+def _share(total, client: Client):
+    return total / jnp.maximum(client.validation_size, 1).astype(total.dtype)
