@@ -33,7 +33,10 @@ def step(state, clients, cohort, options):
         pulled = plain_loss(clients[i])
         alpha = constants(state, clients, i, options)[1]
         if alpha > 0:
-            steps = options.epochs * math.ceil(clients[i].size / options.batch_size)
+            least = 2 if any(map(nets.is_statistic, state["own"][i])) else 1
+            last = clients[i].size % options.batch_size
+            batches = math.ceil(clients[i].size / options.batch_size) - (0 < last < least)
+            steps = max(options.epochs * batches, 1)
             pull = min(options.lam / alpha, 1 / (options.lr * steps))
             pulled = ditto.proximal(pulled, aggregate(state, clients, i, options), pull)
         own[i], losses[i] = descend(state["own"][i], pulled, draw["train"], options)
