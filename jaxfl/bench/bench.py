@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
                 add(new)
             clients *= 2
         if refused:
+            gc.collect()  # the error's traceback holds what did not fit, in a cycle
             say(refused["sentence"])
             if refused["clients"] == first:
                 raise JaxflError(refused["sentence"])
