@@ -275,7 +275,11 @@ def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) ->
 
 
 def steps_of(size, weights: Weights, blocks: Collection[str], hyper: Training):
-    """() int32, the mini-batches of a round's local training on `size` rows, in which these blocks train."""
+    """() int32, the mini-batches of a round's local training on `size` rows, in which these blocks train.
+
+    Raises:
+      JaxflError: as `has_batchnorm`.
+    """
     skip_single_row = has_batchnorm(weights, blocks, hyper.batch_size)
     return batches_per_phase(hyper.length, batches_per_epoch(size, hyper.batch_size, skip_single_row))
 

@@ -71,11 +71,6 @@ def features(model: Model, weights: Weights, rows, size, federation: Federation)
     )
 
 
-def outputs(client: Client, federation: Federation):
-    """The outputs (m,) int32 that the labels of a client's training rows mean."""
-    return federation.outputs(client, client.rows)
-
-
 def class_means(z, y, size, classes: int) -> ClassMeans:
     """Mean features of each class.
 
@@ -94,7 +89,7 @@ def class_means(z, y, size, classes: int) -> ClassMeans:
 def of_client(weights: Weights, client: Client, federation: Federation) -> ClassMeans:
     """z_ic of a client's training rows; an absent client has none."""
     z = features(client.model, weights, client.rows, client.size, federation)
-    return class_means(z, outputs(client, federation), client.size, client.model.classes)
+    return class_means(z, federation.outputs(client, client.rows), client.size, client.model.classes)
 
 
 def over_clients(means: PerGroup, before: ClassMeans, uniform: bool = False) -> ClassMeans:

@@ -39,7 +39,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
-from jaxfl.mechanisms.class_means import class_means, features, linear, outputs, prototype_head
+from jaxfl.mechanisms.class_means import class_means, features, linear, prototype_head
 from jaxfl.mechanisms.sharing import separate
 
 
@@ -155,7 +155,7 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
 
     # The extractor is frozen, so its features are computed once and the head is fitted to them.
     z = features(model, weights, client.rows, client.size, federation)  # (m, d)
-    y = outputs(client, federation)
+    y = federation.outputs(client, client.rows)
     anchors, _ = class_means(z, y, client.size, model.classes)
 
     adapted = weights
