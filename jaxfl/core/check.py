@@ -76,10 +76,10 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
             made = f(*arguments)
         return made, [amount for _, amount in amounts]
 
-    before = _traced(gc.get_objects())
+    gc.freeze()  # what the collector knows from here on is new: a long process holds millions of objects
     try:
         program, (made, _) = jax.make_jaxpr(counted, return_shape=True)(*arguments)
-        if _traced(program.consts) or _live_on(before):
+        if _any_traced(program.consts) or _any_lives_on():
             raise jax.errors.UnexpectedTracerError(f"in {name}")
         return made
     # Errors of the user's functions are `OwnCodeError`, those of what calls these are any.
@@ -98,19 +98,21 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
                 f"{line_of(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
             ) from None
         raise JaxflError(f"{line_of(f)}: {name} does not run: {in_a_line(error)}.") from error
+    finally:
+        gc.unfreeze()
 
 
-def _live_on(before: set[int]) -> bool:
-    """Whether others are there than before. `jax.checking_leaks` would take ten times as long to say so."""
-    if _traced(gc.get_objects()) <= before:
+def _any_lives_on() -> bool:
+    """Whether a traced value is left. `jax.checking_leaks` would take ten times as long to say so."""
+    if not _any_traced(gc.get_objects()):
         return False
     gc.collect()
-    return not _traced(gc.get_objects()) <= before
+    return _any_traced(gc.get_objects())
 
 
-def _traced(objects: Iterable[Any]) -> set[int]:
-    """Which of some objects are traced values."""
-    return {id(one) for one in objects if issubclass(type(one), Tracer)}
+def _any_traced(objects: Iterable[Any]) -> bool:
+    """Whether one of some objects is a traced value."""
+    return any(issubclass(type(one), Tracer) for one in objects)
 
 
 def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> None:

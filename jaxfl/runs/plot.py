@@ -16,6 +16,7 @@ from jaxfl.runs.table import OF_ACCURACY, Cell, Table
 LINES = ("-", "--", ":", "-.")
 HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
+TICK_WIDTH = 20  # the same under a bar
 MOST_NAMED = 40  # clients for whose numbers a picture has room
 MOST_LINKED = 200  # clients for whose links it has room
 
@@ -64,7 +65,12 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
 
 def _wrapped(labels: Iterable[str]) -> list[str]:
     """Labels in lines that a legend has room for."""
-    return [textwrap.fill(label.replace(",", ", "), LABEL_WIDTH) for label in labels]
+    return [_in_lines(label, LABEL_WIDTH) for label in labels]
+
+
+def _in_lines(label: str, width: int) -> str:
+    """Divided behind its commas."""
+    return textwrap.fill(label.replace(",", ", "), width, break_long_words=False, break_on_hyphens=False)
 
 
 def _height(legend: list[str]) -> float:
@@ -146,7 +152,7 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
         looks = {"label": wrapped[number], **_bar(number)}
         axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, **looks)
-    named = [textwrap.fill(column.replace(",", ", "), 20) for column in titles]
+    named = [_in_lines(column, TICK_WIDTH) for column in titles]
     axes.set_xticks(places, named, fontsize="small")
     axes.grid(alpha=0.3, axis="y")
     if several:
@@ -168,7 +174,7 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
             colour = "white" if mean < middle else "black"
             axes.text(column, row, f"{mean:.1f}", ha="center", va="center", color=colour)
     labels = _wrapped(label for label, _ in table.rows)
-    axes.set_xticks(range(len(titles)), [textwrap.fill(column.replace(",", ", "), 20) for column in titles])
+    axes.set_xticks(range(len(titles)), [_in_lines(column, TICK_WIDTH) for column in titles])
     axes.set_yticks(range(len(labels)), labels)
     figure.colorbar(field, label=unit)
     return figure
@@ -230,7 +236,7 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
                 mean = 100 * np.mean(of_seeds, axis=0)
                 axes.plot([r for r, _ in points], mean, label=label, **_line(number))
     for axes, name in zip(panels, names, strict=True):
-        axes.set(title=textwrap.fill(name.replace(",", ", "), LABEL_WIDTH), xlabel="round")
+        axes.set(title=_in_lines(name, LABEL_WIDTH), xlabel="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy, mean over clients (%)")
