@@ -9,7 +9,7 @@ from pathlib import Path
 
 # Almost all the time of these tests is compilation: most optimisations are left out, and what one process has
 # compiled all others of the session find, workers and the commands that tests start. They inherit all this;
-# a test of what users run asks for `optimised_compilation`.
+# a test of what users run asks for `optimising`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
@@ -117,6 +117,11 @@ def validating(partition: Partition) -> Partition:
     return partition._replace(validation=tuple(rows[:6] for rows in partition.test))
 
 
+def initial(model):
+    """A model's first weights, as one program: drawn layer by layer they are many."""
+    return jax.jit(model.init)(jax.random.key(0))
+
+
 def cohort(federation, ids, t: int = 0, rounds: int = 3, places=None) -> Cohort:
     """Round t with the clients of these ids, in this order within their groups.
 
@@ -210,13 +215,22 @@ def new_programs():
     variant._programs_without_rates.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def optimised_compilation():
+@contextmanager
+def optimising():
     """What users run: programs are optimised, and round otherwise than quickly compiled ones."""
     jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-    variant._programs_without_rates.cache_clear()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+        variant._programs_without_rates.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def optimised_compilation():
+    """For a whole module."""
+    with optimising():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE
+from conftest import CLASSES, SHAPE, initial
 
 from jaxfl.algorithms.public_images.draftfed import (
     DraftFed,
@@ -141,7 +141,7 @@ def test_clients_send_what_shallower_ones_need():
 def test_targets_are_means_over_those_who_have_such_a_draft(present):
     drafts = drafts_of(map(len, present))
     slots = tuple(Slots(np.arange(len(mask), dtype=np.int32), np.array(mask)) for mask in present)
-    targets = aggregate(drafts, MODELS, Cohort(np.int32(0), slots, rounds=1))
+    targets = jax.jit(lambda drafts: aggregate(drafts, MODELS, Cohort(np.int32(0), slots, rounds=1)))(drafts)
 
     def of_client(g, place):
         one = jax.tree.map(lambda leaf: np.asarray(leaf[place]), drafts[g])
@@ -163,7 +163,7 @@ def test_targets_are_means_over_those_who_have_such_a_draft(present):
 
 def loss_of(model, targets, position, **options):
     """The draft loss of images at some positions of the global set, which are all but the last real."""
-    weights, x = model.init(jax.random.key(0)), normal(0, IMAGES, *SHAPE)[position]
+    weights, x = initial(model), normal(0, IMAGES, *SHAPE)[position]
     batch = Batch(jnp.asarray(x), None, jnp.arange(len(position)) < len(position) - 1, jnp.asarray(position))
     loss = draft_loss(model, targets, traced(DraftFed(**options)))
     return loss(weights, batch, jax.random.key(1))[0]
@@ -172,7 +172,7 @@ def loss_of(model, targets, position, **options):
 @pytest.mark.long
 def test_a_single_convolution_has_both_weights_and_no_loss_where_it_should_be():
     model = plain_cnn("one", [ConvBlock(2, 3, 1, 2)], [DenseBlock(4)], shape=SHAPE, classes=CLASSES)
-    weights, images = model.init(jax.random.key(0)), jnp.asarray(normal(0, IMAGES, *SHAPE))
+    weights, images = initial(model), jnp.asarray(normal(0, IMAGES, *SHAPE))
     logits, _, (tap,) = model.apply_with_taps(*weights, images, (1,), train=False)
     away = Drafts({1: tap + 2.0 * jnp.arange(IMAGES, dtype=float).reshape(-1, 1, 1, 1)}, logits)
     position = [2, 1, 3]  # the last is padding: (4**2 + 2**2) / 2 is the mean square

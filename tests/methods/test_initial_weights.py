@@ -16,7 +16,21 @@ from jaxfl.registry import METHODS
 from methods.cases import CASES
 
 SHARED, OWN = 1.0, 2.0  # every given leaf of an architecture, and of its first client; then 3, 4, ...
-SECONDS = {"fedamp", "fedap", "fedcmd", "fedfomo"}  # to begin
+# These take seconds to begin.
+SECONDS = set(
+    [
+        "compfl",
+        "compfl-dd",
+        "fedamp",
+        "fedap",
+        "fedcmd",
+        "fedfomo",
+        "hermes",
+        "mnfl-homogeneous",
+        "pfedhn",
+        "pfedsim",
+    ]
+)
 # Which blocks clients begin with as their own, by method: all, the head, the body, none.
 BEGUN = {
     "local": "all",

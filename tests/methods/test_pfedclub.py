@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from conftest import (
     PUBLIC,
     SHAPE,
     assert_same,
+    initial,
     long,
     tiny_cnn,
     tiny_models,
@@ -77,8 +79,15 @@ def parts():
 
 def own_weights(federation):
     """Models per group (n_g, ...), every client with its own."""
-    keys = jax.random.split(jax.random.key(0), federation.clients)
-    return tuple(jax.vmap(group.model.init)(keys[group.id]) for group in federation.groups)
+    ids = [tuple(np.asarray(group.id).tolist()) for group in federation.groups]
+    return tuple(map(own_of, federation.models, ids))
+
+
+@functools.cache
+def own_of(model, ids):
+    """Those of the clients of one architecture."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), np.array(ids))
+    return jax.jit(jax.vmap(model.init))(keys)
 
 
 def cohort(present):
@@ -160,7 +169,7 @@ def test_resizing_is_part_of_the_block_behind_it():
 def test_a_chain_of_own_blocks_is_the_model(parts):
     """With resizing, BatchNorm and dropout."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
-    weights = model.init(jax.random.key(0))
+    weights = initial(model)
     weights = weights._replace(stats=jax.tree.map(lambda leaf: leaf + 0.3, weights.stats))
     network = Network(0, 0, 0, blocks_of(model), weights)
     pool = Pool(references([network], np.zeros(4, int)), np.ones((4, 4)))
@@ -168,7 +177,7 @@ def test_a_chain_of_own_blocks_is_the_model(parts):
     assert own == list(pool.blocks)
     x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
     chain = assembly.assemble(own, {0: network}, np.random.default_rng(0))
-    expected, _ = model.apply(*weights, x, train=False)
+    expected, _ = jax.jit(functools.partial(model.apply, train=False))(*weights, x)
     np.testing.assert_allclose(run(parts, chain, x), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -283,7 +292,7 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
 def normalised():
     """A chain with BatchNorm, dropout and stitching layers; its second block is the third of the network."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch", dropout=0.4)
-    network = Network(0, 0, 0, blocks_of(model), model.init(jax.random.key(0)))
+    network = Network(0, 0, 0, blocks_of(model), initial(model))
     first, _, third, last = references([network], np.zeros(4, int))
     layers = assembly.layers((first, third, last), SHAPE, CLASSES)
     return assembly.assemble(layers, {0: network}, np.random.default_rng(0))
@@ -407,12 +416,13 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, la
 
 def test_views_are_images_and_differ():
     images = jax.random.uniform(jax.random.key(0), (6, 8, 8, 3))
-    one, other = (view(jax.random.key(seed), images) for seed in (1, 2))
+    seen = jax.jit(view)
+    one, other = (seen(jax.random.key(seed), images) for seed in (1, 2))
     assert one.shape == images.shape and one.dtype == images.dtype
     assert one.min() >= 0 and one.max() <= 1
     changed = np.abs(one - other).max((1, 2, 3))
     assert (changed > 0).all() and np.isfinite(changed).all()
-    assert_same(one, view(jax.random.key(1), images))
+    assert_same(one, seen(jax.random.key(1), images))
 
 
 @pytest.mark.parametrize("turn", [-0.1, 0.03, 0.1, 0.5])

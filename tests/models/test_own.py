@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, assert_same, cohort, federate, long, tiny_partition, tiny_source
+from conftest import CLASSES, SHAPE, assert_same, cohort, federate, initial, long, tiny_partition, tiny_source
 from flax import nnx
 
 import jaxfl
@@ -198,7 +198,7 @@ def test_statistics_and_dropout(make, names):
     """Padding has no part in statistics; dropout is off without training and differs by key."""
     model = make()
     assert model.names == names
-    weights, mask = model.init(jax.random.key(0)), jnp.arange(4) < 2
+    weights, mask = initial(model), jnp.arange(4) < 2
     x = jax.random.normal(jax.random.key(1), (4, 3))
     assert [name for name in names if weights.stats[name]] == [names[-2]]
 
@@ -243,7 +243,7 @@ class Residual(nn.Module):
 def test_a_block_begins_where_the_network_is_a_chain():
     model = from_linen("own", Residual(), (3,), 2)
     assert model.names == ("first", "twice", "head")
-    assert set(model.init(jax.random.key(0)).params["first"]) == {"first", "around"}
+    assert set(initial(model).params["first"]) == {"first", "around"}
     assert from_linen("own", Residual(), (3,), 2, blocks=("head",)).names == ("first", "head")
     assert from_linen("own", Residual(), (3,), 2, head="twice").names == ("first", "twice")
     assert from_linen("own", nn.Sequential([nn.Dense(2)]), (3,), 2).names == ("input", "layers_0")

@@ -20,7 +20,7 @@ from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.cases.compfl import adapt, objective, soft_labels
 from methods.cases.compfl_mm import by_size
 from methods.recording import by_client, by_group, orders
-from methods.rounds import TRAINING, convolving, initial, one_round, run
+from methods.rounds import TRAINING, convolving, federated, initial, one_round, run
 
 STARTS = (3, 0, 4)  # where the experts are before the first round
 
@@ -211,7 +211,7 @@ def every_hop_is_paid_for():
 
 def a_walker_that_nobody_accepts_rests():
     """The larger expert, among clients 0, 1 and 2 of the smaller architecture."""
-    federation = convolving()
+    federation = federated((SMALLEST, 3), (SMALL, 2))
     before = given(initial("compfl-dd", federation, **TRAINING), federation)
     before = before._replace(at=jnp.asarray([0, 1], jnp.int32))
     after, info = one_round("compfl-dd", before, federation, 0, (0, 1, 2), **TRAINING)

@@ -153,13 +153,11 @@ def traffic(model, models, t):
     return PUBLIC * (CLASSES + 64 * channels)
 
 
-def three_depths():
-    """No, two and three convolutions; maps of one depth have several sizes, two clients' the same."""
-    mlp = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5)
-    of_two = tiny_cnn("mcmahan", (2, 2), (4, 2))
-    late = tiny_cnn("late", (3, 1), (3, 2), kernel=5)
-    deep = tiny_cnn("deep", (4, 2), (5, 2), (3, 2))
-    return (mlp, 1), (of_two, 2), (late, 1), (deep, 1)
+# Two and three convolutions, whose maps of one depth have several sizes.
+OF_TWO = tiny_cnn("mcmahan", (2, 2), (4, 2))
+LATE = tiny_cnn("late", (3, 1), (3, 2), kernel=5)
+DEEP = tiny_cnn("deep", (4, 2), (5, 2), (3, 2))
+NONE = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5)
 
 
 @pytest.mark.long
@@ -190,7 +188,10 @@ draftfed = Case(
         "": Comparison(
             OPTIONS,
             [("lam1", 0.61), ("lam2", 0.91), ("lam3", 0.41), ("draft_batch", 4)],
-            three_depths(),
+            ((OF_TWO, 3), (DEEP, 2)),
+        ),
+        "four architectures": Comparison(
+            OPTIONS, [("lam1", 0.61), ("draft_batch", 4)], ((NONE, 1), (OF_TWO, 2), (LATE, 1), (DEEP, 1))
         ),
         "BatchNorm": Comparison(OPTIONS, [("momentum", 0.51)], ((SMALL, 2), (CONVOLVING, 3))),
         "local statistics": local_statistics(**OPTIONS),
