@@ -16,21 +16,10 @@ from jaxfl.registry import METHODS
 from methods.cases import CASES
 
 SHARED, OWN = 1.0, 2.0  # every given leaf of an architecture, and of its first client; then 3, 4, ...
-# These take seconds to begin.
-SECONDS = set(
-    [
-        "compfl",
-        "compfl-dd",
-        "fedamp",
-        "fedap",
-        "fedcmd",
-        "fedfomo",
-        "hermes",
-        "mnfl-homogeneous",
-        "pfedhn",
-        "pfedsim",
-    ]
-)
+SECONDS = {  # to begin
+    "compfl", "compfl-dd", "fedamp", "fedap", "fedcmd", "fedfomo", "hermes",
+    "mnfl-homogeneous", "pfedhn", "pfedsim",
+}  # fmt: skip
 # Which blocks clients begin with as their own, by method: all, the head, the body, none.
 BEGUN = {
     "local": "all",
