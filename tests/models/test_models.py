@@ -541,8 +541,8 @@ def test_double_precision(factory):
         (zoo.resnet152, COLOUR, 10, {}, 58_156_618),
         (zoo.densenet121, COLOUR, 10, {}, 6_956_298),
         long(zoo.densenet161, COLOUR, 10, {}, 26_482_378),
-        (zoo.densenet169, COLOUR, 10, {}, 12_493_322),
-        (zoo.densenet201, COLOUR, 10, {}, 18_104_330),
+        long(zoo.densenet169, COLOUR, 10, {}, 12_493_322),
+        long(zoo.densenet201, COLOUR, 10, {}, 18_104_330),
     ],
 )
 def test_parameter_counts_of_the_papers(factory, shape, classes, options, size):

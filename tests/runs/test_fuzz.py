@@ -97,7 +97,7 @@ def commands(draw):
     return ["run", method.name, *(f"--{name.replace('_', '-')}={text}" for name, text in chosen.items())]
 
 
-@fuzz(30)
+@fuzz(20)
 @given(words=commands())
 def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
     assert is_clean(capsys, [*words, *dataset, "--run-dir", str(tmp_path / "run")])
@@ -190,7 +190,7 @@ def begun(dataset, tmp_path_factory):
     return folder
 
 
-@fuzz(60)
+@fuzz(30)
 @given(data=st.data())
 def test_configurations_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
     folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
@@ -202,7 +202,7 @@ def test_configurations_of_run_folders(begun, stops_before_rounds, tmp_path, cap
     assert is_clean(capsys, ["resume", str(folder)])
 
 
-@fuzz(60)
+@fuzz(30)
 @given(data=st.data())
 def test_bytes_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
     folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
