@@ -16,6 +16,12 @@ class JaxflError(Exception):
     """
 
 
+def kept(error: JaxflError) -> JaxflError:
+    """An error to be told later: without its frames, which hold what was refused in memory meanwhile."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """End of a sentence: what the user may have meant, or the list of what there is."""
     known = [entry for entry in known if not entry.startswith("_")]

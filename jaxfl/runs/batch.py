@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxfl.config.setup import Setup
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, kept
 from jaxfl.runs import store
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
@@ -89,7 +89,7 @@ def run_batch(
         }
         size, how = _together(list(fitting.values()), data)
     except JaxflError as error:
-        return dict.fromkeys(runs, error)
+        return dict.fromkeys(runs, kept(error))
     apart = _apart(runs, earlier)
     if len(runs) > 1 or apart:
         labels = " ".join(dict.fromkeys(run.variant.label for run in runs.values()))
@@ -109,7 +109,7 @@ def run_batch(
                         if open_:
                             ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
                     except JaxflError as error:
-                        failures[folder] = error
+                        failures[folder] = kept(error)
                 # A damaged checkpoint may have taken some of them further back.
                 ready.sort(key=lambda run: run.done)
                 for _, alike in itertools.groupby(ready, key=lambda run: run.done):
@@ -118,7 +118,7 @@ def run_batch(
                     outcomes = proceed(job, alike, data.devices, spent)
                     for run, outcome in zip(alike, outcomes, strict=True):
                         if isinstance(outcome, JaxflError):
-                            failures[run.folder] = outcome
+                            failures[run.folder] = kept(outcome)
                     spent = compilation(variant.programs)
     return failures
 

@@ -4,15 +4,17 @@ import itertools
 import json
 import shutil
 import signal
+import weakref
 
 import jax
+import numpy as np
 import pytest
 from conftest import comparable, long
 
 from jaxfl import cli
 from jaxfl.core import engine, memory
 from jaxfl.errors import JaxflError
-from jaxfl.runs import batch, checkpoint, store
+from jaxfl.runs import batch, checkpoint, proceed, store
 from jaxfl.runs.watch import progress
 
 TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
@@ -194,6 +196,26 @@ def test_runs_with_a_host_step_take_turns(options, tmp_path, capsys):
     because = "because the server's step is outside of the compiled program"
     assert f"hosted: 2 runs one after another, {because}" in capsys.readouterr().out
     assert all((tmp_path / "run" / "hosted" / f"seed-{seed}" / "result.json").exists() for seed in SEEDS)
+
+
+def test_what_memory_refused_is_gone_when_other_methods_run(options, tmp_path, capsys, monkeypatch):
+    """Else it would be refused to all that follow."""
+    simulate, refused, gone = proceed.simulate, [], []
+
+    def refusing(*arguments):
+        if refused:
+            gone.append(refused[0]() is None)
+            yield from simulate(*arguments)
+            return
+        state = np.zeros(3)  # as a run holds its own
+        refused.append(weakref.ref(state))
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")
+
+    monkeypatch.setattr(proceed, "simulate", refusing)
+    with pytest.raises(SystemExit):
+        compare(options, tmp_path / "run", "fedper", "local")
+    assert "2 of 4 runs have not finished: fedper: A device's memory ran out" in capsys.readouterr().err
+    assert gone == [True]
 
 
 def test_a_run_that_goes_alone_says_why(options, tmp_path, capsys, monkeypatch):
