@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import gc
 import importlib
 import logging
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ class JaxflError(Exception):
 def kept(error: JaxflError) -> JaxflError:
     """An error to be told later: without its frames, which hold what was refused in memory meanwhile."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
+    gc.collect()  # some of them are in a cycle
     return error
 
 
