@@ -208,7 +208,7 @@ def _flower(arguments: list[str]) -> None:
 
 
 def _watch(arguments: list[str]) -> None:
-    if not arguments:
+    if not arguments or any(word.startswith("-") for word in arguments):
         raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
     watch([Path(argument) for argument in arguments], OUT)
 

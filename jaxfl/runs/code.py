@@ -67,9 +67,14 @@ def refuse_changed(folder: Path, then: dict | None) -> None:
       JaxflError: naming the first of them that has changed since.
     """
     if files := changed(then):
+        if not Path(files[0]).exists():
+            raise JaxflError(
+                f"{files[0]}, which {folder} was computed with, is gone; put it back (what it was is in "
+                f"{folder}/code)."
+            )
         raise JaxflError(
             f"{files[0]} is not what it was when {folder} was computed (what it was is in {folder}/code); "
-            "restore it, remove that folder to train it again, or add --changed-code (from Python "
+            f"restore it, remove {folder} to train again, or add --changed-code (from Python "
             "changed_code=True) to go on with what it is now."
         )
 

@@ -291,6 +291,14 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
                 "another --run-dir."
             )
         if differing := _differing(run, planned[run]):
+            has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
+            if has != wanted and len(differing) == 1:
+                more = max(has, wanted)
+                raise JaxflError(
+                    f"{run} is a run of {has} rounds, not {wanted}; lengthen the runs of {folder} to {more}, "
+                    f"each by `jaxfl resume RUN --rounds {more}`, and repeat this command with "
+                    f"--rounds {more}; or choose another --run-dir."
+                )
             raise JaxflError(
                 f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
                 f"began it, or finish this run alone by `jaxfl resume {shlex.quote(str(run))}`."

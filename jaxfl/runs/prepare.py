@@ -71,7 +71,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
       source: use this one instead of loading it.
 
     Raises:
-      JaxflError: if something does not fit or is not at hand.
+      JaxflError: if something does not fit or is not at hand, or the run was computed on other images.
     """
     check_setup(setup)
     _require_device()
@@ -89,7 +89,22 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     if setup.machine.client_state == "host":
         federation = on_host(federation)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
-    return Data(source, partition, models, federation, clients_devices, drawn=drawn)
+    data = Data(source, partition, models, federation, clients_devices, drawn=drawn)
+    if saved:
+        _require_same_images(saved, images_of(data), source.name)
+    return data
+
+
+def _require_same_images(run: Path, now: dict, name: str) -> None:
+    """Refuse images of another mean or deviation than those that a run was computed on."""
+    then = store.read_config(run).get("data", now)
+    for moment in ("mean", "std"):
+        before, found = then[moment], now[moment]
+        if len(before) != len(found) or not np.allclose(before, found, rtol=1e-4):  # libraries sum otherwise
+            raise JaxflError(
+                f"{run} was computed on other images than {name} has now: their {moment} was "
+                f"{np.mean(before):.6g} and is {np.mean(found):.6g}; bring those back, or start a new run."
+            )
 
 
 def images_of(data: Data) -> dict:

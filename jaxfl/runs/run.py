@@ -79,8 +79,17 @@ def run(
 
 
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
-    """Train again what an earlier run did, on its partition; the rest as `run`."""
-    setup, variant = restore(old, store.read_config(old))
+    """Train again what an earlier run did, on its partition; the rest as `run`.
+
+    A user's own files are taken as they are now; the observer is warned of the first that has changed.
+    """
+    config = store.read_config(old)
+    setup, variant = restore(old, config)
+    if files := code.changed(code.latest(config, store.read_metrics(old))):
+        options.get("observer", NOBODY).warned(
+            f"{files[0]} is not what it was when {old} was computed (what it was is in {old}/code); this run "
+            "is computed by what it is now."
+        )
     return run(variant, setup, folder, saved=old, **options)
 
 

@@ -267,6 +267,13 @@ def _read_json(path: Path, form: dict) -> dict:
     if not path.is_file():
         if (path.parent / STUDY).exists():
             raise JaxflError(f"{path.parent} is a study's; name one of the folders in it, a comparison each.")
+        if next(path.parent.glob(f"*/seed-*/{CONFIG}"), None):
+            raise JaxflError(
+                f"{path.parent} is a comparison's; repeat its command to go on with it, or name one of the "
+                "runs in it, METHOD/seed-S."
+            )
+        if not path.parent.exists():
+            raise JaxflError(f"There is no folder {path.parent}.")
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
     text = path.read_bytes()
     try:

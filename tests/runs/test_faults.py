@@ -778,7 +778,7 @@ def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys
     assert f"{path} is not what it was when {run} was computed" in sentence and "--changed-code" in sentence
     injected("code changed", behind(run))
     path.unlink()
-    assert f"{path} is not what it was" in refusal(capsys, "resume", run)
+    assert f"{path}, which {run} was computed with, is gone; put it back" in refusal(capsys, "resume", run)
     path.write_text(before)
     press(monkeypatch, times=1, evaluation=1)
     assert main(capsys, "resume", run)[0] == 130  # what is restored is as before
@@ -792,6 +792,22 @@ def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys
     assert [line["round"] for line in store.read_metrics(run) if "code" in line] == [9]
     assert (run / "code" / "round-1" / path.name).read_text() == before
     assert (run / "code" / "round-9" / path.name).read_text() == before + "other = 1\n"
+    path.write_text(before)
+    code, said = main(capsys, "run", "--from", run, "--run-dir", tmp_path / "again")
+    assert code == 0 and f"{path} is not what it was when {run} was computed" in said
+
+
+def test_other_images_under_the_same_name(dataset, tmp_path, capsys):
+    """No run goes on with them or is repeated on them; its labels are the same."""
+    path, run = tmp_path / "images.npz", tmp_path / "run"
+    arrays = dict(np.load(dataset[1]))
+    np.savez(path, **arrays)
+    assert main(capsys, "run", "fedavg", "--dataset", path, *PLAIN, "--run-dir", run)[0] == 0
+    np.savez(path, **arrays | {"images": 255 - arrays["images"]})
+    for words in ("resume", run, "--rounds", "20"), ("run", "--from", run, "--run-dir", tmp_path / "again"):
+        sentence = refusal(capsys, *words)
+        assert f"{run} was computed on other images than {path} has now: their mean was" in sentence
+    assert not (tmp_path / "again").exists()
 
 
 def test_another_jaxfl_goes_on_with_a_warning(finished, tmp_path, capsys, monkeypatch):

@@ -479,6 +479,11 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     assert end.value.code == 2 and not lost.exists()
     assert "was begun with lr 0.05, not 0.01; choose another --run-dir" in capsys.readouterr().err
     with pytest.raises(SystemExit):
+        compare(dataset, folder, "--rounds", str(ROUNDS + 1))
+    assert f"each by `jaxfl resume RUN --rounds {ROUNDS + 1}`, and repeat" in capsys.readouterr().err
+    with pytest.raises(JaxflError, match="compared is a comparison's; repeat its command"):
+        jaxfl.resume(folder)
+    with pytest.raises(SystemExit):
         compare(dataset, folder, "--seeds", "1")
     assert "seed-4 is no run of this comparison; name its method and its seed as well" in (
         capsys.readouterr().err
