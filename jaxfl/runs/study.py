@@ -304,7 +304,8 @@ def tabulate(cells: Cells) -> Table:
         column: cell for column, cell in nothing.items() if any(column in its for its in rows.values())
     }
     body = [(row, [*(nothing | of_row).values()]) for row, of_row in rows.items()]
-    return Table([*nothing], body, (*notes, *explained(study.against, differences)))
+    notes = (*notes, *explained(study.against, differences))
+    return Table([*nothing], body, notes, of_rows="setting" if study.columns == METHOD else METHOD)
 
 
 def _listed(sentences: list[str]) -> str:

@@ -61,13 +61,14 @@ class Table(NamedTuple):
     """Rows of a label and cells, with a title per column; as text it is Markdown.
 
     The first column has means. Notes say what is to be known of all rows: what the spread is over, what is
-    not comparable. The rows that are best stand out, by their numbers.
+    not comparable. The rows that are best stand out, by their numbers. The column of labels has a title, too.
     """
 
     titles: list[str]
     rows: Sequence[tuple[str, Sequence[Cell | Difference]]]
     notes: tuple[str, ...] = ()
     best: Collection[int] = ()
+    of_rows: str = "method"
 
     def __str__(self) -> str:
         return as_markdown(self)
@@ -251,7 +252,8 @@ def as_text(table: Table) -> RichTable:
     labels = [label for label, _ in table.rows]
     texts = [[cell.text() for cell in cells] for _, cells in table.rows]
     wide = len(table.titles) > MOST_COLUMNS
-    columns = (Column(title, overflow="fold") for title in ("method", *(labels if wide else table.titles)))
+    titles = (table.of_rows, *(labels if wide else table.titles))
+    columns = (Column(title, overflow="fold") for title in titles)
     drawn = RichTable(*columns, caption="\n".join(table.notes) or None, caption_justify="left")
     if wide:
         for column, style in zip(drawn.columns[1:], styles, strict=True):
@@ -270,7 +272,7 @@ def as_markdown(table: Table) -> str:
     def escaped(text):
         return text.replace("|", "\\|")
 
-    lines = [["method", *map(escaped, table.titles)], ["---"] * (1 + len(table.titles))]
+    lines = [[table.of_rows, *map(escaped, table.titles)], ["---"] * (1 + len(table.titles))]
     lines += [[escaped(label), *(cell.text() for cell in cells)] for label, cells in table.rows]
     return "".join(["| " + " | ".join(line) + " |\n" for line in lines] + [f"\n{it}\n" for it in table.notes])
 
@@ -283,7 +285,7 @@ def as_latex(table: Table) -> str:
             return cell.text("{\\scriptsize$\\pm$}")
         return cell.text().replace("-", "$-$").replace("+", "$+$")
 
-    lines = [["method", *(title.translate(IN_LATEX) for title in table.titles)]]
+    lines = [[table.of_rows, *(title.translate(IN_LATEX) for title in table.titles)]]
     lines += [[label.translate(IN_LATEX), *map(typeset, cells)] for label, cells in table.rows]
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     columns = "l" + "r" * len(table.titles)
@@ -307,7 +309,7 @@ def as_csv(table: Table) -> str:
     writer = csv.writer(out, lineterminator="\n")
     _, first = table.rows[0]
     titles = zip(table.titles, first, strict=True)
-    writer.writerow(["method", *(f"{title}{kind}" for title, cell in titles for kind in parts(cell))])
+    writer.writerow([table.of_rows, *(f"{title}{kind}" for title, cell in titles for kind in parts(cell))])
     for label, cells in table.rows:
         writer.writerow([label, *(text(part) for cell in cells for part in parts(cell).values())])
     return out.getvalue()
