@@ -257,7 +257,7 @@ def test_a_grid_over_a_method_of_ones_own_is_one_program(capsys):
     assert own_code.load(Path("own.py"), "fedprox") is not before
     with pytest.raises(SystemExit):
         main(compare)
-    assert "remove that folder to train it again" in capsys.readouterr().err
+    assert "to train again, or add --changed-code" in capsys.readouterr().err
     main([*compare, "--changed-code"])
     assert "4 of 4 runs in compared have finished with other code of yours" in capsys.readouterr().err
 
