@@ -198,8 +198,8 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
-def pytest_collection_finish():
-    """What was loaded lives on."""
+def pytest_runtest_setup():
+    """What is there lives on: a collection looks at what a test has made, not at a million older objects."""
     gc.freeze()
 
 

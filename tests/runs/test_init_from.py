@@ -106,22 +106,22 @@ def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsy
 
 def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, tmp_path, capsys):
     """There its name has no options."""
-    narrow, wide = (run("fedavg", models=["--models", f"mlp,hidden={hidden}"]) for hidden in (5, 6))
-    places = ["--init-from", str(narrow), str(wide)]
-    run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=6"])
+    narrow, wide = (run("fedavg", models=["--models", f"mlp,hidden={hidden}"]) for hidden in (3, 4))
+    places = ["--init-from", str(wide), str(narrow)]
+    run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=4"])
     assert f"mlp starts from {wide}" in capsys.readouterr().out
-    run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=6", "mlp,hidden=5"])
+    run("fedavg", *STILL, *places)
     said = capsys.readouterr().out
-    assert f"mlp,hidden=6 starts from {wide}" in said and f"mlp,hidden=5 starts from {narrow}" in said
+    assert f"mlp,hidden=4 starts from {wide}" in said and f"mlp,hidden=3 starts from {narrow}" in said
     headless = []
-    for place in (narrow, wide):
+    for place in (wide, narrow):
         named = {key: a for key, a in jaxfl.final_weights(place).items() if "/classifier/" not in key}
         np.savez(tmp_path / f"{place.name}.npz", **named)
         headless.append(str(tmp_path / f"{place.name}.npz"))
-    run("fedavg", *STILL, "--init-from", *headless, models=["--models", "mlp,hidden=6", "mlp,hidden=5"])
+    run("fedavg", *STILL, "--init-from", *headless)
     said = capsys.readouterr().err
-    assert f"mlp,hidden=6 starts from {headless[1]}; fresh are classifier" in said
-    assert f"mlp,hidden=5 starts from {headless[0]}; fresh are classifier" in said
+    assert f"mlp,hidden=4 starts from {headless[0]}; fresh are classifier" in said
+    assert f"mlp,hidden=3 starts from {headless[1]}; fresh are classifier" in said
 
 
 def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
