@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl.bench.count import Phase
 from jaxfl.bench.workloads import Strategy
 from jaxfl.config.setup import Setup
-from jaxfl.core import memory
+from jaxfl.core import flops, memory
 from jaxfl.core.cohorts import align, balance
 from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.job import traced
@@ -28,7 +28,7 @@ class Trained(NamedTuple):
     """What rounds leave that were trained to measure them.
 
     Args:
-      flops: arrays of floating-point operations to add up, see `jaxfl.core.rounds.Report`.
+      flops: floating-point operations to add up, arrays and numbers, see `jaxfl.core.rounds.Report`.
       host_s: seconds of the steps between rounds outside of compiled programs, such as a server's.
     """
 
@@ -143,22 +143,26 @@ def in_jaxfl(
     of_turns = cohorts(federation)
 
     def between(host, i, cohort):
-        """The host step after a round of run i, and its seconds."""
+        """The host step after a round of run i: its operations and seconds."""
         begun, cohort = time.perf_counter(), jax.tree.map(lambda leaf: leaf[0], cohort)
         key = jax.random.fold_in(keys[i], cohort.round)
-        state, _ = host(key, federation.replicate(states[i]), federation, cohort)
+        state = federation.replicate(states[i])
+        (state, _), operations = flops.on_host(host, key, state, federation, cohort)
         states[i] = jax.block_until_ready(federation.place(state))
-        return time.perf_counter() - begun
+        return operations, time.perf_counter() - begun
 
     @memory.explained(federation)
     def train(turn):
-        flops, host_s = [], 0.0
+        operations, host_s = [], 0.0
         for i, pieces in enumerate(of_turns[turn]):
             for cohort in pieces:
                 states[i], reports = jax.block_until_ready(program(keys[i], states[i], federation, cohort))
-                flops.append(reports.flops)
-                host_s += between(host, i, cohort) if host else 0.0
-        return Trained(flops, host_s)
+                operations.append(reports.flops)
+                if host:
+                    of_host, seconds = between(host, i, cohort)
+                    operations.append(of_host)
+                    host_s += seconds
+        return Trained(operations, host_s)
 
     used = dict.fromkeys(model.convolution_for(variant.config.batch_size) for model in federation.models)
 

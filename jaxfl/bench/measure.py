@@ -33,7 +33,8 @@ class Turn(NamedTuple):
     Args:
       seconds: that it took.
       host_s: of these, outside of compiled programs; see `Trained`.
-      flops: operations of its training, without host steps; 0 of the PyTorch loop, which counts none.
+      flops: operations of its training and, as far as these add them, of host steps; 0 of the PyTorch loop,
+        which counts none.
     """
 
     seconds: float

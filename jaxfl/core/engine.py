@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import window
+from jaxfl.core import flops, window
 from jaxfl.core.answers import answering, anybody
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
 from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
@@ -232,10 +232,11 @@ def _with_host_step(
     if not anybody(cohort):
         return state, report
     of_step = jax.random.fold_in(host_key, cohort.round)
-    state, more = host(of_step, federation.replicate(state), federation, cohort)
+    (state, more), operations = flops.on_host(host, of_step, federation.replicate(state), federation, cohort)
     agree("results of the server's step", state)
     state = federation.place(state)
-    report = report._replace(info=_with_host(report.info, more))
+    *of_clients, elsewhere = report.flops
+    report = report._replace(info=_with_host(report.info, more), flops=(*of_clients, elsewhere + operations))
     if job.score_cohort:  # the round ends only now
         of_round = jax.random.fold_in(score_key, cohort.round)
         scores = jax.device_get(programs.personal(of_round, state, federation, cohort))

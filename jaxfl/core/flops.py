@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend import core
 from jax.interpreters import partial_eval
 
@@ -31,7 +32,11 @@ def of(f: Callable, *args) -> int:
       f: function of `args`.
       *args: arrays, or anything with their shapes and dtypes.
     """
-    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    return of_traced(jax.make_jaxpr(f)(*args).jaxpr)
+
+
+def of_traced(jaxpr: core.Jaxpr) -> int:
+    """The same of a call that has been traced."""
     # A hand-written backward traces gradients that nobody asks for; the compiler drops them, and so do we.
     needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return _of_jaxpr(needed)
@@ -79,12 +84,21 @@ def add(amount, group: int | None = None) -> None:
 
     Args:
       amount: a traced value of the program around which the collector is open; within it loops and branches
-        are those of `jaxfl.core.loops`. (), or (n_g,) of the clients of a group.
+        are those of `jaxfl.core.loops`. (), or (n_g,) of the clients of a group. Between programs, in a host
+        step, a number.
       group: whose clients' they are, if that is known.
     """
     amounts = _amounts.get()
     if amounts is not None:
         amounts.append((group, amount))
+
+
+def on_host(f: Callable, *args) -> tuple[Any, float]:
+    """What a function between programs returns, and the operations that were added in it as numbers."""
+    with collect() as amounts:
+        outputs = f(*args)
+    # A program that was traced meanwhile has added values of its own, which mean nothing outside of it.
+    return outputs, float(sum(amount for _, amount in amounts if not isinstance(amount, Tracer)))
 
 
 @contextlib.contextmanager

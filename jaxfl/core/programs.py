@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core import flops
 from jaxfl.machine.memory_maps import crowded
 
 _compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
@@ -78,6 +79,10 @@ class Program:
                 _let_go()
             self.compilations += 1
             return self._jitted.lower(*args)
+
+    def operations(self, *args) -> int:
+        """Those of one call with arguments of these shapes, see `jaxfl.core.flops`."""
+        return flops.of_traced(self._jitted.trace(*args).jaxpr.jaxpr)
 
     def formula(self, *args) -> Any:
         """What it computes for arguments of these shapes, to compare."""

@@ -41,7 +41,7 @@ class Report(NamedTuple):
     Args:
       info: what the algorithm reports, without its trained models.
       flops: floating-point operations in the step, floats (n_g,) of each group's clients, and last a () of
-        what it computes outside of the client map; see `jaxfl.core.flops`. Host steps are not counted.
+        what it computes outside of the client map; see `jaxfl.core.flops`. Of a host step what that adds.
       scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
         training, "trained" right behind it where the method tells, "personal" at the end) and group a
         `Score` with leaves (k_g,).

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from methods.cases import CASES
 
-from jaxfl.core import engine, tree
+from jaxfl.core import engine, flops, tree
 from jaxfl.core import score as scoring
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
@@ -546,6 +546,8 @@ def counting(calls):
     def host(key, state, federation, cohort):
         calls.append((int(cohort.round), int(state.steps), jax.random.key_data(key).tolist()))
         assert_equal(state.present, present(state, cohort))
+        flops.add(3)
+        jax.jit(lambda x: flops.add(x))(4.0)  # of that program, which does not hand it out
         return state._replace(added=state.added + 10), report(cohort, 0.0, scalars=10)
 
     def one_class(model, added, own, x):
@@ -589,6 +591,7 @@ def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
             assert (loss == 10.0 * t).all()
             assert_equal(up, 11 * slots.mask[t])
             assert_equal(down, 11 * slots.mask[t])
+        assert report.flops[-1] == 3
         assert_equal(report.scores["received"], rows_of_class(t % CLASSES, federation, cohorts, t))
         assert_equal(report.scores["personal"], rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
 

@@ -31,6 +31,7 @@ from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
 from jaxfl.algorithms.reassembly.pfedhr import PFedHR
 from jaxfl.config.options import check
+from jaxfl.core import flops
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.colour import with_hue
@@ -571,12 +572,29 @@ def test_networks_that_learn_at_the_same_time_learn_what_they_learn_in_turn(fede
         together = alone._replace(at_once=at_once)
         by_place = {(block.client, block.index): block for block in together.pool.blocks}
         several = [[by_place[place] for place in ((3, 0), (i, 1), (3, 3))] for i in (0, 3, 0, 3)]
-        networks = tuned(together, several)
-        return [part.weights for network in networks for part in network], recording.compilations
+        networks, operations = flops.on_host(tuned, together, several)
+        counted = recording.compilations, operations
+        return [part.weights for network in networks for part in network], counted
 
     in_turn, at_the_same_time = taught(1), taught(3)
     assert_same(at_the_same_time[0], in_turn[0])
-    assert at_the_same_time[1] == in_turn[1]
+    assert at_the_same_time[1] == in_turn[1] and in_turn[1][1] > 0
+
+
+def test_what_parts_compute_is_counted(federation, parts):
+    """What learns has a product, and one for each of two gradients; what passes a gradient on has two."""
+    members, _ = candidate_of(federation, (0, 0), (0, 1))
+    dense, classifier = members[0].parts
+    images = tuning.images_of(federation)
+    stitch = assembly.assemble([Stitch((5,), (5,))], members, np.random.default_rng(0))
+    given = images.x, images.y, tuning.cross_entropy
+
+    def operations(chain, places):
+        return flops.on_host(gradients, parts, chain, *given, places, jax.random.key(0))[1]
+
+    into, between, out = (2 * PUBLIC * a * b for a, b in [(np.prod(SHAPE), 5), (5, 5), (5, CLASSES)])
+    assert operations((dense, *stitch, classifier), [1]) == into + 3 * between + 2 * out
+    assert operations((dense, classifier), [0, 1]) == 3 * (into + out)
 
 
 def test_room_is_for_the_latest(federation, parts):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxfl.core import flops
 from jaxfl.core.programs import Program
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import stitching
@@ -61,6 +62,8 @@ def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
 class CompiledParts:
     """A cache: the programs of all parts that a run has met, for several threads.
 
+    What parts compute is added to `jaxfl.core.flops`.
+
     Attributes:
       compilations: how many were compiled.
       seconds: how long that took.
@@ -68,6 +71,7 @@ class CompiledParts:
 
     def __init__(self):
         self._programs = {}
+        self._operations = {}
         self._adding = threading.Lock()
 
     @property
@@ -107,11 +111,22 @@ class CompiledParts:
         """
         if is_stitch(part):  # the same in both modes: one program
             learns, key = True, None
-        return self.program(_forward, part.layer, learns)(part.weights, x, key if learns else None)
+        program = self.program(_forward, part.layer, learns)
+        args = part.weights, x, key if learns else None
+        return self._call(program, (part.layer, learns, np.shape(x)), *args)
 
     def backward(self, part: Part, x, saved, dy) -> dict[str, Any]:
         """The gradients with respect to the input "x" and, if the part learns, to its "params"."""
-        return self.program(_backward)(saved, (part.weights, x), dy)
+        kind = part.layer, jax.tree.structure(saved), np.shape(x)
+        return self._call(self.program(_backward), kind, saved, (part.weights, x), dy)
+
+    def _call(self, program: Program, kind: tuple, *args):
+        """Call a program and add its operations, of which all calls of a kind have as many."""
+        outputs = program(*args)
+        if kind not in self._operations:
+            self._operations[kind] = program.operations(*args)
+        flops.add(self._operations[kind])
+        return outputs
 
 
 def run(parts: CompiledParts, chain: Chain, x) -> jax.Array:

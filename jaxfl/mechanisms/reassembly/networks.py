@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxfl.core import flops
 from jaxfl.core.client_map import gather, map_clients
 from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.protocol import Cohort
@@ -146,7 +147,8 @@ def look(
       cohort: whose networks.
       some: (n,) int32, numbers of the public images whose activations are wanted.
     """
-    seen = jax.device_get(parts.program(_look)(weights, federation, cohort, some))
+    seen, operations = jax.device_get(parts.program(_look)(weights, federation, cohort, some))
+    flops.add(operations)
     return {
         client: jax.tree.map(lambda leaf: leaf[place], seen[g])  # noqa: B023
         for client, g, _, place in present(federation, cohort)
@@ -173,7 +175,8 @@ def _look():
             outputs = sweep(of_batch, visitor.rows, visitor.size, federation)
             return Look(tuple(y[some] for y in outputs), outputs[-1])
 
-        seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
+        with flops.on_server():
+            seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
         return federation.keep_replicated(seen)
 
-    return look
+    return flops.of_client(look)

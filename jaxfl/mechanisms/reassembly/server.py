@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import NamedTuple
 
 import jax
@@ -193,7 +194,9 @@ def _at_once(server: Server, function: Callable, several: Sequence) -> list:
     A part's program is too small for two cores, so every core has a network of its own.
     """
     with ThreadPoolExecutor(server.at_once) as threads:
-        return list(threads.map(function, several))
+        # In copies of this context, where operations are collected.
+        begun = [threads.submit(copy_context().run, function, one) for one in several]
+        return [one.result() for one in begun]
 
 
 def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:
