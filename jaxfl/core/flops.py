@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 from jax.interpreters import partial_eval
@@ -98,7 +99,9 @@ def on_host(f: Callable, *args) -> tuple[Any, float]:
     with collect() as amounts:
         outputs = f(*args)
     # A program that was traced meanwhile has added values of its own, which mean nothing outside of it.
-    return outputs, float(sum(amount for _, amount in amounts if not isinstance(amount, Tracer)))
+    # In double precision, so that threads may add in any order.
+    numbers = [np.asarray(amount, np.float64) for _, amount in amounts if not isinstance(amount, Tracer)]
+    return outputs, float(sum(number.sum() for number in numbers))
 
 
 @contextlib.contextmanager

@@ -546,7 +546,7 @@ def counting(calls):
     def host(key, state, federation, cohort):
         calls.append((int(cohort.round), int(state.steps), jax.random.key_data(key).tolist()))
         assert_equal(state.present, present(state, cohort))
-        flops.add(3)
+        flops.add(jnp.ones(3))  # as by a client map
         jax.jit(lambda x: flops.add(x))(4.0)  # of that program, which does not hand it out
         return state._replace(added=state.added + 10), report(cohort, 0.0, scalars=10)
 

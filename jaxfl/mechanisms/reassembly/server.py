@@ -195,8 +195,8 @@ def _at_once(server: Server, function: Callable, several: Sequence) -> list:
     """
     with ThreadPoolExecutor(server.at_once) as threads:
         # In copies of this context, where operations are collected.
-        begun = [threads.submit(copy_context().run, function, one) for one in several]
-        return [one.result() for one in begun]
+        contexts = [copy_context() for _ in several]
+        return list(threads.map(lambda context, one: context.run(function, one), contexts, several))
 
 
 def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:
