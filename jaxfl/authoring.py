@@ -4,7 +4,7 @@ from jaxfl.authoring import Method, Training, cross_entropy, options, sharing, w
 """
 
 from jaxfl.config.options import client_rate, options, within
-from jaxfl.core import tree
+from jaxfl.core import flops, tree
 from jaxfl.core.client_map import (
     everyone,
     gather,
@@ -108,6 +108,7 @@ __all__ = [
     "everyone",
     "fine_tuning",
     "fit",
+    "flops",
     "fori_loop",
     "forward",
     "gather",

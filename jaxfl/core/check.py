@@ -1,17 +1,19 @@
 """Whether a method keeps the protocol: its functions are traced by shapes alone, before a compilation."""
 
+import functools
 import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from jaxfl.config.own_code import in_a_line, line_of, own_code, require_call
 from jaxfl.core import flops
 from jaxfl.core.cohorts import all_clients
-from jaxfl.core.protocol import Algorithm, Info, Predictor
+from jaxfl.core.protocol import Algorithm, Info, Predictor, Step
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
@@ -34,7 +36,20 @@ def checked(built: Any, build: Callable) -> Algorithm:
     for name, f in functions.items():
         require_call(name, f, *arguments.get(name, ROUND))
     guarded = {f: own_code()(f) for f in functions.values()}  # personal may be receive, which saves a program
-    return built._replace(**{name: guarded[f] for name, f in functions.items()})
+    built = built._replace(**{name: guarded[f] for name, f in functions.items()})
+    return built._replace(host=_keeping_form(built.host)) if built.host else built
+
+
+def _keeping_form(host: Step) -> Step:
+    """A host step whose results are looked at in every round: nothing traces it before."""
+
+    @functools.wraps(host)
+    def step(key, state, federation, cohort):
+        made = host(key, state, federation, cohort)
+        _check_step("host", host, state, made, cohort)
+        return made
+
+    return step
 
 
 def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int) -> None:
@@ -130,15 +145,15 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         verb = "drops" if leaf in old else "adds"
         refuse(f"{verb} state{leaf}; the state has to keep the form that init gives it")
     for leaf in old:
-        was, is_now = (f"{its[leaf].dtype}{list(its[leaf].shape)}" for its in (old, new))
+        was, is_now = (_dtype_and_shape(its[leaf]) for its in (old, new))
         if was != is_now:
             refuse(f"makes state{leaf} {is_now}, which was {was}; the state has to keep its form")
     if jax.tree.structure(before) != jax.tree.structure(after):
         refuse("returns a state of other containers than init; the state has to keep its form")
+    places = [slots.mask.shape for slots in cohort.groups]
     for field, wanted in (("loss", "a float"), ("up", "an int32"), ("down", "an int32"), ("idle", "a bool")):
-        places = [slots.mask.shape for slots in cohort.groups]
         found = getattr(info, field)
-        if field == "idle" and found is None:
+        if field == "idle" and found is None or field == "loss" and name == "host":  # it trains nobody
             continue
         of_groups = found if isinstance(found, tuple) else ()
         # {scalars of a message: how many} is a number per client as well.
@@ -184,10 +199,16 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
             )
 
 
+def _dtype_and_shape(leaf: Any) -> str:
+    """``float32[3, 2]`` of an array, ``float`` of a number of Python's."""
+    is_array = hasattr(leaf, "dtype")
+    return f"{leaf.dtype}{list(leaf.shape)}" if is_array else type(leaf).__name__
+
+
 def _form(value: Any) -> str:
     """What something is, in a few words."""
     match value:
-        case jax.ShapeDtypeStruct():
+        case jax.ShapeDtypeStruct() | jax.Array() | np.ndarray() | np.generic():
             return f"an array {value.shape}"
         case tuple() if type(value) is tuple:
             return f"a tuple of {', '.join(map(_form, value)) or 'nothing'}"

@@ -236,7 +236,9 @@ def _with_host_step(
     agree("results of the server's step", state)
     state = federation.place(state)
     *of_clients, elsewhere = report.flops
-    report = report._replace(info=_with_host(report.info, more), flops=(*of_clients, elsewhere + operations))
+    report = report._replace(
+        info=with_host_info(report.info, more), flops=(*of_clients, elsewhere + operations)
+    )
     if job.score_cohort:  # the round ends only now
         of_round = jax.random.fold_in(score_key, cohort.round)
         scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
@@ -388,7 +390,7 @@ def _of_clients(report: Report, cohort: Cohort, federation: Federation) -> Repor
     return report._replace(info=info._replace(loss=loss, up=up, down=down))
 
 
-def _with_host(info: Info, more: Info) -> Info:
+def with_host_info(info: Info, more: Info) -> Info:
     """A round's report with what its host step sent and found."""
     return info._replace(
         up=jax.tree.map(np.add, info.up, jax.device_get(more.up)),

@@ -40,6 +40,7 @@ class Program:
         self._jitted = jax.jit(function, donate_argnums=donate)
         self._begun: dict[Any, Future] = {}
         self._compiled = {}
+        self._operations: dict[Any, int] = {}
         self._last_use = next(_uses)
         self.compilations = 0
         self.seconds = 0.0
@@ -58,7 +59,9 @@ class Program:
 
     def compile(self, *args):
         """The executable for arguments of these shapes."""
-        signature = _signature(args)
+        return self._executable(_signature(args), args)
+
+    def _executable(self, signature: Any, args: tuple):
         self._last_use = next(_uses)
         if compiled := self._compiled.get(signature):
             return compiled
@@ -80,10 +83,6 @@ class Program:
             self.compilations += 1
             return self._jitted.lower(*args)
 
-    def operations(self, *args) -> int:
-        """Those of one call with arguments of these shapes, see `jaxfl.core.flops`."""
-        return flops.of_traced(self._jitted.trace(*args).jaxpr.jaxpr)
-
     def formula(self, *args) -> Any:
         """What it computes for arguments of these shapes, to compare."""
         traced = self._jitted.trace(*args).jaxpr
@@ -92,6 +91,18 @@ class Program:
     def __call__(self, *args):
         """Run it."""
         return self.compile(*args)(*args)
+
+    def counted(self, *args):
+        """Run it, and add its operations to `jaxfl.core.flops`."""
+        signature = _signature(args)
+        outputs = self._executable(signature, args)(*args)
+        operations = self._operations.get(signature)
+        if operations is None:
+            with _tracing:
+                operations = flops.of_traced(self._jitted.trace(*args).jaxpr.jaxpr)
+            self._operations[signature] = operations
+        flops.add(operations)
+        return outputs
 
 
 def _signature(args: tuple) -> Any:
@@ -105,5 +116,6 @@ def _let_go() -> None:
     held = sorted((program for program in _programs if program._compiled), key=lambda one: one._last_use)
     for program in held[: len(held) // 2]:
         program._compiled.clear()
+        program._operations.clear()  # by signatures, which may hold what has been traced
         program._jitted.clear_cache()  # which holds them as well
     gc.collect()

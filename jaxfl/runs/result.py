@@ -31,7 +31,8 @@ def records(
     Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort. A
     loss that is not finite is None, and that of a client that did not train or whose answer was lost. lost,
     where answers can be, are the ids of these clients; who was late has spent what it could by the `deadline`
-    in simulated seconds. flops are the floating-point operations of training, see `jaxfl.core.flops`;
+    in simulated seconds. flops are the floating-point operations of training, a server's included, see
+    `jaxfl.core.flops`; client_flops those of each client alone;
     cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
     known (by architecture): the time of the slowest client, or the deadline where the server waits for one in
     vain; findings where the method has some. What a method does before the first round counts for it, and

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxfl.core import tree
 from jaxfl.core.check import check
+from jaxfl.core.engine import with_host_info
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
@@ -34,7 +35,7 @@ TOLERANCE = 1e-5  # relative to 1 + |number|, where sums may have another order
 
 
 class Round(NamedTuple):
-    """All that a method computes in a round; the logits after it, per group (k_g, images, outputs)."""
+    """All that a method computes in a round; the logits after `step`, per group (k_g, images, outputs)."""
 
     state: Any
     info: Info
@@ -49,7 +50,7 @@ class Trial(NamedTuple):
     Args:
       variant: the method with its options.
       algorithm: what it builds.
-      play: the program ``(key, state, federation, cohort) -> Round``.
+      play: the program ``(key, state, federation, cohort) -> Round``, of all but a host step.
       federation: the clients.
       state: after that round.
       stacked: the state's tree, True where a leaf has one entry per client.
@@ -96,9 +97,9 @@ def begun(variant: Variant) -> Trial:
         return first != second and first[0] in counts and second[0] == 2 * first[0]
 
     stacked = jax.tree.map(of_clients, shapes, doubled)
-    play, first = Program(whole_round(algorithm)), cohort(federation, EVERYONE)
-    state = play(jax.random.key(1), start(federation), federation, first).state
-    return Trial(variant, algorithm, play, federation, state, stacked)
+    play, everyone = Program(whole_round(algorithm)), cohort(federation, EVERYONE)
+    trial = Trial(variant, algorithm, play, federation, start(federation), stacked)
+    return trial._replace(state=played(trial, jax.random.key(1), trial.state, everyone).state)
 
 
 def clients() -> Federation:
@@ -159,13 +160,23 @@ def whole_round(algorithm: Algorithm) -> Callable:
     return play
 
 
+def played(trial: Trial, key, state, cohort: Cohort) -> Round:
+    """A round from some state, with its host step."""
+    done = trial.play(key, state, trial.federation, cohort)
+    if not trial.algorithm.host:
+        return done
+    state, more = trial.algorithm.host(key, done.state, trial.federation, cohort)
+    return done._replace(state=state, info=with_host_info(done.info, more))
+
+
 # ---- promises: each returns what was seen where it is not kept
 
 
 def stays_finite(trial: Trial) -> str | None:
     """Also where an architecture has nobody: no mean divides by zero."""
     for present in (EVERYONE, SOME, FIRST_ONLY):
-        done = trial.play(jax.random.key(2), trial.state, trial.federation, cohort(trial.federation, present))
+        done = played(trial, jax.random.key(2), trial.state, cohort(trial.federation, present))
+        done = done._replace(info=done.info._replace(findings={}))  # of a host step of any form
         for path, leaf in jax.tree_util.tree_leaves_with_path(done):
             if not np.isfinite(leaf).all():
                 return (
@@ -189,8 +200,8 @@ def is_traced_alike(trial: Trial) -> str | None:
 def ignores_empty_places(trial: Trial) -> str | None:
     """A cohort may have any number of places beside those of its clients."""
     federation, key = trial.federation, jax.random.key(2)
-    usual = trial.play(key, trial.state, federation, cohort(federation, SOME))
-    padded = trial.play(key, trial.state, federation, cohort(federation, SOME, places=2))
+    usual = played(trial, key, trial.state, cohort(federation, SOME))
+    padded = played(trial, key, trial.state, cohort(federation, SOME, places=2))
     return _apart(padded.state, usual.state, "with two more empty places state{} is another one")
 
 
@@ -212,7 +223,7 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
         return jax.tree.map(of_leaf, trial.stacked, state)
 
     some = cohort(trial.federation, SOME)
-    after = trial.play(jax.random.key(2), trial.state, trial.federation, some).state
+    after = played(trial, jax.random.key(2), trial.state, some).state
     return _apart(
         theirs(after), theirs(trial.state), "state{} of clients who are not in the round changes", 0
     )
@@ -221,7 +232,7 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
 def counts_what_is_sent(trial: Trial) -> str | None:
     """An absent client sends and receives nothing."""
     some = cohort(trial.federation, SOME)
-    info = trial.play(jax.random.key(2), trial.state, trial.federation, some).info
+    info = played(trial, jax.random.key(2), trial.state, some).info
     for way in ("up", "down"):
         for slots, counted in zip(some.groups, getattr(info, way), strict=True):
             if any(np.asarray(leaf)[~slots.mask].any() for leaf in jax.tree.leaves(counted)):
@@ -235,9 +246,10 @@ def uses_every_rate(trial: Trial) -> str | None:
     def outcome(state):
         for number in range(ROUNDS):
             key = jax.random.fold_in(jax.random.key(2), number)
-            done = trial.play(key, state, trial.federation, everyone)
+            done = played(trial, key, state, everyone)
             state = done.state
-        return done._replace(state=with_rates(state, usual))
+        info = done.info._replace(findings={})  # of a host step also its seconds
+        return done._replace(state=with_rates(state, usual), info=info)
 
     same, compiled = outcome(trial.state), trial.play.compilations
     idle = [

@@ -22,7 +22,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Cohort
+from jaxfl.core.protocol import Cohort, Info
 from jaxfl.data.federation import federate
 from jaxfl.models import zoo
 from jaxfl.runs.prepare import divide
@@ -81,7 +81,8 @@ def test_methods_take_turns_with_a_rival(tmp_path, monkeypatch):
     def with_a_server(config):
         def host(key, state, federation, cohort):
             hosted.append(int(cohort.round))
-            return state, None
+            nothing = tuple(np.zeros(len(slots.mask), np.int32) for slots in cohort.groups)
+            return state, Info((), nothing, nothing)
 
         return fedavg.build(config)._replace(host=host)
 

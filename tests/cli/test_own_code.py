@@ -76,6 +76,30 @@ REFUSED = [
         "what step returns is not made of arrays",
     ),
     (
+        "run wrong.py:host_reports_nothing",
+        "def host(key, state, federation, cohort)",
+        "host returns a tuple of a FedProx,",
+        "not (state, Info)",
+    ),
+    (
+        "check wrong.py:host_counts_once",
+        "def host(key, state, federation, cohort)",
+        "host reports Info.up as an array ()",
+        "an int32 array (k,) for each",
+    ),
+    (
+        "check wrong.py:host_changes_a_dtype",
+        "def host(key, state, federation, cohort)",
+        "host makes state",
+        "float64[], which was float32[]; the state has",
+    ),
+    (
+        "check wrong.py:host_keeps_a_number",
+        "def host(key, state, federation, cohort)",
+        "host makes state",
+        " float, which was float32[]; the state has",
+    ),
+    (
         "run wrong.py:predicts_a_tuple",
         "predicts_a_tuple =",
         "predict returns a tuple of an array (3, 2), a dict",
@@ -175,7 +199,8 @@ def refused(capsys, command):
     ("command", "at", "words"), [(command, at, words) for command, at, *words in REFUSED]
 )
 def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
-    sentence = refused(capsys, command if RUN in command else f"{command} @own.args")
+    whole = RUN in command or command.startswith("check")
+    sentence = refused(capsys, command if whole else f"{command} @own.args")
     assert sentence.startswith("jaxfl: ") and sentence.count("\n") == 1
     assert all(word in sentence for word in words), sentence
     if at:

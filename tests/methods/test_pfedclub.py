@@ -604,9 +604,11 @@ def test_room_is_for_the_latest(federation, parts):
     images = tuning.images_of(federation).x
     sizes = [4 * PUBLIC * np.prod(output_shape(part.layer)) for part in chain]
     seen = Seen(parts, images, PUBLIC, room=max(sizes))
-    for length in (4, 2, 1):
-        done, x = seen.behind(chain[:length])
-        assert done == length and sum(kept.nbytes for kept in seen._remembered.values()) <= max(sizes)
+    _, needed = flops.on_host(run, parts, chain, images)
+    for length, operations in ((4, needed), (2, 0), (1, 0)):  # computed anew, and counted once
+        (done, x), counted = flops.on_host(seen.behind, chain[:length])
+        assert done == length and counted == operations
+        assert sum(kept.nbytes for kept in seen._remembered.values()) <= max(sizes)
         np.testing.assert_allclose(x, run(parts, chain[:length], images), rtol=1e-5, atol=1e-6)
     assert Seen(parts, images, PUBLIC, room=max(sizes) - 1).behind(chain)[0] == int(np.argmax(sizes))
 

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import own
 from own import Dense, build
 
@@ -27,6 +28,16 @@ def with_step(change):
         return right._replace(step=step)
 
     return method(altered)
+
+
+def with_host(change):
+    """FedProx with a host step that returns something."""
+
+    def host(key, state, federation, cohort):
+        nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
+        return change(state, jaxfl.Info((), nobody, nobody))
+
+    return method(lambda config: build(config)._replace(host=host))
 
 
 def with_predict(predict):
@@ -54,6 +65,12 @@ reports_nothing = with_step(lambda state, info: state)
 reports_a_mean = with_step(lambda state, info: (state, info._replace(loss=info.loss[0].mean())))
 reports_floats = with_step(lambda state, info: (state, info._replace(up=info.loss)))
 reports_text = with_step(lambda state, info: (state, "fine"))
+host_reports_nothing = with_host(lambda state, info: state)
+host_counts_once = with_host(lambda state, info: (state, info._replace(up=np.int32(3))))
+host_changes_a_dtype = with_host(
+    lambda state, info: (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state), info)
+)
+host_keeps_a_number = with_host(lambda state, info: (jax.tree.map(lambda leaf: 0.5, state), info))
 losses = []
 keeps_a_loss = with_step(lambda state, info: losses.append(info.loss) or (state, info))
 lacks_up = with_step(lambda state, info: (state, jaxfl.Info(info.loss, down=info.down)))

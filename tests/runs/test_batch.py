@@ -26,6 +26,8 @@ FEDERATION = (
 GRID = ("fedper,lr=0.05", "fedper,lr=0.2")
 SEEDS = (3, 4)
 OWN = """
+import numpy as np
+
 from jaxfl import Info, registry
 
 fedper = registry.METHODS["fedper"]
@@ -33,7 +35,7 @@ fedper = registry.METHODS["fedper"]
 
 def build(config):
     def host(key, state, federation, cohort):
-        nothing = (0,) * len(federation.groups)
+        nothing = tuple(np.zeros(len(slots.mask), np.int32) for slots in cohort.groups)
         return state, Info((), up=nothing, down=nothing)
 
     return fedper.build(config)._replace(host=host)

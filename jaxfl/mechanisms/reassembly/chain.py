@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfl.core import flops
 from jaxfl.core.programs import Program
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import stitching
@@ -62,8 +61,6 @@ def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
 class CompiledParts:
     """A cache: the programs of all parts that a run has met, for several threads.
 
-    What parts compute is added to `jaxfl.core.flops`.
-
     Attributes:
       compilations: how many were compiled.
       seconds: how long that took.
@@ -71,7 +68,6 @@ class CompiledParts:
 
     def __init__(self):
         self._programs = {}
-        self._operations = {}
         self._adding = threading.Lock()
 
     @property
@@ -112,21 +108,11 @@ class CompiledParts:
         if is_stitch(part):  # the same in both modes: one program
             learns, key = True, None
         program = self.program(_forward, part.layer, learns)
-        args = part.weights, x, key if learns else None
-        return self._call(program, (part.layer, learns, np.shape(x)), *args)
+        return program.counted(part.weights, x, key if learns else None)
 
     def backward(self, part: Part, x, saved, dy) -> dict[str, Any]:
         """The gradients with respect to the input "x" and, if the part learns, to its "params"."""
-        kind = part.layer, jax.tree.structure(saved), np.shape(x)
-        return self._call(self.program(_backward), kind, saved, (part.weights, x), dy)
-
-    def _call(self, program: Program, kind: tuple, *args):
-        """Call a program and add its operations, of which all calls of a kind have as many."""
-        outputs = program(*args)
-        if kind not in self._operations:
-            self._operations[kind] = program.operations(*args)
-        flops.add(self._operations[kind])
-        return outputs
+        return self.program(_backward).counted(saved, (part.weights, x), dy)
 
 
 def run(parts: CompiledParts, chain: Chain, x) -> jax.Array:
@@ -167,7 +153,7 @@ def gradients(
         y, saved, stats = parts.forward(part, x, place in places, (key, place))
         passed.append((place, part, x, saved, stats))
         x = y
-    dy = parts.program(_gradient, loss)(x, target)
+    dy = parts.program(_gradient, loss).counted(x, target)
     for place, part, x, saved, stats in reversed(passed):
         gradient = parts.backward(part, x, saved, dy)
         dy = gradient["x"]

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from jaxfl.core import flops
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part, output_shape, run_all
 
 ROOM = 2**29  # bytes
@@ -19,13 +20,15 @@ class Seen:
 
     Several threads may ask; what one has computed the next one finds. The images take up to `room` bytes of
     the host's memory, and twice as much while the next ones are computed. Where they would not have room
-    behind a part, they are left before it.
+    behind a part, they are left before it. Operations of what is computed anew, for want of room, are not
+    added once more: when that happens depends on who asks first.
     """
 
     def __init__(self, parts: CompiledParts, images: np.ndarray, batch_size: int, room: int = ROOM):
         """Nothing is computed yet; images (P, ...) will go through a part in batches of one size."""
         self._parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
         self._remembered = {}
+        self._counted = set()
         self._asked = threading.Lock()
 
     def behind(self, chain: Chain) -> tuple[int, np.ndarray]:
@@ -42,7 +45,9 @@ class Seen:
                 if begun in self._remembered:
                     x = self._remembered.pop(begun)
                 else:
-                    x = run_all(self._parts, (part,), x, self._batch_size)
+                    x, operations = flops.on_host(run_all, self._parts, (part,), x, self._batch_size)
+                    flops.add(0 if begun in self._counted else operations)
+                    self._counted.add(begun)
                 self._remembered[begun] = x  # as the latest
                 self._forget()
         return done, x

@@ -104,7 +104,8 @@ def two_views(key, images: Images):
 
 def _pairs_of_views(images: Images, options, parts: CompiledParts, drawn) -> Iterator:
     for places, seed in drawn:
-        views = parts.program(_two_views)(jax.random.key(seed), images._replace(x=images.x[places]))
+        of_batch = jax.random.key(seed), images._replace(x=images.x[places])
+        views = parts.program(_two_views).counted(*of_batch)
         yield views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
 
 
