@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import gc
 import importlib
 import logging
@@ -54,7 +55,9 @@ def writing(where: str | Path):
 def unwritable(where: str | Path, error: Exception) -> JaxflError:
     """The sentence about a failed write."""
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    return JaxflError(f"{where} cannot be written ({reason}); free some space or choose another place.")
+    closed = getattr(error, "errno", None) in (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES)
+    advice = "choose another place" if closed else "free some space or choose another place"
+    return JaxflError(f"{where} cannot be written ({reason}); {advice}.")
 
 
 def unreadable(where: str | Path, error: OSError) -> JaxflError:

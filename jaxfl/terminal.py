@@ -138,6 +138,7 @@ class Bar(Progress):
             console=OUT,
         )
         self.done = {}  # rounds of each run
+        self.shown = ""  # the run of which the bar speaks
         self.observer = Observer(self._prepared, OUT.print, progressed=self._progressed)
 
     def __enter__(self) -> Self:
@@ -159,6 +160,9 @@ class Bar(Progress):
         last = new[-1]
         self.done[run] = last["round"]
         for bar in self.task_ids:  # none for a run that had finished before
+            if run != self.shown:
+                self.shown = run
+                self.update(bar, accuracy="", speed="")
             if "accuracy" in last:
                 seconds = last["seconds"]
                 if seconds["compile"] >= 0.1:

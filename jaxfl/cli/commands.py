@@ -1,5 +1,6 @@
 """The commands of `jaxfl`: words in, tables out. What happens in between is in the package."""
 
+import difflib
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -136,8 +137,10 @@ def _study(arguments: list[str]) -> None:
     if arguments in (["-h"], ["--help"]):
         parse("study FILE", arguments, **others)
     if arguments == ["--list"]:
-        table = RichTable("study", "title", "claim", "runs")
-        for name, study in studies.found_below(STUDIES).items():
+        table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
+        if not found:
+            raise JaxflError(f"There are no studies in {STUDIES.absolute()}; go to a clone of jaxfl.")
+        for name, study in found.items():
             runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
@@ -145,7 +148,10 @@ def _study(arguments: list[str]) -> None:
     studied, insist, limit = parse("study FILE", rest, **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not file.is_file():
-        raise JaxflError(f"There is no study {file}; name a file of TOML, or one of `jaxfl study --list`.")
+        known = {name.rpartition("/")[2]: name for name in studies.found_below(STUDIES)}
+        meant = difflib.get_close_matches(file.stem, known, n=1)
+        advice = f"did you mean {known[meant[0]]!r}?" if meant else "name a file of TOML, or one of `--list`."
+        raise JaxflError(f"There is no study {file}; {advice}")
     study, folder = studies.read(file), studied.run_dir or studies.usual_folder(file)
     number, slash, parts = studied.part.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal()):

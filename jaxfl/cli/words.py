@@ -10,6 +10,22 @@ from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
 from jaxfl.errors import JaxflError, nearest, read_text
 
+ELSEWHERE = {  # what PFLlib, FL-bench and Flower call some options
+    "--learning-rate": "--lr",
+    "--local-learning-rate": "--lr",
+    "--local-lr": "--lr",
+    "--local-epochs": "--epochs",
+    "--local-epoch": "--epochs",
+    "--num-clients": "--clients",
+    "--client-num": "--clients",
+    "--join-ratio": "--participation",
+    "--fraction-fit": "--participation",
+    "--global-rounds": "--rounds",
+    "--global-epoch": "--rounds",
+    "--num-rounds": "--rounds",
+    "--model": "--models",
+}
+
 
 def expand(arguments: list[str]) -> list[str]:
     """Replace @FILE by the arguments in it, one or several a line, # to the end of line a comment."""
@@ -40,11 +56,15 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
     owners = [method.name for method in registry.METHODS.values() if name in hints(method.config)]
     if not word.startswith("-"):
         return f"jaxfl {program} does not know what to do with {word!r}; see jaxfl {program} --help."
+    if owners and program.startswith("resume"):
+        return f"jaxfl resume has no option {flag}; a run keeps those that it was begun with, in config.json."
     if owners:
         meant = [choice for choice in compared if choices.split(choice)[0] in owners] or owners
         advice = f"write {meant[0]},{name}=VALUE" if compared else f"see jaxfl {program} --help"
         return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
     known = ["--" + option.replace("_", "-") for part in defaults for option in hints(type(part))]
+    if (ours := ELSEWHERE.get(flag)) in known:
+        return f"jaxfl {program} has no option {flag}; here it is {ours}."
     return f"jaxfl {program} has no option {flag}; {nearest(flag, known)}"
 
 

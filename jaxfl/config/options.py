@@ -15,6 +15,7 @@ import jax
 from jaxfl.errors import JaxflError
 
 WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+LONGEST_SHOWN = 60  # characters of a value in a message
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -141,7 +142,10 @@ def check(name: str, config) -> None:
         value, annotation = getattr(config, field.name), annotations[field.name]
         flag = "--" + field.name.replace("_", "-")
         if not matches(value, annotation):
-            raise JaxflError(f"{name}: {flag} must be {wanted(alternatives(annotation))}, but is {value!r}.")
+            has = repr(value)
+            if len(has) > LONGEST_SHOWN:  # such as an array
+                has = f"a {type(value).__name__}"
+            raise JaxflError(f"{name}: {flag} must be {wanted(alternatives(annotation))}, but is {has}.")
         interval = field.metadata.get("interval")
         if interval and value is not None and not _inside(value, interval):
             raise JaxflError(f"{name}: {flag} must lie in {interval}, but is {value}.")

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -170,6 +171,11 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
             )
     if not isinstance(info.findings, dict):
         refuse(f"reports Info.findings as {_form(info.findings)}, not as {{panel: {{line: ()}}}}")
+    if name == "host":
+        try:
+            json.dumps(info.findings, default=lambda leaf: np.asarray(leaf, float).tolist())
+        except (TypeError, ValueError) as error:
+            refuse(f"reports Info.findings that JSON does not hold ({in_a_line(error)})")
 
 
 def _check_predictors(name: str, f: Callable, predictors: Any, federation: Federation, cohort) -> None:

@@ -395,7 +395,7 @@ def with_host_info(info: Info, more: Info) -> Info:
     return info._replace(
         up=jax.tree.map(np.add, info.up, jax.device_get(more.up)),
         down=jax.tree.map(np.add, info.down, jax.device_get(more.down)),
-        findings=info.findings | more.findings,
+        findings=info.findings | jax.device_get(more.findings),
     )
 
 

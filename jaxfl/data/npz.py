@@ -39,5 +39,6 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
         raise JaxflError(f"{path} holds more than fits in memory.") from None
     missing = [name for name in required if name not in arrays]
     if missing:
-        raise JaxflError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}.")
+        has = ", ".join(arrays) or "nothing"
+        raise JaxflError(f"{path} lacks {', '.join(missing)}; it holds {has}; give its arrays these names.")
     return arrays

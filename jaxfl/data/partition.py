@@ -251,7 +251,7 @@ def _require_disjoint(parts) -> None:
     if sum(map(len, parts)) > len(np.unique(np.concatenate(parts))):
         raise JaxflError(
             "Clients share rows, so one would train on what another is tested on; ask for fewer "
-            'rows or clients, or use test="source".'
+            "rows or clients, or choose --test source."
         )
 
 

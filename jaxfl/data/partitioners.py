@@ -167,7 +167,9 @@ def dirichlet_flbench(
 def _dirichlet(labels, clients, rng, alpha, min_samples, full) -> list[np.ndarray]:
     """`full`: a client with so many rows is left out when the next class is shared out."""
     if not 0 < alpha <= 1e6:
-        raise JaxflError(f"alpha is {alpha}; it has to be positive, and at most a million (even).")
+        raise JaxflError(
+            f"alpha is {alpha}; it has to be positive, and at most a million, where all clients are alike."
+        )
     _require_rows(len(labels), clients, min_samples)
     by_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     for _ in range(MAX_DRAWS):

@@ -148,7 +148,10 @@ def from_arrays(
     if train is None:
         train = ~_stratified_fifth(name, labels)
     elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
-        raise JaxflError(f'{name}: split has to say "train" or "test", or True for training, once per label.')
+        raise JaxflError(
+            f'{name}: split (train of a Source) has to say "train" or "test", or True for training, once '
+            "per label."
+        )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     return Source(name, images[order], labels[order], train[order], classes, columns)
@@ -207,7 +210,7 @@ def _image(file: Path) -> np.ndarray:
         with Image.open(file) as image:
             mode, pixels = image.mode, np.asarray(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways
-        raise JaxflError(f"{file} cannot be read as an image.") from error
+        raise JaxflError(f"{file} cannot be read as an image; mend it or move it elsewhere.") from error
     if mode not in ("L", "RGB"):
         raise JaxflError(f"{file} is of mode {mode}; convert it to L (grey) or RGB.")
     return pixels
@@ -238,13 +241,16 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # what does not fit float32 is infinite, and refused as such
         images = images.astype(np.float32)
     if not np.isfinite(images).all():
-        raise JaxflError(f"{name}: images hold NaN or infinite values as float32; mend them.")
+        raise JaxflError(f"{name} holds NaN or infinite values as float32 among its examples; mend them.")
     return images
 
 
 def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> np.ndarray:
     if labels.shape != (rows,):
-        raise JaxflError(f"{name}: labels have shape {labels.shape}, but there are {rows} images.")
+        raise JaxflError(
+            f"{name}: labels have shape {labels.shape}, not ({rows},), a number per image; rows of zeros and "
+            "a one become numbers by .argmax(1)."
+        )
     if labels.dtype.kind not in "iu":
         raise JaxflError(f"{name}: labels are {labels.dtype}; number the classes 0, 1, 2, ...")
     if labels.min() < 0 or labels.max() >= classes:

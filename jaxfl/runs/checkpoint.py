@@ -94,8 +94,8 @@ def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str)
         except Damaged as error:
             warnings.warn(f"{error} It is passed over.", stacklevel=2)
     raise JaxflError(
-        f"No checkpoint in {folder / CHECKPOINTS} can be read; delete this folder to repeat the run from its "
-        "first round."
+        f"No checkpoint in {folder / CHECKPOINTS} can be read; delete {folder / CHECKPOINTS} and resume "
+        f"{folder} to repeat its rounds from the first one."
     )
 
 

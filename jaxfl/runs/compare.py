@@ -43,6 +43,10 @@ class Comparison(NamedTuple):
     runs: dict[tuple, Loaded]
     failures: list[str]
 
+    def __repr__(self) -> str:
+        """In a line, with its table below."""
+        return "\n".join([f"Comparison in {self.folder}, {len(self.runs)} runs", str(self.table or "")])
+
     def against(self, label: str) -> Table:
         """The table with a column that says how much more accurate the others are than one method.
 
@@ -147,7 +151,8 @@ def compare(
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = [_told(planned[run].variant.label, error) for run, error in errors.items()]
     paired = against if len(finished) == len(planned) else None
-    table = report(finished, folder, show, setup.run.target, paired) if finished else None
+    left_out = [f"Left out, as {failure}" for failure in dict.fromkeys(failures)]
+    table = report(finished, folder, show, setup.run.target, paired, left_out) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}

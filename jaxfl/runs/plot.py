@@ -26,7 +26,7 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
 
     Args:
       runs: per label the metrics of its seeds; a line is their mean, a band their sample standard
-        deviation where there are several.
+        deviation where there are several; after a single evaluation a bar.
     """
     costs = {"megabytes sent and received": _megabytes}
     if any(_simulated_seconds(seeds[0][0]) for seeds in runs.values()):
@@ -46,8 +46,11 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
         mean = accuracy.mean(0)
         left.plot(rounds, mean, label=name, **_line(number))
         if len(seeds) > 1:
-            spread = accuracy.std(0, ddof=1)
-            left.fill_between(rounds, mean - spread, mean + spread, color=f"C{number % 10}", alpha=0.15)
+            spread, color = accuracy.std(0, ddof=1), f"C{number % 10}"
+            if length > 1:
+                left.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15)
+            else:  # a band has no width there
+                left.errorbar(rounds, mean, spread, color=color, capsize=3)
         for axes, cost in zip(others, costs.values(), strict=True):
             spent = np.array([np.cumsum([*map(cost, metrics)])[np.array(rounds) - 1] for metrics in seeds])
             if spent.any():

@@ -27,6 +27,7 @@ def report(
     show: Sequence[str] = (),
     target: Sequence[float] = (),
     against: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -38,6 +39,7 @@ def report(
         when the runs were begun.
       against: a label of the table: a further column has how much more accurate the others are, in pairs of
         the same seed and partition, see `jaxfl.runs.paired`.
+      notes: sentences under the table beside its own.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two are the
@@ -48,6 +50,7 @@ def report(
 
     check_targets(target)
     table, metrics = _tabulated(folders, show, target, against)
+    table = table._replace(notes=(*table.notes, *notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
     pictures = {"curves.png": plot.draw_curves, "architectures.png": plot.draw_architectures}

@@ -285,8 +285,8 @@ def tabulate(cells: Cells) -> Table:
             row = " ".join(filter(None, [method, others])) or study.title
             std = float(np.std(values, ddof=1)) if len(values) > 1 else None
             rows.setdefault(row, {})[column] = Cell(float(np.mean(values)), std)
-            if study.against and choice != study.against:
-                rivals = cells.results.get((named(setting), study.against), {})
+            rivals = cells.results.get((named(setting), study.against), {})
+            if rivals and choice != study.against:
                 differences[its] = paired(of_seeds, rivals, value, of_clients)
                 rows[row][f"{column} minus {study.against}"] = differences[its]
     over = f"{expected} runs"

@@ -166,7 +166,7 @@ def played(trial: Trial, key, state, cohort: Cohort) -> Round:
     if not trial.algorithm.host:
         return done
     state, more = trial.algorithm.host(key, done.state, trial.federation, cohort)
-    return done._replace(state=state, info=with_host_info(done.info, more))
+    return done._replace(state=jax.tree.map(jnp.asarray, state), info=with_host_info(done.info, more))
 
 
 # ---- promises: each returns what was seen where it is not kept
@@ -184,7 +184,7 @@ def stays_finite(trial: Trial) -> str | None:
                 )
 
 
-def is_traced_alike(trial: Trial) -> str | None:
+def is_repeatable(trial: Trial) -> str | None:
     """What Python draws or counts while a program is traced would be another constant in every process."""
     arguments = trial.state, trial.federation, cohort(trial.federation, EVERYONE)
 
@@ -195,6 +195,11 @@ def is_traced_alike(trial: Trial) -> str | None:
     (first, constants), (second, others) = program(), program()
     if first != second or differ(constants, others):
         return "step is another program when it is traced again: draw by the key, not by random or np.random"
+    if trial.algorithm.host:
+        key, state, _, everyone = jax.random.key(2), *arguments
+        again = [played(trial, key, state, everyone).state for _ in range(2)]
+        return _apart(again[0], again[1], "host makes another state{} of one round: draw by the key", 0)
+    return None
 
 
 def ignores_empty_places(trial: Trial) -> str | None:
@@ -266,7 +271,7 @@ def uses_every_rate(trial: Trial) -> str | None:
 
 PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "all numbers are finite, whoever takes part": stays_finite,
-    "it is the same program whenever it is traced": is_traced_alike,
+    "a round is the same whenever it is repeated": is_repeatable,
     "empty places of a cohort count nothing": ignores_empty_places,
     "clients who are absent keep what they have": leaves_the_absent_alone,
     "bytes are those of clients who are there": counts_what_is_sent,

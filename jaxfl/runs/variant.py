@@ -103,7 +103,10 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
         setup = setup.replace(topology="complete")
     if "links" not in needed and setup.run.topology != "none":
         labels = " and ".join(variant.label for variant in variants)
-        raise JaxflError(f"--topology {setup.run.topology} is of no use to {labels}, without links.")
+        raise JaxflError(
+            f"--topology {setup.run.topology} is of no use to {labels}, whose clients are not linked; leave "
+            "it out."
+        )
     public, validation = setup.data.public, setup.partition.validation_fraction
     if is_saved(setup.partition.partition):  # it holds what it holds
         return setup

@@ -153,7 +153,10 @@ REFUSED = [
     ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 4"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
     # links
-    ("run fedavg @own.args --topology ring", "--topology ring is of no use to fedavg, without links"),
+    (
+        "run fedavg @own.args --topology ring",
+        "--topology ring is of no use to fedavg, whose clients are not linked",
+    ),
     ("run dfedavg @own.args --topology rnig", "no topology 'rnig'; did you mean 'ring'?"),
     ("run dfedavg @own.args --topology er,p=0", "er: p must lie in (0, 1], but is 0.0"),
     ("run dfedavg @own.args --topology er,p=0.001", "none of 1,000 graphs of", "is connected; raise p"),
@@ -169,7 +172,7 @@ REFUSED = [
     ("run fedavg @own.args --dataset mnist --data-dir .", "mnist is not prepared", "[tfds-prepare]"),
     ("run fedavg @own.args --dataset nowhere.npz", "no file nowhere.npz"),
     ("run fedavg @own.args --dataset flat.npz", "flat.npz: images have shape (8, 1), not (N, H, W)"),
-    ("run fedavg @own.args --dataset nan.npz", "nan.npz: images hold NaN"),
+    ("run fedavg @own.args --dataset nan.npz", "nan.npz holds NaN"),
     ("run fedavg @own.args --dataset unlabelled.npz", "unlabelled.npz lacks labels; it holds images"),
     ("run fedavg @own.args --dataset pickled.npz", "pickled.npz is damaged or not an .npz file of plain arr"),
     ("run fedavg @own.args --dataset escaping.npz", "lacks labels; it holds ../images, ../labels"),

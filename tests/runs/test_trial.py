@@ -71,7 +71,7 @@ def nothing(state, info, federation, cohort):
     ("method", "promise", "seen"),
     [
         long(altered(divides_by_those_there), trial.stays_finite, "round.state.shared[0].params"),
-        long(altered(draws_in_python), trial.is_traced_alike, "another program when it is traced again"),
+        long(altered(draws_in_python), trial.is_repeatable, "another program when it is traced again"),
         long(altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
         long(altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
@@ -92,7 +92,7 @@ def test_built_in_methods_keep_what_they_promise(name):
 
 def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatch):
     """What Python draws is another constant in every program; bytes are as they should be."""
-    kept = (trial.is_traced_alike, trial.counts_what_is_sent)
+    kept = (trial.is_repeatable, trial.counts_what_is_sent)
     promises = {name: promise for name, promise in trial.PROMISES.items() if promise in kept}
     monkeypatch.setattr(trial, "PROMISES", promises)
     (tmp_path / "my.py").write_text(

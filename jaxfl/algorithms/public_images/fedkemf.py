@@ -108,8 +108,9 @@ def mutual(model: Model, knowledge: Model):
 
     def loss(both, batch, key):
         logits, stats = [], []
-        for network, whose in ((model, "own "), (knowledge, "knowledge ")):
-            scores, new = forward(network, apart(both, whose), batch, key)
+        for number, (network, whose) in enumerate(((model, "own "), (knowledge, "knowledge "))):
+            of_network = jax.random.fold_in(key, number)  # each drops out by itself
+            scores, new = forward(network, apart(both, whose), batch, of_network)
             logits.append(scores)
             stats.append(new)
         value = jnp.zeros(())

@@ -2,10 +2,14 @@
 
 import jax
 import numpy as np
+from conftest import CLASSES, SHAPE, differ
 from reference import exchange, nets
 from reference.distillation import distilled
 from reference.training import average, cross_entropy, descend, log_softmax, softmax
 
+from jaxfl.algorithms.public_images import fedkemf as method
+from jaxfl.data.federation import Batch
+from jaxfl.models import zoo
 from methods import recording
 from methods.cases import NORMALISED, SMALL, Case, Comparison, feddf, local_statistics, mnfl
 from methods.rounds import convolving, initial
@@ -108,6 +112,16 @@ def the_smallest_network_travels_unless_another_is_named():
         assert sum(leaf.size for leaf in jax.tree.leaves(state.knowledge.params)) == size
 
 
+def two_networks_of_a_kind_drop_out_each_by_itself():
+    """With the same units both would say the same and learn the same."""
+    model, key = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.1), jax.random.key(0)
+    w, rows = model.init(key), np.arange(2)
+    batch = Batch(np.ones((2, *SHAPE), np.float32), rows, rows < 2, rows)
+    loss = method.mutual(model, model)
+    gradient, _ = jax.grad(loss, has_aux=True)(method.side_by_side(w, w), batch, key)
+    assert differ(method.apart(gradient, "own "), method.apart(gradient, "knowledge "))
+
+
 fedkemf = Case(
     "fedkemf",
     start,
@@ -131,5 +145,8 @@ fedkemf = Case(
             **feddf.OPTIONS,
         ),
     },
-    reductions=(the_smallest_network_travels_unless_another_is_named,),
+    reductions=(
+        the_smallest_network_travels_unless_another_is_named,
+        two_networks_of_a_kind_drop_out_each_by_itself,
+    ),
 )
