@@ -19,7 +19,7 @@ class JaxflError(Exception):
 
 
 def kept(error: JaxflError) -> JaxflError:
-    """An error to be told later: without its frames, which hold what was refused in memory meanwhile."""
+    """An error to be told later: without its traceback, which would keep arrays in memory."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     gc.collect()  # some of them are in a cycle
     return error

@@ -86,9 +86,8 @@ def cpu_devices(arguments: list[str]) -> int:
                 processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
             elif word in ("resume", "--from", "--run-dir"):
                 found = Path(value).rglob(store.CONFIG)
-                before = max(
-                    (store.read_config(path.parent)["options"]["devices"] for path in found), default=None
-                )
+                counts = [store.read_config(path.parent)["options"]["devices"] for path in found]
+                before = max(filter(None, counts), default=None)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     devices = before if devices is None else devices

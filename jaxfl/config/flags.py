@@ -44,9 +44,8 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
             registry=REGISTRY,
         )
     except _Misread as error:
-        before = arguments[: arguments.index(error.word)] if error.word in arguments else arguments
-        flag = next((word for word in reversed(before) if word.startswith("--")), "An option")
-        raise JaxflError(f"{flag.partition('=')[0]} {error}.") from None
+        annotations = {name: of for default in defaults.values() for name, of in hints(type(default)).items()}
+        raise JaxflError(f"{_flag_before(error, arguments, annotations)} {error}.") from None
     found = {name: getattr(parsed, name) for name in defaults}
     return [
         part if shown[name] is defaults[name] else dataclasses.replace(defaults[name], **vars(part))
@@ -96,16 +95,28 @@ def _of_option(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 class _Misread(Exception):
     """A word that is no value of its option; Tyro would answer by a frame of many lines."""
 
-    def __init__(self, word: str, reason: str):
+    def __init__(self, annotation: Any, word: str, reason: str):
         super().__init__(reason)
-        self.word = word
+        self.annotation, self.word = annotation, word
 
 
 def _read(annotation: Any, word: str) -> Any:
     try:
         return parse(annotation, word)
     except ValueError as error:
-        raise _Misread(word, str(error)) from None
+        raise _Misread(annotation, word, str(error)) from None
+
+
+def _flag_before(error: _Misread, arguments: list[str], annotations: dict[str, Any]) -> str:
+    """The flag whose value was misread: of several with that value the first one of that type."""
+    found, flag = [], "An option"
+    for word in arguments:
+        if word.startswith("--"):
+            flag, _, word = word.partition("=")
+        if word == error.word:
+            found.append(flag)
+    alike = [flag for flag in found if annotations.get(flag[2:].replace("-", "_")) == error.annotation]
+    return next(iter(alike or found), "An option")
 
 
 def _metavar(annotation: Any) -> str:

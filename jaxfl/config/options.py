@@ -99,7 +99,7 @@ def client_rates(cls: type) -> list[str]:
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The annotations of a dataclass's options by name; those of its parts in their place."""
+    """The annotations of a dataclass's options by name; those of dataclasses in it stand in their place."""
     found = {}
     try:
         annotations = typing.get_type_hints(cls)

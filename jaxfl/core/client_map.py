@@ -312,7 +312,7 @@ def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> C
     Args:
       federation: the clients.
       cohort: of the round.
-      joining: whether in the round in which newcomers join it is these, and nobody else.
+      joining: whether these are the newcomers instead, in the round in which they join.
 
     Raises:
       JaxflError: if only some of them are at hand.

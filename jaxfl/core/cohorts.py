@@ -95,8 +95,8 @@ def balance(
 
     Returns:
       The same clients in the same rounds, with leaves (rounds, devices * places): at most `SPARE` more
-      places per device than its share. Where clients run side by side there is no place to spare: these
-      cost what their largest does, an empty place as well.
+      places per device than its share. Clients that run side by side get no spare places: there an empty
+      place costs as much as the largest client.
     """
     spare = SPARE if federation.clients_at_once == 1 else 0
     return tuple(

@@ -177,7 +177,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
       job: whose federation has newcomers.
       i: the run's number.
       state: after round `last`; it stays as it is, and nobody sees what this round makes of it.
-      last: a round, from 0, like which the one more is where methods go by its number.
+      last: the last round that was run, from 0; methods that read a round's number are given this one.
 
     Returns:
       Its report, with NumPy leaves; scored like the cohort of a round under `Job.score_cohort`. Places are

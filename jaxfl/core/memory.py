@@ -49,7 +49,7 @@ def available_to_several(federation: Federation) -> int:
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
     """Halve a number until what it needs fits.
 
-    Half as many need at least half as much: what cannot fit by that is not tried, as each trial compiles.
+    Half as many need at least half as much, so numbers that cannot fit are passed over: each trial compiles.
 
     Args:
       number: of clients or runs that one would like at once.

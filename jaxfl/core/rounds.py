@@ -25,8 +25,8 @@ class Conditions(NamedTuple):
 
     Args:
       rate: (rounds,) float, by which clients' learning rates are multiplied, see `jaxfl.core.schedule`.
-      dropped: per group (rounds, n_g) bool, who drops out if it takes part, see `jaxfl.core.answers`; there
-        where answers can be lost, be it by a deadline alone.
+      dropped: per group (rounds, n_g) bool, who drops out if it takes part, see `jaxfl.core.answers`. Given
+        whenever answers can be lost, also if only by a deadline.
       deadline: how long the server waits.
     """
 
@@ -46,8 +46,7 @@ class Report(NamedTuple):
         training, "trained" right behind it where the method tells, "personal" at the end) and group a
         `Score` with leaves (k_g,).
       lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None where none can be.
-        What they have received and computed stands in the ledger as if they had come to the end, and so does
-        what they have sent, but for those who drop out.
+        The ledger counts them in full, except for what those would have sent who drop out.
     """
 
     info: Info

@@ -40,5 +40,4 @@ class Streams(NamedTuple):
 
 def streams(run_key) -> Streams:
     """The streams of a run."""
-    init, rounds, host, scores = jax.random.split(run_key, 4)
-    return Streams(init, rounds, host, scores, jax.random.fold_in(run_key, 4), jax.random.fold_in(run_key, 5))
+    return Streams(*(jax.random.fold_in(run_key, number) for number in range(len(Streams._fields))))

@@ -190,8 +190,8 @@ def fit(
       carry: what the update changes.
       key: of this client in this round.
       examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
-        each; an epoch of m of them has an m-th of the steps, so that it shows as many rows, but at
-        least one.
+        each; with m of them an epoch has 1/m of the steps, at least one, so that it shows as many
+        rows in all.
       epochs: passes over the rows; a share of them is rounded up to whole batches, see `batches_per_phase`.
       batch_size: rows of a mini-batch.
       skip_single_row: whether an update needs at least two rows, as `has_batchnorm` says of some blocks.

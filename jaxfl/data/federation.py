@@ -90,7 +90,7 @@ class Federation:
       shift: how clients see images, where they see them differently; then rows are those of `Shift`, and
         labels are (V,).
       initial: per architecture `ClientWeights` of some of its blocks, from which they start; the others start
-        fresh. None where all do. A leaf that clients have of their own stands in both parts, once as mean.
+        fresh. None where all do. A leaf that each client has of its own is in `own`; its mean is in `shared`.
       population: per group how many clients there are and how many of these are newcomers, where `groups` are
         but some of them, see `jaxfl.core.window`; None where they are all.
     """
@@ -315,7 +315,7 @@ def federate(
         images=jnp.asarray(images),
         labels=jnp.asarray(labels, jnp.int32),
         mean=jnp.asarray(mean, dtype),
-        std=jnp.asarray(np.where(std > 0, std, 1), dtype),
+        std=jnp.asarray(std, dtype),
         groups=groups,
         training_rows=_training_rows(groups),
         public=jnp.asarray(rows, jnp.int32),

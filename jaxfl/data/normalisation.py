@@ -4,7 +4,7 @@ import numpy as np
 
 
 def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel, (1, 1, 1, C) float64."""
+    """Mean and standard deviation of each channel, (1, 1, 1, C) float64; 1 where a channel never changes."""
     parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
     count = images.size // images.shape[-1]
 
@@ -12,7 +12,8 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return sum(f(part.astype(np.float64)).sum((0, 1, 2), keepdims=True) for part in parts)
 
     mean = total(lambda part: part) / count
-    return mean, np.sqrt(total(lambda part: np.square(part - mean)) / count)
+    std = np.sqrt(total(lambda part: np.square(part - mean)) / count)
+    return mean, np.where(std > 0, std, 1)
 
 
 def normalised(images, mean, std):

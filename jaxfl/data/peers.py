@@ -136,12 +136,8 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
     Raises:
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """
-    if any(map(len, partition.validation)):
-        raise JaxflError(
-            "PFLlib has no validation rows, but the partition has; give --validation-fraction 0."
-        )
+    require(["pfllib"], partition)
     mean, std = moments(source.images[source.train])
-    std = np.where(std > 0, std, 1)
     sizes = []
     with writing(folder):
         for client, relabel in enumerate(partition.relabel):

@@ -6,7 +6,25 @@ import optax
 from jaxfl.core.examples import sweep
 from jaxfl.core.training import count_correct
 from jaxfl.data.federation import Client, Federation
+from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
+
+
+def require(federation: Federation, what: str, otherwise: str = "") -> None:
+    """Refuse clients without validation rows.
+
+    Args:
+      federation: the clients.
+      what: is done with these rows, the beginning of a sentence.
+      otherwise: what else the user may do, its end.
+
+    Raises:
+      JaxflError: if they have none.
+    """
+    if not federation.validates:
+        raise JaxflError(
+            f"{what} validation rows, but clients have none; add --validation-fraction 0.2{otherwise}."
+        )
 
 
 def accuracy(client: Client, w: Weights, federation: Federation):

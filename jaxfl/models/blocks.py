@@ -83,8 +83,8 @@ class AdaptiveMean(nn.Module):
 class Norm(nn.Module):
     """Batch normalisation of maps or of features (B, d) (Ioffe & Szegedy 2015, arXiv:1502.03167).
 
-    The running statistics move by a tenth in each training step. A batch without a real row gives
-    NaN; the trainer drops such a step.
+    The running statistics move by a tenth in each training step. A batch without a real row
+    would give NaN; `jaxfl.core.training.fit` runs none.
     """
 
     @nn.compact

@@ -77,7 +77,7 @@ class Model:
         """Names of the blocks, in order."""
         return tuple(block.name for block in self.blocks)
 
-    @property
+    @functools.cached_property
     def body(self) -> "Model":
         """The feature extractor: all blocks but the last; its output is z (B, d)."""
         return dataclasses.replace(self, blocks=self.blocks[:-1])
@@ -87,10 +87,17 @@ class Model:
         """The classifier: the last block, from z (B, d) to logits (B, classes)."""
         return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self.shapes[-1])
 
-    @property
+    @functools.cached_property
     def form(self) -> Weights:
         """Shapes and dtypes of its weights."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+
+        def of_blocks(collection):
+            return {
+                name: block.variables.get(collection, {})
+                for name, block in zip(self.names, self._outlines, strict=True)
+            }
+
+        return Weights(of_blocks("params"), of_blocks("batch_stats"))
 
     def init(self, key: jax.Array) -> Weights:
         """Draws initial weights; those of a block depend on `key` and on its own name only."""

@@ -72,8 +72,7 @@ def proceed(
 ) -> list[dict | JaxflError]:
     """Run the runs of a job to their ends.
 
-    What is compiled counts for the first of them that is there to count it, the seconds of training in equal
-    parts for all.
+    Seconds of compilation count for the first run that reports; those of training are divided evenly.
 
     Args:
       job: what is computed; of several runs each has, on a CPU, the same bits as alone.

@@ -39,6 +39,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
+from jaxfl.mechanisms import validation
 from jaxfl.mechanisms.class_means import class_means, features, linear, prototype_head
 from jaxfl.mechanisms.sharing import separate
 
@@ -120,11 +121,8 @@ def check(config: Cooperation, federation: Federation) -> None:
                 f"{model.name} has other leaves; end it with a linear layer (jaxfl.models.blocks.Linear, or "
                 "Flax's), or run it alone with --head-init keep+ft."
             )
-    if config.accuracy_on == "validation" and not federation.validates:
-        raise JaxflError(
-            "CompFL weighs teachers on validation rows, but clients have none; add "
-            "--validation-fraction 0.2, or take --accuracy-on train."
-        )
+    if config.accuracy_on == "validation":
+        validation.require(federation, "CompFL weighs teachers on", ", or take --accuracy-on train")
 
 
 class Adapted(NamedTuple):

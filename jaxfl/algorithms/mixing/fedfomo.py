@@ -39,7 +39,6 @@ import optax
 from jaxfl.authoring import (
     Algorithm,
     Info,
-    JaxflError,
     Method,
     PerGroup,
     Training,
@@ -138,11 +137,7 @@ def build(config: FedFomo) -> Algorithm:
     """Download, weigh, mix, train."""
 
     def init(key, federation, hyper):
-        if not federation.validates:
-            raise JaxflError(
-                "fedfomo weighs models on validation rows, but clients have none; add "
-                "--validation-fraction 0.2."
-            )
+        validation.require(federation, "fedfomo weighs models on")
         own = own_models.start(key, federation)
         uploaded = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
         identity = jnp.eye(federation.clients, dtype=federation.mean.dtype)

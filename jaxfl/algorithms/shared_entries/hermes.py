@@ -50,7 +50,6 @@ from jaxfl.authoring import (
     Algorithm,
     Cohort,
     Info,
-    JaxflError,
     Method,
     PerGroup,
     Training,
@@ -157,11 +156,7 @@ def build(config: Hermes) -> Algorithm:
     """Receive, prune, train, average what is common."""
 
     def init(key, federation, hyper):
-        if not federation.validates:
-            raise JaxflError(
-                "hermes prunes by the accuracy on validation rows, but clients have none; add "
-                "--validation-fraction 0.2."
-            )
+        validation.require(federation, "hermes prunes by the accuracy on")
 
         def start(g, w, own):
             never = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, jnp.int32), w)

@@ -18,7 +18,7 @@ def lenet5(
     norm: NormName = "batch",
     depth: int = 3,
 ) -> Model:
-    """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120, 84 and 64.
+    """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 (depth 4: and 64).
 
     FedCMD's tables XI (depth 3), XII (depth 2) and XIII (depth 4). The convolutions keep their bias
     before BatchNorm. The tables print three input channels for the second convolution and a single
