@@ -100,7 +100,7 @@ LABELS = np.arange(10) % 2
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "NaN or infinite"),
         ({"images": np.full((10, 2, 2), 1e300), "labels": LABELS}, "NaN or infinite"),
-        ({"images": IMAGES, "labels": LABELS[:9]}, r"shape \(9,\), but there are 10 images"),
+        ({"images": IMAGES, "labels": LABELS[:9]}, r"shape \(9,\), not \(10,\)"),
         ({"images": IMAGES, "labels": LABELS[:, None]}, r"labels have shape \(10, 1\)"),
         ({"images": IMAGES, "labels": LABELS / 1}, "labels are float64"),
         ({"images": IMAGES, "labels": LABELS - 1}, "run from -1 to 0"),
