@@ -186,10 +186,13 @@ def _resume(arguments: list[str]) -> None:
     name, rest = _positional(arguments, "resume", "RUN")
     continuation, logs, insist, limit, processes = parse("resume RUN", rest, **others)
     _join(processes)
+    had_finished = store.holds(Path(name), store.RESULT)
     with Bar() as bar:
         options = vars(continuation) | vars(insist) | vars(limit)
         result = runs.resume(Path(name), log=logs.log, observer=bar.observer, **options)
     print_result(result, Path(name))
+    if had_finished and continuation.rounds is None:
+        OUT.print(f"It had finished before; --rounds with more than {result['rounds']} makes it longer.")
 
 
 def _export(arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ def draw(counts: np.ndarray, title: str = "") -> Figure:
     field = axes.imshow(held, cmap="viridis_r", aspect="auto", origin="lower", vmin=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(field, label="training rows")
+    figure.colorbar(field, label="training rows", ticks=MaxNLocator(integer=True))
     return figure
 
 

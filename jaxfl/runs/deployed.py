@@ -208,10 +208,10 @@ class Deployed:
                 f"{images.dtype}; run.seen({self.client}, rows) makes them."
             )
         if images.dtype != dtype:
-            mend = ": whole numbers from 0 to 255, not divided by anything" if dtype == np.uint8 else ""
+            whole = " (whole numbers from 0 to 255, not divided by anything)" if dtype == np.uint8 else ""
             raise JaxflError(
-                f"The model takes images as its data set has them, in {dtype}, and normalises them itself, "
-                f"but these are {images.dtype}{mend}."
+                f"The model takes images as its data set has them, in {dtype}{whole}, and normalises them "
+                f"itself, but these are {images.dtype}."
             )
         return images
 

@@ -241,6 +241,7 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
     for axes, name in zip(panels, names, strict=True):
         axes.set(title=_in_lines(name, LABEL_WIDTH), xlabel="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy, mean over clients (%)")
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}

@@ -107,9 +107,15 @@ LABELS = np.arange(10) % 2
         ({"images": IMAGES, "labels": LABELS + 1}, "run from 1 to 2, but 2 classes"),
         ({"images": IMAGES, "labels": LABELS + 2**40 * LABELS}, "numbered from 0 to 1"),
         ({"images": IMAGES, "labels": np.arange(10)}, "too few images of some class"),
-        ({"images": IMAGES, "labels": LABELS, "split": LABELS}, "split has to say"),
-        ({"images": IMAGES, "labels": LABELS, "split": np.full(10, "dev")}, "split has to say"),
-        ({"images": IMAGES, "labels": LABELS, "split": np.full(9, True)}, "split has to say"),
+        ({"images": IMAGES, "labels": LABELS, "split": LABELS}, "split \\(train of a Source\\) has to say"),
+        (
+            {"images": IMAGES, "labels": LABELS, "split": np.full(10, "dev")},
+            "split \\(train of a Source\\) has to say",
+        ),
+        (
+            {"images": IMAGES, "labels": LABELS, "split": np.full(9, True)},
+            "split \\(train of a Source\\) has to say",
+        ),
         ({"images": IMAGES, "labels": LABELS.astype(object)}, "not an .npz file of plain arrays"),
     ],
 )

@@ -100,7 +100,7 @@ def test_models_predict_what_was_scored(run):
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
-        (SOURCE.images / 255, "uint8, and normalises them itself, but these are float64; .astype"),
+        (SOURCE.images / 255, "not divided by anything.*, but these are float64"),
         (SOURCE.images.astype(int), "but these are int64"),
         (SOURCE.images[0], re.escape("takes images (B, 8, 8, 1), but these are (8, 8, 1)")),
         (SOURCE.images[:, :4], re.escape("these are (60, 4, 8, 1)")),

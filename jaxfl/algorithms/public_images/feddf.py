@@ -78,7 +78,7 @@ def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
         shared = per_group(student, federation.models, averaged.shared, n)
         return averaged._replace(shared=shared), info
 
-    return fedavg._replace(init=init, step=step)
+    return fedavg._replace(init=init, step=step, averaged=None)
 
 
 BIBTEX = """@inproceedings{lin2020ensemble,
