@@ -151,7 +151,7 @@ def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
 def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
     """A random share, rounded down, of each class's rows in the pool."""
     by_class = [rng.permutation(pool[labels[pool] == c]) for c in np.unique(labels[pool])]
-    rows = np.concatenate([rows[: int(share * len(rows))] for rows in by_class])
+    rows = np.concatenate([rows[: _part(share, len(rows))] for rows in by_class])
     if share and not len(rows):
         raise JaxflError(
             f"A share of {share} of every class holds out no row; raise --public held-out,share=."
@@ -196,7 +196,7 @@ def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]
     left, taken = [], []
     for rows in held:
         rows = rng.permutation(rows)
-        cut = int(len(rows) * fraction)
+        cut = _part(fraction, len(rows))
         left.append(rows[cut:])
         taken.append(rows[:cut])
     return left, taken
@@ -245,6 +245,11 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
         f"The partitioner has to return, for each {whom}, an array of positions from 0 to {rows - 1}, but "
         f"returns {made}."
     )
+
+
+def _part(share: float, count: int) -> int:
+    """A share of so many, rounded down; 0.29 of 100 is 29, though as floats it is less."""
+    return int(share * count + 1e-9)
 
 
 def _require_disjoint(parts) -> None:

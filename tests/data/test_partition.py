@@ -311,6 +311,11 @@ def test_own_test_rows_are_cut_from_each_share():
     assert is_disjoint(everything) and sizes(everything).sum() == 480
 
 
+def test_a_share_that_is_whole_stays_whole():
+    """As floats 0.5125 of 240 is less than 123."""
+    assert sizes(divided("iid", clients=2, test_fraction=0.5125).test).tolist() == [123] * 2
+
+
 def test_source_test_rows_are_those_of_the_clients_classes():
     result = divide(SOURCE, classes, 6, 0, test="source", validation_fraction=0.25)
     for train, validation, test in zip(*result[:3], strict=True):
