@@ -1,6 +1,5 @@
 """The commands of `jaxfl`: words in, tables out. What happens in between is in the package."""
 
-import difflib
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from jaxfl.config.commands import (
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import peers
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, nearest
 from jaxfl.flower import app as flower
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.runs import compare as comparisons
@@ -148,10 +147,7 @@ def _study(arguments: list[str]) -> None:
     studied, insist, limit = parse("study FILE", rest, **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not file.is_file():
-        known = {name.rpartition("/")[2]: name for name in studies.found_below(STUDIES)}
-        meant = difflib.get_close_matches(file.stem, known, n=1)
-        advice = f"did you mean {known[meant[0]]!r}?" if meant else "name a file of TOML, or one of `--list`."
-        raise JaxflError(f"There is no study {file}; {advice}")
+        raise JaxflError(f"There is no study {file}; {nearest(name, studies.found_below(STUDIES))}")
     study, folder = studies.read(file), studied.run_dir or studies.usual_folder(file)
     number, slash, parts = studied.part.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal()):

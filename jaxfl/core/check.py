@@ -176,7 +176,7 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         refuse(f"reports Info.findings as {_form(info.findings)}, not as {{panel: {{line: ()}}}}")
     if name == "host":
         try:
-            json.dumps(info.findings, default=lambda leaf: np.asarray(leaf, float).tolist())
+            json.dumps(info.findings, default=_listed)
         except (TypeError, ValueError) as error:
             refuse(f"reports Info.findings that JSON does not hold ({in_a_line(error)})")
 
@@ -206,6 +206,13 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
                 f"{line_of(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "
                 f"({IMAGES}, {model.classes}): an array (B, outputs)."
             )
+
+
+def _listed(leaf: Any) -> Any:
+    """Of a finding that JSON does not know, an array as lists."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf.tolist()
+    raise TypeError(f"a {type(leaf).__name__}")
 
 
 def _dtype_and_shape(leaf: Any) -> str:

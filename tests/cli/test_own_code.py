@@ -94,6 +94,11 @@ REFUSED = [
         "float64[], which was float32[]; the state has",
     ),
     (
+        "check wrong.py:host_finds_a_set",
+        "def host(key, state, federation, cohort)",
+        "host reports Info.findings that JSON does not hold (TypeError: a set)",
+    ),
+    (
         "check wrong.py:host_keeps_a_number",
         "def host(key, state, federation, cohort)",
         "host makes state",

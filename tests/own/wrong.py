@@ -70,6 +70,9 @@ host_counts_once = with_host(lambda state, info: (state, info._replace(up=np.int
 host_changes_a_dtype = with_host(
     lambda state, info: (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state), info)
 )
+host_finds_a_set = with_host(
+    lambda state, info: (state, info._replace(findings={"whom": {1}, "what": np.array(["text"])}))
+)
 host_keeps_a_number = with_host(lambda state, info: (jax.tree.map(lambda leaf: 0.5, state), info))
 losses = []
 keeps_a_loss = with_step(lambda state, info: losses.append(info.loss) or (state, info))

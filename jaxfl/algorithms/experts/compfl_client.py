@@ -37,9 +37,9 @@ from jaxfl.authoring import (
     require_plain_head,
     sgd,
     tree,
+    validation,
     within,
 )
-from jaxfl.mechanisms import validation
 from jaxfl.mechanisms.class_means import class_means, features, linear, prototype_head
 from jaxfl.mechanisms.sharing import separate
 
