@@ -20,10 +20,11 @@ from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.core.rounds import Conditions, Programs, Report
-from jaxfl.core.streams import streams
+from jaxfl.core.streams import Streams, streams
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import agree
 
+Reports = list[list[Report]]  # of each run, one of each round, with NumPy leaves
 CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of models that are made at once
 
 
@@ -75,39 +76,20 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
         before, preparations, seconds = states, [None] * runs, [0.0] * runs
     if runs > 1:  # on the host, where nothing is compiled to stack them
         before = federation.fetch(before)
-    of_runs = [streams(key) for key in job.keys]
-    round_key, host_key, score_key = (
-        together([getattr(of_run, name) for of_run in of_runs], jnp.stack)
-        for name in ("rounds", "host", "scores")
-    )
-    round_key, score_key = federation.replicate((round_key, score_key))
-    state = _at_rest(job, together(before))
+    keys, state = _streams(job), _at_rest(job, together(before))
     del before  # the rounds need the memory
-    cohort_key = score_key if job.score_cohort else None
     going = range(runs)
     for first in range(start, job.rounds, job.eval_every):
         end, passed = min(first + job.eval_every, job.rounds), _stopwatch(programs)
-        if job.on_host:
-            state, of_runs = _in_windows(job, first, end, round_key, cohort_key, state, first == start)
-        elif programs.host is None:
-            advance = programs.rounds if runs == 1 else programs.rounds_of_runs
-            cohorts = together([of_rounds(of_run, first, end) for of_run in job.cohorts])
-            conditions = conditions_of(job, first, end)
-            state, reports = advance(round_key, state, federation, cohorts, cohort_key, conditions)
-            reports = jax.device_get(reports)
-            of_runs = {i: _per_round(_run_of(reports, i, runs)) for i in going}
-        else:
-            keys = round_key, host_key, score_key
-            state, of_runs = _with_host_steps(job, programs.host, first, end, keys, state)
-        trained = passed() / runs
-        chunks = {}
+        watched = job.on_host and first == start
+        state, reports = _advanced(job, first, end, keys, state, watched)
+        trained, chunks = passed() / runs, {}
         for i in going:
             its_own = (
                 state if runs == 1 else federation.place(programs.of_run(state, federation, np.int32(i)))
             )
-            its_key = _run_of(score_key, i, runs)
-            watched = job.on_host and first == start
-            chunk = _scored(job, i, its_key, first, its_own, of_runs[i], trained, watched)
+            score_key = _run_of(keys.scores, i, runs)
+            chunk = _scored(job, i, score_key, first, its_own, reports[i], trained, watched)
             if first == start:
                 spent = seconds[i] + chunk.train_seconds
                 chunk = chunk._replace(preparation=preparations[i], train_seconds=spent)
@@ -140,6 +122,13 @@ def initial_state(programs: Programs, federation: Federation, config: Any, run_k
     return programs.init(streams(run_key).init, federation, traced(config))
 
 
+def _streams(job: Job) -> Streams:
+    """Those of a run, or of several with an axis of their own in front."""
+    of_runs = together([streams(key) for key in job.keys], jnp.stack)
+    rounds, scores = job.federation.replicate((of_runs.rounds, of_runs.scores))
+    return of_runs._replace(rounds=rounds, scores=scores)
+
+
 def _at_rest(job: Job, state: Any) -> Any:
     """A state where it lies between rounds: on the devices, or what clients have in the host's memory."""
     if not job.on_host:
@@ -149,15 +138,37 @@ def _at_rest(job: Job, state: Any) -> Any:
     return window.taken_over(job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state)
 
 
-def _in_windows(job: Job, first: int, end: int, round_key, cohort_key, state: window.OnHost, watched: bool):
-    """Rounds of a single run whose clients' state lies on the host: the state and {0: reports}."""
+def _advanced(job: Job, first: int, end: int, keys: Streams, state, watched: bool) -> tuple[Any, Reports]:
+    """The state after some more rounds, and each run's reports of them; `watched` as `window.alike` does."""
+    if job.on_host:
+        return _in_windows(job, first, end, keys, state, watched)
+    if job.programs.host:
+        return _with_host_steps(job, job.programs.host, first, end, keys, state)
+    runs, conditions = len(job.keys), conditions_of(job, first, end)
+    advance = job.programs.rounds if runs == 1 else job.programs.rounds_of_runs
+    cohorts = together([of_rounds(of_run, first, end) for of_run in job.cohorts])
+    state, reports = advance(keys.rounds, state, job.federation, cohorts, _cohort_key(job, keys), conditions)
+    reports = jax.device_get(reports)
+    return state, [_per_round(_run_of(reports, i, runs)) for i in range(runs)]
+
+
+def _in_windows(
+    job: Job, first: int, end: int, keys: Streams, state: window.OnHost, watched: bool
+) -> tuple[window.OnHost, Reports]:
+    """The same of a single run whose clients' state lies on the host."""
 
     def advance(state, federation, cohorts, conditions):
-        return job.programs.rounds(round_key, state, federation, cohorts, cohort_key, conditions)
+        cohort_key = _cohort_key(job, keys)
+        return job.programs.rounds(keys.rounds, state, federation, cohorts, cohort_key, conditions)
 
     rounds = [(_cohort(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
     state, reports = window.rounds_in_windows(advance, state, job.federation, rounds, watched)
-    return state, {0: [report for of_round in reports for report in _per_round(of_round)]}
+    return state, [[report for of_round in reports for report in _per_round(of_round)]]
+
+
+def _cohort_key(job: Job, keys: Streams) -> jax.Array | None:
+    """What a round's cohort is scored with, if it is."""
+    return keys.scores if job.score_cohort else None
 
 
 def _cohort(job: Job, t: int) -> Cohort:
@@ -184,8 +195,9 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
       those of `newcomers_in_places`.
     """
     programs, federation = job.programs, job.federation
-    keys = jax.random.split(streams(job.keys[i]).join, 3)
-    keys = federation.replicate(keys)
+    its = streams(job.keys[i])
+    rounds, host, scores = federation.replicate(jax.random.split(its.join, 3))
+    keys = its._replace(rounds=rounds, host=host, scores=scores)
     copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
     state = _at_rest(job._replace(keys=job.keys[i : i + 1]), copied)
     state, federation, cohort = window.seen(state, federation, newcomers_in_places(job, last))
@@ -196,8 +208,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
         alone = job._replace(score_cohort=True)
         _, report = _with_host_step(alone, programs.host, cohort, conditions, keys, state)
         return report
-    round_key, _, score_key = keys
-    _, reports = programs.rounds(round_key, state, federation, cohort, score_key, conditions)
+    _, reports = programs.rounds(keys.rounds, state, federation, cohort, keys.scores, conditions)
     (report,) = _per_round(jax.device_get(reports))
     return report
 
@@ -207,31 +218,32 @@ def newcomers_in_places(job: Job, last: int) -> Cohort:
     return these_clients(job.federation, job.federation.newcomers, job.rounds, last)
 
 
-def _with_host_steps(job: Job, host: Callable, first: int, end: int, keys: tuple, state):
-    """Rounds of a single run one by one, each followed by its host step: the state and {0: reports}."""
+def _with_host_steps(
+    job: Job, host: Callable, first: int, end: int, keys: Streams, state
+) -> tuple[Any, Reports]:
+    """The same of a single run, round by round, each followed by its host step."""
     reports = []
     for t in range(first, end):
         cohort, conditions = of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)
         state, report = _with_host_step(job, host, cohort, conditions, keys, state)
         reports.append(report)
-    return state, {0: reports}
+    return state, [reports]
 
 
 def _with_host_step(
-    job: Job, host: Callable, cohort: Cohort, conditions: Conditions, keys: Sequence, state
+    job: Job, host: Callable, cohort: Cohort, conditions: Conditions, keys: Streams, state
 ) -> tuple[Any, Report]:
     """One round and its host step; leaves of cohort and conditions have a leading axis of that round."""
     programs, federation = job.programs, job.federation
-    round_key, host_key, score_key = keys
-    cohort_key = score_key if job.score_cohort else None
-    state, report = programs.rounds(round_key, state, federation, cohort, cohort_key, conditions)
+    cohort_key = _cohort_key(job, keys)
+    state, report = programs.rounds(keys.rounds, state, federation, cohort, cohort_key, conditions)
     (report,) = _per_round(jax.device_get(report))
     cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
     if report.lost is not None:
         cohort = jax.device_get(answering(federation, cohort, report.lost))
     if not anybody(cohort):
         return state, report
-    of_step = jax.random.fold_in(host_key, cohort.round)
+    of_step = jax.random.fold_in(keys.host, cohort.round)
     (state, more), operations = flops.on_host(host, of_step, federation.replicate(state), federation, cohort)
     agree("results of the server's step", state)
     state = federation.place(state)
@@ -240,7 +252,7 @@ def _with_host_step(
         info=with_host_info(report.info, more), flops=(*of_clients, elsewhere + operations)
     )
     if job.score_cohort:  # the round ends only now
-        of_round = jax.random.fold_in(score_key, cohort.round)
+        of_round = jax.random.fold_in(keys.scores, cohort.round)
         scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
         report = report._replace(scores=report.scores | {"personal": scores})
     return state, report

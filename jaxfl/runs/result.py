@@ -1,5 +1,8 @@
 """From per-round records to a run's result: accuracies, bytes, operations, seconds."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import jax
 import numpy as np
 
@@ -40,56 +43,40 @@ def records(
     """
     lines = []
     for t, report in enumerate(chunk.reports, chunk.first):
-        info = report.info
-        ids, loss, idle, lost, up, down, flops, owners = [], [], [], [], [], [], [], []
-        for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
-            taken = slots.mask[t]
-            ids += np.asarray(group.id)[slots.index[t][taken]].tolist()
-            loss += info.loss[g][taken].tolist()
-            own = slots.index[t][taken]
-            nothing = report.flops[g][own] == 0  # such as of a single row under BatchNorm
-            idle += (nothing | info.idle[g][taken] if info.idle else nothing).tolist()
-            lost += report.lost[g][taken].tolist() if report.lost else [False] * taken.sum()
-            up += _bytes(info.up[g], taken)
-            down += _bytes(info.down[g], taken)
-            flops += report.flops[g][own].tolist()
-            owners += [group.model.name] * taken.sum()
-        total = float(sum(of_group.sum() for of_group in report.flops))
-        if deadline and devices:
-            for i in np.flatnonzero(lost):
-                total -= flops[i]
-                flops[i], up[i], down[i] = clock.until(deadline, devices[owners[i]], flops[i], up[i], down[i])
-                total += flops[i]
-        skipped = np.logical_or(idle, lost)
+        total, members = float(sum(of_group.sum() for of_group in report.flops)), []
+        for member in _members(report, t, cohorts, federation):
+            if member.lost and deadline and devices:
+                total -= member.flops
+                member = _until(deadline, devices, member)
+                total += member.flops
+            members.append(member)
+        told = np.array([not (one.idle or one.lost) for one in members])
+        loss = np.mean([one.loss for one in members], where=told) if told.any() else np.nan
         lines.append(
             {
                 "round": t + 1,
-                "loss": _finite(float(np.mean(loss, where=~skipped))) if not skipped.all() else None,
-                "bytes_up": sum(up),
-                "bytes_down": sum(down),
+                "loss": _finite(float(loss)),
+                "bytes_up": sum(one.up for one in members),
+                "bytes_down": sum(one.down for one in members),
                 "flops": total,
-                "clients": ids,
+                "clients": [one.id for one in members],
                 "client_loss": [
-                    None if left_out else _finite(value)
-                    for value, left_out in zip(loss, skipped, strict=True)
+                    _finite(one.loss) if has else None for one, has in zip(members, told, strict=True)
                 ],
-                "client_bytes_up": up,
-                "client_bytes_down": down,
-                "client_flops": flops,
+                "client_bytes_up": [one.up for one in members],
+                "client_bytes_down": [one.down for one in members],
+                "client_flops": [one.flops for one in members],
             }
         )
+        lost = [one.id for one in members if one.lost]
         if report.lost:
-            lines[-1]["lost"] = [client for client, gone in zip(ids, lost, strict=True) if gone]
+            lines[-1]["lost"] = lost
         if devices:
-            lines[-1]["simulated_seconds"] = max(
-                clock.seconds(devices[owner], operations, sent + received)
-                for owner, operations, sent, received in zip(owners, flops, up, down, strict=True)
-            )
-            if deadline and any(lost):
-                lines[-1]["simulated_seconds"] = deadline
-        if info.findings:
-            lines[-1]["findings"] = jax.tree.map(_plain, info.findings)
-        if report.scores and not all(lost):
+            busy = [clock.seconds(devices[one.model], one.flops, one.up + one.down) for one in members]
+            lines[-1]["simulated_seconds"] = deadline if deadline and lost else max(busy)
+        if report.info.findings:
+            lines[-1]["findings"] = jax.tree.map(_plain, report.info.findings)
+        if report.scores and len(lost) < len(members):
             present = [slots.mask[t] for slots in cohorts]
             if report.lost:
                 present = [mask & ~gone for mask, gone in zip(present, report.lost, strict=True)]
@@ -111,6 +98,53 @@ def records(
     if together > 1:
         lines[-1]["together"] = together
     return lines
+
+
+class _Member(NamedTuple):
+    """A client in a round's cohort.
+
+    Args:
+      id: its number in the federation.
+      model: its architecture's name.
+      loss: of its training.
+      idle: whether it had nothing to train on.
+      lost: whether its answer did not reach the server.
+      up, down: bytes.
+      flops: floating-point operations.
+    """
+
+    id: int
+    model: str
+    loss: float
+    idle: bool
+    lost: bool
+    up: int
+    down: int
+    flops: float
+
+
+def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterator[_Member]:
+    """The cohort of round `t`, in the order of places."""
+    info = report.info
+    for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
+        taken = slots.mask[t]
+        own = slots.index[t][taken]
+        flops = report.flops[g][own]
+        idle = flops == 0  # such as of a single row under BatchNorm
+        if info.idle:
+            idle = idle | info.idle[g][taken]
+        lost = report.lost[g][taken] if report.lost else np.zeros(len(own), bool)
+        columns = np.asarray(group.id)[own], info.loss[g][taken], idle, lost, flops
+        sent = _bytes(info.up[g], taken), _bytes(info.down[g], taken)
+        rows = zip(*(column.tolist() for column in columns), *sent, strict=True)
+        for number, loss, idles, gone, operations, up, down in rows:
+            yield _Member(number, group.model.name, loss, idles, gone, up, down, operations)
+
+
+def _until(deadline: float, devices: dict[str, Device], late: _Member) -> _Member:
+    """A client that the server stopped waiting for, with what it could spend by then."""
+    flops, up, down = clock.until(deadline, devices[late.model], late.flops, late.up, late.down)
+    return late._replace(flops=flops, up=up, down=down)
 
 
 def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
