@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxfl import registry
-from jaxfl.config.given import divide
+from jaxfl.config.commands import Columns, Continuation, Limit, Output, RunFolder, Seeds, Targets
+from jaxfl.config.given import divide, stated
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
@@ -56,9 +57,10 @@ def run(
     found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
+    its = stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
     with shown(quiet) as observer:
         folder, result = runs.run(
-            variant, setup, _path(run_dir), log=_several(log), max_seconds=max_seconds, observer=observer
+            variant, setup, its.pop("run_dir"), log=_several("log", log), observer=observer, **its
         )
     if not quiet:
         print_result(result, folder)
@@ -104,19 +106,25 @@ def compare(
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     setup, common = _divide(options, Training, "jaxfl.compare")
     variants = [choose(method, common) for method in methods]
+    its = stated(
+        "jaxfl.compare",
+        *(Seeds, RunFolder, Columns, Limit),
+        seeds=seeds,
+        partition_seeds=partition_seeds,
+        run_dir=run_dir,
+        against=against,
+        max_seconds=max_seconds,
+    )
     with shown(quiet) as observer:
         made = comparisons.compare(
             variants,
             setup,
-            seeds,
-            _path(run_dir),
-            partition_seeds=partition_seeds,
-            show=_several(show),
-            against=against,
-            log=_several(log),
+            folder=its.pop("run_dir"),
+            show=_several("show", show),
+            log=_several("log", log),
             changed_code=changed_code,
-            max_seconds=max_seconds,
             observer=observer,
+            **its,
         )
     if made.table and not quiet:
         print_table(made.table, made.folder, ", and a folder per run")
@@ -150,16 +158,11 @@ def resume(
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
-    folder = Path(run_dir)
+    folder = _folder(run_dir)
+    how = stated("jaxfl.resume", Continuation, Limit, rounds=rounds, devices=devices, max_seconds=max_seconds)
     with shown(quiet) as observer:
         result = runs.resume(
-            folder,
-            rounds=rounds,
-            devices=devices,
-            log=_several(log),
-            changed_code=changed_code,
-            max_seconds=max_seconds,
-            observer=observer,
+            folder, log=_several("log", log), changed_code=changed_code, observer=observer, **how
         )
     if not quiet:
         print_result(result, folder)
@@ -190,10 +193,10 @@ def report(
     """
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
-    folders = [Path(run_dir) for run_dir in run_dirs]
-    targets = (target,) if isinstance(target, int | float) else tuple(target)
-    out = _path(out) or store.report_folder(folders)
-    return reports.report(folders, out, _several(show), targets, against)
+    folders = [_folder(run_dir) for run_dir in run_dirs]
+    its = stated("jaxfl.report", Targets, Output, Columns, target=target, out=out, against=against)
+    to = its["out"] or store.report_folder(folders)
+    return reports.report(folders, to, _several("show", show), its["target"], its["against"])
 
 
 def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:
@@ -212,7 +215,7 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
     Raises:
       JaxflError: if the folder holds neither, or its files are damaged.
     """
-    folder = Path(run_dir)
+    folder = _folder(run_dir)
     if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
         return comparisons.load(folder, changed_code)
     return runs_by_folder.load(folder, changed_code)
@@ -230,7 +233,7 @@ def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
       JaxflError: if the folder holds no run, or one without a checkpoint that can be read, or its data or its
         method are not at hand.
     """
-    return final_arrays(Path(run_dir))
+    return final_arrays(_folder(run_dir))
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
@@ -240,9 +243,16 @@ def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, d
     return setup, own
 
 
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+def _folder(path: str | Path) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise JaxflError(f"A run's folder is a path or a text, not {path!r}.") from None
 
 
-def _several(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _several(flag: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise JaxflError(f"--{flag} is one name or a list of some, not {names!r}.")
+    return tuple(names)

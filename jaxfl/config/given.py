@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.config.options import alternatives, entries, hints, matches
+from jaxfl.config.options import alternatives, check_some, entries, hints, matches
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, nearest
 
@@ -30,6 +30,24 @@ def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup,
     normal = _normal(options, known)
     setup = Setup.of(**{name: value for name, value in normal.items() if name in of_setup})
     return setup, {name: value for name, value in normal.items() if name in of_config}
+
+
+def stated(whose: str, *subjects: type, **options) -> dict[str, Any]:
+    """Some options of a command, in the types that they have.
+
+    Args:
+      whose: options they are, for the message.
+      subjects: the dataclasses that hold them, see `jaxfl.config.commands`.
+      **options: by name, as for `divide`.
+
+    Raises:
+      JaxflError: if one is of another type or out of its range.
+    """
+    known = {name: kind for subject in subjects for name, kind in hints(subject).items()}
+    normal = _normal(options, known)
+    for subject in subjects:
+        check_some(whose, subject, normal)
+    return normal
 
 
 def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:

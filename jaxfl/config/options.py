@@ -6,6 +6,7 @@ import itertools
 import math
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,17 @@ def check(name: str, config) -> None:
     Raises:
       JaxflError: naming the option, what it must be and the value.
     """
-    annotations = hints(type(config))
-    for field in dataclasses.fields(config):
-        value, annotation = getattr(config, field.name), annotations[field.name]
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    check_some(name, type(config), values)
+
+
+def check_some(name: str, cls: type, values: Mapping[str, Any]) -> None:
+    """The same of some options of a dataclass, by their names."""
+    annotations = hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name not in values:
+            continue
+        value, annotation = values[field.name], annotations[field.name]
         flag = "--" + field.name.replace("_", "-")
         if not matches(value, annotation):
             has = repr(value)

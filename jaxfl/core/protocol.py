@@ -140,8 +140,8 @@ class Algorithm(NamedTuple):
         are saved with every checkpoint and drawn. None for most methods.
       embeddings: ``state -> per group (n_g, d)``, a vector for each client. Saved and drawn as matrices are.
         None for most methods.
-      prepare: a phase before the first round, with a cohort of all clients: pre-training, a pass over all
-        clients. What it sends and computes counts for the first round. None for most methods.
+      prepare: a phase before the first round, with a cohort of all clients but newcomers: pre-training, a
+        pass over all clients. What it sends and computes counts for the first round. None for most methods.
       averaged: where the server does nothing but average, and remembers nothing, what it averages. None for
         all other methods.
     """

@@ -9,7 +9,6 @@ import hashlib
 import sys
 from pathlib import Path
 
-import jaxfl
 from jaxfl.config.own_code import USER
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
@@ -93,7 +92,7 @@ def _fingerprint(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-_ROOT = Path(jaxfl.__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 @functools.cache

@@ -35,7 +35,8 @@ class Comparison(NamedTuple):
       folder: of all its runs, and of table.csv, table.md, table.tex and pictures.
       table: of the runs that have finished, None if none has.
       runs: all that have begun, by label and seed (and partition seed, where there are several).
-      failures: for every run that has not finished the sentence that says why not.
+      failures: for every run that has not finished the sentence that says why not. Of a folder that is
+        opened, as the comparison last ended; none while it goes on, or where it was stopped.
     """
 
     folder: Path
@@ -96,9 +97,10 @@ def compare(
       observer: is told what happens.
 
     Raises:
-      JaxflError: if a method is named twice, `against` is none of them, the folder holds anything else, or
-        runs of other files of the user's, another process was given something else to compare, a finished run
-        is damaged, or the table cannot be written.
+      JaxflError: if a method is named twice, an option does not fit, the data are not at hand, `against` is
+        none of the methods, the folder holds anything else, or runs of other files of the user's, another
+        process was given something else to compare, a finished run is damaged, or the table cannot be
+        written. A run that fails ends alone.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
     for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):

@@ -137,7 +137,8 @@ class Deployed:
 
         Returns:
           {depth: (B, H, W, C)}, counted from 1 on the main path, without the convolutions of shortcuts: after
-          a norm that follows directly, before activation and pooling. Empty without convolutions.
+          a norm that follows directly, before activation and pooling. Of a network of one's own, what
+          each block with a convolution puts out, if these are maps. Empty without convolutions.
 
         Raises:
           JaxflError: as `outputs`.

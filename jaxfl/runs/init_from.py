@@ -103,7 +103,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
     written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
     done, state = checkpoint.newest(folder, written, like, mark)
     if not done:
-        raise JaxflError("it has no checkpoint yet; wait for its first one, or name another run.")
+        raise JaxflError(f"{folder} has no checkpoint yet; wait for its first one, or name another run.")
     key, rounds = jax.random.key(setup.run.seed), setup.run.rounds
     state = at_rest(variant, setup, federation, state)
     models = final_weights(variant.algorithm, federation, state, key, done, rounds)

@@ -214,11 +214,11 @@ class Loaded:
         )
 
     def _accuracies(self, key: str) -> Accuracies:
-        scored = [record for record in self.metrics if key in record]
+        scored, clients = [record for record in self.metrics if key in record], len(self.partition.train)
         return Accuracies(
             np.array([record["round"] for record in scored], int),
             np.array([record[key]["mean"] for record in scored], float),
-            np.array([record[key]["per_client"] for record in scored], float).reshape(len(scored), -1),
+            np.array([record[key]["per_client"] for record in scored], float).reshape(-1, clients),
         )
 
 

@@ -222,7 +222,7 @@ def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
       watch: called with the metrics of every round as they come.
 
     Raises:
-      JaxflError: if the folder is not free or cannot be written.
+      JaxflError: if the folder is not free or cannot be written, or the method cannot run so, see `fitted`.
     """
     setup, data = fitted(variant, setup, data)
     return job_of([(variant, setup)], data.federation), begin(folder, variant, setup, data, watch)

@@ -47,7 +47,7 @@ class Study(NamedTuple):
       seeds: how often every run is repeated.
       partition_seeds: how often all of that is repeated, on other divisions of the data.
       columns: the axis over whose values the table's columns go, `METHOD` among them.
-      show: what the table shows: "accuracy", or a column of `jaxfl.runs.table.SHOWN`.
+      show: what the table shows, see `jaxfl.runs.table.measure`.
       against: one of the methods, with which the others are compared in columns of their own, see
         `jaxfl.runs.paired`.
     """
@@ -183,6 +183,7 @@ def run(
       The table of what has finished, None if nothing has; and why runs have not.
 
     Raises:
+      JaxflError: if there is no such part, `max_seconds` is none, or a table cannot be written.
       Interrupted: early, see `jaxfl.runs.interrupt`.
     """
     number, parts = part

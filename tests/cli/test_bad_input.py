@@ -217,7 +217,7 @@ REFUSED = [
         "--init-from nowhere: it is neither the folder of a ru",
     ),
     ("run fedavg @own.args --init-from divided", "divided is not a run folder: it has no config.json"),
-    ("run fedavg @own.args --init-from unsaved", "--init-from unsaved: it has no checkpoint yet"),
+    ("run fedavg @own.args --init-from unsaved", "--init-from unsaved: unsaved has no checkpoint yet"),
     ("run fedavg @own.args --init-from nowhere.npz", "There is no file nowhere.npz"),
     ("run fedavg @own.args --init-from cut.npz", "cut.npz is damaged or not an .npz file of plain arrays"),
     ("run fedavg @own.args --init-from pickled.npz", "pickled.npz is damaged or not an .npz file of plain"),
@@ -557,6 +557,9 @@ def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
         ("fedper", {"optimizer": "sgdd"}, "--optimizer must be sgd or adam or adamw, but is 'sgdd'"),
         ("compfl", {"head_init": "bogus"}, "compfl: --head-init must be keep+ft or"),
         ("compfl", {"kd": 1}, "compfl: --kd must be true or false, but is 1"),
+        ("fedper", {"run_dir": 3}, "jaxfl.run: --run-dir must be a path or none, but is 3"),
+        ("fedper", {"max_seconds": "60"}, "jaxfl.run: --max-seconds must be a number or none, but is '60'"),
+        ("fedper", {"log": 7}, "--log is one name or a list of some, not 7"),
     ],
 )
 def test_python_refuses_the_same(folder, method, options, sentence):
@@ -565,3 +568,25 @@ def test_python_refuses_the_same(folder, method, options, sentence):
         jaxfl.run(method, **options)
     assert sentence in str(error.value)
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: jaxfl.compare("fedper", seeds="3"),
+            "jaxfl.compare: --seeds must be a whole number, but is '3'",
+        ),
+        (lambda: jaxfl.resume(3), "A run's folder is a path or a text, not 3."),
+        (lambda: jaxfl.resume("run", devices=0), "jaxfl.resume: --devices must lie in [1, inf), but is 0"),
+        (
+            lambda: jaxfl.report("run", target="0.7"),
+            "jaxfl.report: --target must be a tuple of numbers, but is '0.7'",
+        ),
+        (lambda: jaxfl.load(None), "A run's folder is a path or a text, not None."),
+    ],
+)
+def test_options_of_other_commands_are_refused_as_well(call, sentence):
+    with pytest.raises(jaxfl.JaxflError) as error:
+        call()
+    assert sentence in str(error.value)
