@@ -19,7 +19,7 @@ from jaxfl.errors import JaxflError, kept
 from jaxfl.runs import store
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
-from jaxfl.runs.job import fitted, job_of, most_together
+from jaxfl.runs.job import fitted, form_of_state, job_of, most_together
 from jaxfl.runs.observer import NOBODY
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
@@ -52,6 +52,29 @@ def batches(runs: Runs) -> list[Runs]:
         alike = run.variant.programs.rounds, run.setup.replace(seed=0), run.done
         found.setdefault(alike, {})[folder] = run
     return list(found.values())
+
+
+def refused(parts: Sequence[Runs], data: Data) -> dict[Path, JaxflError]:
+    """Runs that cannot begin, and why: nobody should learn it behind the training of those before them.
+
+    Args:
+      parts: from `batches`.
+      data: from `prepare` with their setup.
+
+    Returns:
+      Of every new run whose method refuses the data or its options when it makes its state the error. What a
+      method finds wrong in its rounds only ends the run at its turn.
+    """
+    errors = {}
+    for runs in parts:
+        (variant, setup, _), *_ = runs.values()
+        if any(store.holds(folder, store.CONFIG) for folder in runs):
+            continue
+        try:
+            form_of_state(variant, setup, data.federation)
+        except JaxflError as error:
+            errors |= dict.fromkeys(runs, kept(error))
+    return errors
 
 
 def run_batch(

@@ -6,6 +6,7 @@ began it, and its metrics another where that one took over: at the round that it
 
 import functools
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -23,18 +24,21 @@ def present(config: dict) -> dict:
     named = own_files(config)
     # Neither a script that runs this nor a file that another run names is of this one.
     modules = [module for name, module in [*sys.modules.items()] if name != "__main__" and USER not in name]
-    loaded = [Path(path) for module in modules if (path := getattr(module, "__file__", None))]
-    beside = [path for path in loaded for own in named if _is_beside(path, own)]
+    loaded = [path for module in modules if (path := getattr(module, "__file__", None))]
+    folders = {own.parent for own in named}
+    within = tuple(f"{folder}{os.sep}" for folder in folders)  # a few of thousands: only these are looked up
+    near = [Path(path) for path in loaded if path.startswith(within)]
+    beside = [path for path in near if any(_is_beside(path, folder) for folder in folders)]
     files = sorted({path.resolve() for path in (*named, *beside)})
     return {"package": _package(), "files": {str(path): _fingerprint(path) for path in files}}
 
 
-def _is_beside(path: Path, own: Path) -> bool:
-    """Whether a module is a file in the folder of another, or in a package there."""
+def _is_beside(path: Path, folder: Path) -> bool:
+    """Whether a module is a file in a folder of the user's, or in a package there."""
     outermost = path.parent
-    while outermost != own.parent and (outermost / "__init__.py").exists():
+    while outermost != folder and (outermost / "__init__.py").exists():
         outermost = outermost.parent
-    return outermost == own.parent and path.suffix == ".py" and _ROOT not in path.parents
+    return outermost == folder and path.suffix == ".py" and _ROOT not in path.parents
 
 
 def latest(config: dict, metrics: list[dict]) -> dict | None:

@@ -12,7 +12,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
-from jaxfl.runs.batch import Planned, Runs, batches, run_batch
+from jaxfl.runs.batch import Planned, Runs, batches, refused, run_batch
 from jaxfl.runs.config import described, experiment, restore
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
@@ -151,10 +151,10 @@ def compare(
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     finished = [run for run in planned if store.holds(run, store.RESULT)]
     errors = {run: error for run, error in errors.items() if run not in finished}
-    failures = [_told(planned[run].variant.label, error) for run, error in errors.items()]
+    failures = _told(planned, errors)
     paired = against if len(finished) == len(planned) else None
-    left_out = [f"Left out, as {failure}" for failure in dict.fromkeys(failures)]
-    table = report(finished, folder, show, setup.run.target, paired, left_out) if finished else None
+    notes = _left_out(failures)
+    table = report(finished, folder, show, setup.run.target, paired, notes) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
@@ -167,9 +167,15 @@ def compare(
     return Comparison(folder, table, _by_label(opened), failures)
 
 
-def _told(label: str, error: JaxflError) -> str:
-    """Why a run has not finished, and which one, where the sentence does not say it."""
-    return str(error) if label in str(error) else f"{label}: {error}"
+def _told(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
+    """Why runs have not finished, and of which method they are, where the sentence does not say it."""
+    said = ((planned[run].variant.label, str(error)) for run, error in errors.items())
+    return [sentence if label in sentence else f"{label}: {sentence}" for label, sentence in said]
+
+
+def _left_out(failures: list[str]) -> list[str]:
+    """What a table says of runs that it lacks."""
+    return [f"Left out, as {failure}" for failure in dict.fromkeys(failures)]
 
 
 def load(folder: Path, changed_code: bool = False) -> Comparison:
@@ -337,6 +343,11 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
     with deferred() as request:
         try:
             parts = batches(unfinished)
+            hopeless = refused(parts, data)
+            for sentence in _left_out(_told(planned, hopeless)):
+                say(sentence)
+            failures |= hopeless
+            parts = [runs for runs in parts if runs.keys().isdisjoint(hopeless)]
             for i, runs in enumerate(parts):
                 if code := request.made:
                     raise Interrupted("", code)
