@@ -76,17 +76,17 @@ PARTS = {
         80,
     ),
     "W3-ways": Part(
-        "And for large ones?", f"W3 --no-torch --rounds-per-repetition 2 --strategies {LIKELY}", 80
+        "And for large ones?", f"W3 --no-torch --rounds-per-repetition 2 --strategies {LIKELY} tf32", 80
     ),
     "resnet18": Part(
         "How much of the device do ResNet-18 clients use?",
-        "resnet18 --no-torch --repetitions 3 --strategies auto bfloat16",
+        "resnet18 --no-torch --repetitions 3 --strategies auto tf32 bfloat16",
         120,
     ),
     "resnet18-plain": Part(
         "And with XLA's own convolution?",
         "resnet18 --no-torch --repetitions 3 --strategies auto plain",
-        100,
+        80,
     ),
     "W1-ways": Part(
         "Which way is the best for unequal clients?",
@@ -114,15 +114,11 @@ PARTS = {
         'resnet18-own --no-torch --repetitions 1 --strategies "ten at once" --grow 256 4096',
         120,
     ),
-    "default-1": Part("Are two processes equal to the bit?", TRAINED, 30, ANEW),
-    "default-2": Part("The second of them.", TRAINED, 30, ANEW),
-    "deterministic-1": Part("And with XLA's flag, at which price?", TRAINED, 30, DETERMINISTIC),
-    "deterministic-2": Part("The second of them.", TRAINED, 30, DETERMINISTIC),
-    "W2-rows": Part(
-        "What suits a CPU, on small batches?", f"W2 --methods fedavg --no-torch --strategies {UNLIKELY}", 50
-    ),
-    "W3-rows": Part("On large ones?", f"W3 --no-torch --repetitions 3 --strategies {UNLIKELY}", 50),
-    "W1-rows": Part("On unequal clients?", f"W1 --methods fedavg --no-torch --strategies {UNLIKELY}", 50),
+    "default-1": Part("Are two processes equal to the bit?", TRAINED, 60, ANEW),
+    "default-2": Part("The second of them.", TRAINED, 60, ANEW),
+    "deterministic-1": Part("And with XLA's flag, at which price?", TRAINED, 60, DETERMINISTIC),
+    "deterministic-2": Part("The second of them.", TRAINED, 60, DETERMINISTIC),
+    "W2-rows": Part("And what suits a CPU?", f"W2 --methods fedavg --no-torch --strategies {UNLIKELY}", 50),
     "methods": Part(
         "What does an operation cost in each method, as far as time allows?", "methods --repetitions 2", 90
     ),

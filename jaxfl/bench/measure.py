@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import PHASES, work
@@ -23,6 +23,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.sources import Source
+from jaxfl.models.model import PRODUCTS
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.variant import choose, provided
 
@@ -220,17 +221,19 @@ def matmul_flops(precision: str, devices: int, attempts: int = 10) -> float:
     Measured together and not multiplied: the product of one CPU device already takes all cores.
 
     Args:
-      precision: as in `Setup`, what the matrices are made of.
+      precision: as in `Setup`, of the matrices and their product.
       devices: how many of JAX's.
       attempts: the best of them counts.
     """
     size = 1024 if jax.default_backend() == "cpu" else 8192
     dtype = jnp.bfloat16 if precision == "bfloat16" else jnp.result_type(float)
-    mesh = jax.make_mesh((devices,), ("devices",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+    mesh = Mesh(np.array(jax.local_devices()[:devices]), ("devices",))
     one_each = PartitionSpec("devices")
     a = jax.random.normal(jax.random.key(0), (devices, size, size), dtype)
     a = jax.device_put(a, NamedSharding(mesh, one_each))
     product = jax.jit(jax.shard_map(lambda a: a @ a, mesh=mesh, in_specs=one_each, out_specs=one_each))
+    with jax.default_matmul_precision(PRODUCTS[precision]):
+        product = product.lower(a).compile()
     product(a).block_until_ready()
     seconds = min(timed(lambda: product(a).block_until_ready()) for _ in range(attempts))
     return 2 * devices * size**3 / seconds

@@ -46,6 +46,7 @@ def strategies(names: Sequence[str]) -> dict[str, Strategy]:
         "rows": {"rows": Strategy({"convolution": "rows"})},
         "patches": {"patches": Strategy({"convolution": "patches"})},
         "plain": {"plain": Strategy({"convolution": "plain"})},
+        "tf32": {"tf32": Strategy({"precision": "tf32"})},
         "bfloat16": {"bfloat16": Strategy({"precision": "bfloat16"})},
         "5 seeds": {"5 seeds in turn": Strategy(seeds=5), "5 seeds": Strategy(seeds=5, together=True)},
     }

@@ -94,6 +94,19 @@ def cpu_devices(arguments: list[str]) -> int:
     return cores if devices is None else max(1, devices // max(1, processes))
 
 
+# Devices wait for each other at the end of a round, and so do processes. XLA would end those of one process
+# after 30 to 40 seconds, and several processes after 30 minutes: they have a day, 86,400 seconds.
+WAITS = (
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+    "xla_cpu_collective_call_terminate_timeout_seconds",
+    "xla_cpu_collective_timeout_seconds",
+    "xla_gpu_first_collective_call_warn_stuck_timeout_seconds",
+    "xla_gpu_first_collective_call_terminate_timeout_seconds",
+    "xla_gpu_executable_warn_stuck_timeout",
+    "xla_gpu_executable_terminate_timeout",
+)
+
+
 def entry() -> None:
     """The console script: settings of this process, then `main`."""
     # Compiled programs are kept, so that the next run of the same shapes starts at once.
@@ -104,11 +117,7 @@ def entry() -> None:
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
         jax.config.update("jax_num_cpu_devices", cpu_devices(sys.argv[1:]))
     if "xla_cpu_collective" not in flags:
-        # Devices wait for each other at the end of a round, and so do processes; XLA would end those of one
-        # process after 40 seconds, and several processes after 30 minutes.
-        waits = ("call_terminate_timeout", "call_warn_stuck_timeout", "timeout")
-        days = " ".join(f"--xla_cpu_collective_{wait}_seconds=86400" for wait in waits)
-        os.environ["XLA_FLAGS"] = f"{flags} {days}".strip()
+        os.environ["XLA_FLAGS"] = f"{flags} {' '.join(f'--{wait}=86400' for wait in WAITS)}".strip()
     try:
         main()
     except BrokenPipeError:  # whoever reads, such as head, has seen enough

@@ -114,9 +114,9 @@ class RunOptions:
     score_cohort: bool = False
     """Score the clients of every round on their test rows before local training (received), right after it
     (trained, where the method tells) and at the end of the round (personal)."""
-    precision: Literal["full", "bfloat16"] = "full"
-    """What networks compute in: JAX's default float, or bfloat16, for accelerators. Parameters stay as they
-    are."""
+    precision: Literal["full", "tf32", "bfloat16"] = "full"
+    """What networks compute in: float32; tf32, float32 whose products take fewer digits where the device is
+    faster so (on a CPU the same); or bfloat16, for accelerators. Parameters stay as they are."""
     seed: int = within("[0, inf)", 0)
     """Initial weights, cohorts and batches."""
 

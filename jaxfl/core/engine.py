@@ -113,8 +113,13 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
         state = federation.place(state)
         state, report = programs.prepare(of_phase, state, federation, cohort)
         report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
-    # Copied, because an array that stands in two places cannot be donated.
-    return jax.tree.map(jnp.copy, state), report, seconds
+    # Copied, because an array that stands in two places cannot be donated; one by one, because two states may
+    # not fit in memory.
+    leaves, structure = jax.tree.flatten(state)
+    del state
+    for number in range(len(leaves)):
+        leaves[number] = jnp.copy(leaves[number])
+    return jax.tree.unflatten(structure, leaves), report, seconds
 
 
 def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:

@@ -126,5 +126,9 @@ def _advice(federation: Federation | None) -> str:
     return f"with --clients-at-once {at_once}; {advice}"
 
 
+# The second and third are what XLA says where it tries the kernels of a program for a GPU, and none has room.
+REFUSALS = ("RESOURCE_EXHAUSTED", "Autotuning failed", "All configs failed during profiling")
+
+
 def _out_of_memory(error: Exception) -> bool:
-    return "RESOURCE_EXHAUSTED" in str(error)
+    return any(words in str(error) for words in REFUSALS)

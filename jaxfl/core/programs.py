@@ -108,7 +108,14 @@ class Program:
 def _signature(args: tuple) -> Any:
     """What two calls have in common that are one program."""
     leaves, structure = jax.tree.flatten(args)
-    return structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    return structure, tuple(map(_form, leaves))
+
+
+def _form(leaf: Any) -> tuple:
+    """Shape and dtype; of arrays as they say themselves, which a program of parts asks for often."""
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype
+    return jnp.shape(leaf), jnp.result_type(leaf)
 
 
 def _let_go() -> None:

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.errors import JaxflError
@@ -37,7 +38,8 @@ def mesh_of(devices: int) -> Mesh | None:
         return None
     of_each = [jax.local_devices(process)[: devices // processes] for process in range(processes)]
     chosen = [device for of_process in of_each for device in of_process]
-    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
+    # Not `jax.make_mesh`, which looks for a grid of them and finds none for, say, five of a TPU's eight.
+    return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leading: int = 0) -> NamedSharding:

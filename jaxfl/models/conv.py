@@ -47,29 +47,32 @@ def _rows(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     strips = jnp.concatenate(_shifted(x, kw, stride, 2), axis=1)  # (H, kw C, W', B)
     height, depth, width, batch = strips.shape
     matrix = kernel.reshape(kh * kw * channels, features).T
-    y: Any = _row_products(strips.reshape(height, depth, width * batch), matrix, stride)
+    # Its backward is traced behind the context in which the network is applied.
+    precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    y: Any = _row_products(strips.reshape(height, depth, width * batch), matrix, stride, precision)
     return y.reshape(-1, features, width, batch)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _row_products(strips: jax.Array, matrix: jax.Array, stride: int) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _row_products(strips: jax.Array, matrix: jax.Array, stride: int, precision: Any) -> jax.Array:
     """y[h] = matrix @ strips[h stride : h stride + kh], flattened: (H, q, m), (D, kh q) -> (H', D, m)."""
     height, depth, width = strips.shape
     features, kh = matrix.shape[0], matrix.shape[1] // depth
 
     def row(h, y):
         below = lax.dynamic_slice_in_dim(strips, h * stride, kh).reshape(kh * depth, width)
-        return lax.dynamic_update_index_in_dim(y, matrix @ below, h, 0)
+        product = jnp.matmul(matrix, below, precision=precision)
+        return lax.dynamic_update_index_in_dim(y, product, h, 0)
 
     rows = (height - kh) // stride + 1
     return lax.fori_loop(0, rows, row, jnp.zeros((rows, features, width), strips.dtype))
 
 
-def _row_products_forward(strips, matrix, stride):
-    return _row_products(strips, matrix, stride), (strips, matrix)
+def _row_products_forward(strips, matrix, stride, precision):
+    return _row_products(strips, matrix, stride, precision), (strips, matrix)
 
 
-def _row_products_backward(stride, saved, dy):
+def _row_products_backward(stride, precision, saved, dy):
     strips, matrix = saved
     depth, width = strips.shape[1:]
     kh = matrix.shape[1] // depth
@@ -77,8 +80,9 @@ def _row_products_backward(stride, saved, dy):
     def row(h, gradients):
         d_strips, d_matrix = gradients
         below = lax.dynamic_slice_in_dim(strips, h * stride, kh).reshape(kh * depth, width)
-        d_matrix += lax.dot_general(dy[h], below, (((1,), (1,)), ((), ()))).astype(d_matrix.dtype)
-        d_below = (matrix.T @ dy[h]).reshape(kh, depth, width)
+        product = lax.dot_general(dy[h], below, (((1,), (1,)), ((), ())), precision=precision)
+        d_matrix += product.astype(d_matrix.dtype)
+        d_below = jnp.matmul(matrix.T, dy[h], precision=precision).reshape(kh, depth, width)
         d_below += lax.dynamic_slice_in_dim(d_strips, h * stride, kh)
         return lax.dynamic_update_slice_in_dim(d_strips, d_below, h * stride, 0), d_matrix
 

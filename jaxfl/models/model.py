@@ -7,6 +7,7 @@ sorts the keys of a dict.
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,6 +22,9 @@ from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.conv import suited, using
 from jaxfl.models.repeated import Outline, loop, outline, runs
+
+# How each precision multiplies: left to itself, JAX takes fewer digits of float32 on accelerators.
+PRODUCTS = {"full": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
 
 
 class Weights(NamedTuple):
@@ -60,7 +64,7 @@ class Model:
         note: One sentence that the user should read, or nothing.
         convolution: Its implementation, see `jaxfl.models.conv`; "auto" is what suits the backend
             and the shapes.
-        precision: "full", or "bfloat16": the blocks compute in it, parameters and BatchNorm's statistics
+        precision: What the blocks compute in, a key of `PRODUCTS`; parameters and BatchNorm's statistics
             stay as they are.
     """
 
@@ -242,7 +246,7 @@ class Model:
         params, x = self._reduced((params, x))
         for name, module in self.body.blocks:
             variables = {"params": params[name], "batch_stats": stats.get(name, {})}
-            with self._convolving(x.shape[0]):
+            with self._computing(x.shape[0]):
                 applied: Any = module.apply(variables, x, train=False, mask=None, mutable=["intermediates"])
             x, left = applied
             for path, leaf in jax.tree.leaves_with_path(left):
@@ -281,7 +285,7 @@ class Model:
     ) -> tuple[jax.Array, dict, tuple]:
         """Applies one block: its output, its statistics and, if it is tapped, its taps."""
         try:
-            with self._convolving(x.shape[0]):
+            with self._computing(x.shape[0]):
                 applied: Any = block.module.apply(
                     variables,
                     x,
@@ -298,18 +302,20 @@ class Model:
         return x, new.get("batch_stats", {}), new.get("intermediates", {}).get("taps", ())
 
     def _reduced(self, tree):
-        """The same floats in the precision that blocks compute in."""
-        if self.precision == "full":
+        """The same floats in the type that blocks compute in."""
+        if self.precision != "bfloat16":
             return tree
-        return jax.tree.map(lambda leaf: leaf.astype(self.precision), tree)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
 
     def convolution_for(self, batch: int) -> str:
         """The implementation by which so many examples are convolved, a key of `CONVOLUTIONS`."""
         return suited(batch, self._narrowest) if self.convolution == "auto" else self.convolution
 
-    def _convolving(self, batch: int):
+    @contextlib.contextmanager
+    def _computing(self, batch: int):
         """The context in which blocks are applied to so many examples."""
-        return using(self.convolution_for(batch))
+        with using(self.convolution_for(batch)), jax.default_matmul_precision(PRODUCTS[self.precision]):
+            yield
 
     @functools.cached_property
     def _narrowest(self) -> int:

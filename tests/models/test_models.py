@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +181,27 @@ def test_a_network_is_the_same_with_every_convolution(model):
         first, *others = (outcome(dataclasses.replace(model, convolution=name)) for name in CONVOLUTIONS)
         for other in others:
             assert_close(other, first, atol=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["full", "tf32"])
+@pytest.mark.parametrize(
+    ("name", "convolution"), [("lenet5", name) for name in CONVOLUTIONS] + [("vit", "auto")]
+)
+def test_all_products_are_of_the_precision_also_those_of_gradients(name, convolution, precision):
+    """Left to itself, JAX multiplies float32 in TF32 on a GPU and in bfloat16 on a TPU."""
+    model = zoo.MODELS[name](shape=(32, 32, 3), classes=3)
+    model = dataclasses.replace(model, convolution=convolution, precision=precision)
+
+    def loss(params, stats, x):
+        return model.apply(params, stats, x, train=False)[0].sum()
+
+    x = jax.ShapeDtypeStruct((2, *model.shape), jnp.float32)
+    program = str(jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 2)))(*model.form, x))
+    products = re.findall("precision=(.*)", program)
+    assert len(products) == len(re.findall(r"= (?:dot_general|conv_general_dilated)\b", program))
+    assert len(products) >= 3 * len(model.names)  # forward, of the weights, of what comes in
+    asked = {"full": "Precision.HIGHEST", "tf32": "Precision.HIGH"}[precision]
+    assert set(products) == {f"({asked}, {asked})"}
 
 
 def test_reduced_precision_computes_in_it_and_returns_full_gradients():

@@ -136,7 +136,7 @@ SENSIBLE = [  # one of each
     ["--clients-at-once 1", "--clients-at-once 2"],
     ["--devices 1", "--devices 3"],
     ["--convolution rows", "--convolution patches", "--convolution plain"],
-    ["--precision full", "--precision bfloat16"],
+    ["--precision full", "--precision tf32", "--precision bfloat16"],
 ]
 
 

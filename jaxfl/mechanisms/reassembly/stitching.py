@@ -83,7 +83,7 @@ def apply(stitch: Stitch, weights: dict, x: jax.Array) -> jax.Array:
     elif x.ndim == 4:
         x = x.reshape(len(x), -1) if stitch.shape[0] > x.shape[-1] else x.mean((1, 2))
     kernel, bias = weights["kernel"], weights["bias"]
-    y = jnp.tensordot(x, kernel, 1) + bias.reshape(*(1,) * (x.ndim - 1), -1)
+    y = jnp.tensordot(x, kernel, 1, precision="highest") + bias.reshape(*(1,) * (x.ndim - 1), -1)
     y = jax.nn.relu(y) if stitch.relu else y
     if stitch.dense:
         return y.reshape(len(y), *stitch.target)
