@@ -193,10 +193,9 @@ def drawing():
 
 
 @pytest.fixture
-def drawn():
-    """For a test that looks at pictures."""
-    with drawing():
-        yield
+def drawn(monkeypatch):
+    """For a test that looks at pictures: all are rendered."""
+    monkeypatch.setattr(Figure, "savefig", RENDER)
 
 
 def pytest_configure(config):

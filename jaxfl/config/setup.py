@@ -63,8 +63,14 @@ class PartitionOptions:
 
 
 def is_saved(partition: str) -> bool:
-    """Whether a choice of a partition names one in a file."""
-    return partition.endswith((".npz", ".json")) and not partition.startswith("listed,")
+    """Whether a choice of a partition names one in a file; an option of another one may be a file as well."""
+    choice = partition.startswith("listed,") or ".py:" in partition
+    return partition.endswith((".npz", ".json")) and not choice
+
+
+def is_edges(topology: str) -> bool:
+    """Whether a choice of links names a file of edges."""
+    return topology.endswith(".txt") and ".py:" not in topology
 
 
 @dataclasses.dataclass(frozen=True)

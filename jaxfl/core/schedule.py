@@ -41,13 +41,14 @@ def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup
       warmup: rounds before, in which rates grow in equal steps.
 
     Raises:
-      JaxflError: if the warm-up takes all of them.
+      JaxflError: if the warm-up takes all of them, or there are none.
     """
-    falling = (rounds or length) - warmup
+    rounds = length if rounds is None else rounds
+    if rounds < 1:
+        raise JaxflError(f"rounds of a cosine is {rounds}; it needs at least one.")
+    falling = rounds - warmup
     if falling < 1:
-        raise JaxflError(
-            f"A cosine over {rounds or length} rounds has no room for warmup={warmup}; lower it."
-        )
+        raise JaxflError(f"A cosine over {rounds} rounds has no room for warmup={warmup}; lower it.")
     return _behind(warmup, optax.cosine_decay_schedule(1.0, falling, final))
 
 

@@ -124,6 +124,11 @@ def divide(
         advice = "raise test_fraction, or give every client more rows"
     require_everyone("test", tested, advice)
     train, validation = _cut(train, validation_fraction, validation_rng)
+    if validation_fraction and not any(map(len, validation)):
+        raise JaxflError(
+            f"A validation_fraction of {validation_fraction:g} sets no row of any client aside; raise it, or "
+            "leave it out."
+        )
     everything = [np.arange(source.classes)] * clients
     if labels == "unified":
         relabel = np.stack(everything).astype(np.int32)

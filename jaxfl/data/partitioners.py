@@ -139,7 +139,7 @@ def dirichlet(
       alpha: concentration; the smaller, the fewer clients share a class.
       min_samples: rows that every client gets at least.
     """
-    return _dirichlet(labels, clients, rng, alpha, min_samples, full=np.inf)
+    return _dirichlet(labels, clients, rng, alpha, min_samples, full=np.inf, cut=np.rint)
 
 
 def dirichlet_flbench(
@@ -152,7 +152,9 @@ def dirichlet_flbench(
 ) -> list[np.ndarray]:
     """Like `dirichlet`, but a client that holds its even share of all rows gets no further class.
 
-    The recipe of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FL-bench, which FedCMD uses.
+    The recipe of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FL-bench, which FedCMD uses. As there, a
+    class is cut at floors: what others' shares lack in whole rows goes to the last client, which so has a row
+    of nearly every class, also where it is full.
 
     Args:
       labels: (n,) int.
@@ -161,11 +163,11 @@ def dirichlet_flbench(
       alpha: concentration; the smaller, the fewer clients share a class.
       min_samples: rows that every client gets at least.
     """
-    return _dirichlet(labels, clients, rng, alpha, min_samples, full=len(labels) / clients)
+    return _dirichlet(labels, clients, rng, alpha, min_samples, full=len(labels) / clients, cut=np.floor)
 
 
-def _dirichlet(labels, clients, rng, alpha, min_samples, full) -> list[np.ndarray]:
-    """`full`: a client with so many rows is left out when the next class is shared out."""
+def _dirichlet(labels, clients, rng, alpha, min_samples, full, cut) -> list[np.ndarray]:
+    """A client with `full` rows gets no share of the next class; `cut` makes whole rows of shares."""
     if not 0 < alpha <= 1e6:
         raise JaxflError(
             f"alpha is {alpha}; it has to be positive, and at most a million, where all clients are alike."
@@ -180,7 +182,7 @@ def _dirichlet(labels, clients, rng, alpha, min_samples, full) -> list[np.ndarra
             share = np.zeros(clients)
             while not share.any():  # a tiny alpha can give a whole class to clients that are full
                 share = rng.dirichlet(np.full(clients, alpha)) * wanting
-            cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+            cuts = cut(np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
             pieces = np.split(rows, cuts)
             parts = [np.append(part, piece) for part, piece in zip(parts, pieces, strict=True)]
         if min(len(part) for part in parts) >= min_samples:
@@ -355,6 +357,10 @@ def listed(
         raise JaxflError(f"{file} has no list of rows per client; write [[rows], ...].")
     if clients not in (None, len(lists)):
         raise JaxflError(f"{file} lists the rows of {len(lists)} clients; add --clients {len(lists)}.")
+    if not np.issubdtype(values.dtype, np.integer):
+        raise JaxflError(
+            f"{file} lists rows by numbers, and column={column} holds other values; name another."
+        )
     return [np.flatnonzero(np.isin(values, whole_numbers(file, rows))) for rows in lists]
 
 

@@ -137,8 +137,10 @@ def _changed(kinds, images, amounts, seed, owner, number, std):
     key = jax.random.key(seed)
     keys = jax.vmap(lambda i, k: jax.random.fold_in(jax.random.fold_in(key, i), k))(owner, number)
     images = images.astype(std.dtype)
-    for kind, amount in zip(kinds, amounts, strict=True):
-        images = APPLIED[kind](images, amount, keys, std)
+    for place, (kind, amount) in enumerate(zip(kinds, amounts, strict=True)):
+        again = kind in kinds[:place]  # a second noise is another one
+        own = jax.vmap(jax.random.fold_in, (0, None))(keys, place) if again else keys
+        images = APPLIED[kind](images, amount, own, std)
     return images
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from jaxfl.machine import files
 from jaxfl.machine.environment import versions
 from jaxfl.runs.node import begun
+from jaxfl.runs.run import require_longer
 
 HERE = Path(__file__).parent
 COPIED = "client_app.py", "server_app.py"
@@ -24,18 +25,22 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
 
     Raises:
       JaxflError: if the folder holds anything or cannot be written, the run has no such state or several
-        architectures, or its method needs more than a server that averages.
+        architectures, its method needs more than a server that averages, or it is over and its schedule
+        leaves no room for more rounds.
     """
     run, folder = run.resolve(), folder.resolve()
     files.check_empty(folder)
     its, averaged = begun(run, after)
     setup, method = its.setup, its.variant.method
     after = its.record["round"] if after is None else after
+    rounds = setup.run.rounds - after or setup.run.rounds
+    if after + rounds > setup.run.rounds:
+        require_longer(run, setup, after + rounds)
     values = {
         "run": str(run),
         "out": str(folder / "global.npz"),
         "after": after,
-        "rounds": setup.run.rounds - after or setup.run.rounds,
+        "rounds": rounds,
         "clients": len(its.partition.train),
         "participation": setup.run.participation,
         "label": its.variant.label,

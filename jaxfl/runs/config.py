@@ -6,7 +6,7 @@ from typing import Any
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import alternatives, hints
-from jaxfl.config.setup import MachineOptions, Setup, is_saved
+from jaxfl.config.setup import MachineOptions, Setup, is_edges, is_saved
 from jaxfl.core.training import Training
 from jaxfl.data import sources
 from jaxfl.errors import JaxflError
@@ -37,7 +37,7 @@ def absolute(setup: Setup) -> Setup:
     if public not in ("auto", "none", "held-out"):
         public = sources.absolute(public)
     edges = choices.absolute(setup.run.topology)
-    if edges.endswith(".txt"):
+    if is_edges(edges):
         edges = str(Path(edges).expanduser().resolve())
     init_from = (str(Path(place).expanduser().resolve()) for place in setup.run.init_from)
     disjoint_from, data_dir = setup.partition.disjoint_from, setup.machine.data_dir

@@ -92,13 +92,18 @@ def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
 
     Raises:
       JaxflError: if the method is the user's own and does not keep the protocol, see `jaxfl.core.check`, or
-        vectors are to be augmented as images are.
+        vectors are to be augmented as images are, or windows turned.
     """
-    federation = data.federation
-    if variant.config.augment and of_vectors(data.source.images.shape[1:]):
+    federation, shape = data.federation, data.source.images.shape[1:]
+    if variant.config.augment and of_vectors(shape):
         raise JaxflError(
             f"{variant.label}: --augment {' '.join(variant.config.augment)} changes images, but "
             f"{data.source.name} holds vectors; leave it out."
+        )
+    if "rotate" in variant.config.augment and 1 in shape[:2]:
+        raise JaxflError(
+            f"{variant.label}: --augment rotate turns images, but {data.source.name} holds windows of "
+            f"{max(shape[:2])} steps; leave it out."
         )
     if setup.run.topology == "none":  # where other methods of a comparison have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])

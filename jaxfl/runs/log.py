@@ -15,6 +15,7 @@ from pathlib import Path
 from jaxfl.errors import JaxflError, nearest, optional
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import store
+from jaxfl.runs.target import stops
 
 Write = Callable[[int, dict[str, float]], None]
 Open = Callable[[Path, dict], contextlib.AbstractContextManager[Write]]
@@ -60,14 +61,14 @@ def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, 
 
     What goes wrong in it ends it with a warning, and not the run.
     """
-    done = 0
+    metrics = []
     try:
         with open_(folder, config) as write:
-            while done < config["options"]["rounds"]:
+            while len(metrics) < config["options"]["rounds"] and not (metrics and stops(config, metrics)):
                 new = yield
                 for record in new:
                     write(record["round"], scalars(record))
-                done = new[-1]["round"]
+                metrics += new
     except Exception as error:  # whatever its package meets
         reason = str(error).partition("\n")[0] or type(error).__name__
         warnings.warn(

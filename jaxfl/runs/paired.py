@@ -11,6 +11,7 @@ seeds of one partition have its luck in common. With a single run of each it is 
 both: the interval then says what other clients would give, and not what another seed would.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -66,9 +67,12 @@ def label_of(against: str, labels: Iterable[str]) -> str:
       JaxflError: if there is none, naming a label like it, or all of them.
     """
     labels = list(labels)
+    if against in labels:
+        return against
     for label in labels:
-        if label == against or _numbers(label) == _numbers(against):
-            return label
+        with contextlib.suppress(JaxflError):  # of options that stand twice, as those of several models
+            if _numbers(label) == _numbers(against):
+                return label
     raise JaxflError(f"--against {against}: there is no such row in the table; {nearest(against, labels)}")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
-from jaxfl.config.setup import PartitionOptions, Setup, is_saved
+from jaxfl.config.setup import PartitionOptions, Setup, is_edges, is_saved
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
@@ -362,7 +362,7 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
     if choice == "none":
         return None
     kept = saved / store.TOPOLOGY if saved and store.holds(saved, store.TOPOLOGY) else None
-    if kept or choice.endswith(".txt"):
+    if kept or is_edges(choice):
         return on_first_process(topology.read)(kept or Path(choice), clients)
     name, make, options = choices.function("topology", topology.TOPOLOGIES, choice)
     require_call(name, make, "clients", "rng", **options)

@@ -185,12 +185,8 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     before = setup.run.rounds
     if rounds < before:
         raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
-    if rounds > before and rates_depend_on_length(setup, rounds):
-        raise JaxflError(
-            f"--schedule {setup.run.schedule} goes by the length of the run: one of {rounds} rounds does not "
-            f"begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or "
-            f"with cosine,rounds={before},final=0.01 one that can be made longer."
-        )
+    if rounds > before:
+        require_longer(folder, setup, rounds)
     if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} does in a round what depends on the length of the run: one of {rounds} rounds "
@@ -202,6 +198,21 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     beyond = {"beyond_target": True} if stops(config, metrics) else {}
     store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
     return setup.replace(rounds=rounds)
+
+
+def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
+    """Refuse to make a run longer whose schedule goes by its length.
+
+    Raises:
+      JaxflError: if it has other rates in the rounds that are done where there are so many of them.
+    """
+    before = setup.run.rounds
+    if rates_depend_on_length(setup, rounds):
+        raise JaxflError(
+            f"--schedule {setup.run.schedule} goes by the length of the run: one of {rounds} rounds does not "
+            f"begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or "
+            f"with cosine,rounds={before},final=0.01 one that can be made longer."
+        )
 
 
 def rates_depend_on_length(setup: Setup, rounds: int) -> bool:

@@ -40,6 +40,7 @@ def folder(tmp_path_factory):
     np.savez(folder / "nan.npz", images=np.full(source.images.shape, np.nan), labels=source.labels)
     np.savez(folder / "unlabelled.npz", images=source.images)
     np.savez(folder / "vectors.npz", features=source.images[:, 0, :, 0], labels=source.labels)
+    np.savez(folder / "windows.npz", images=source.images[:, :1], labels=source.labels)
     np.savez(folder / "pickled.npz", images=np.array([Trap()]), labels=np.array([Trap()]))
     np.savez(folder / "escaping.npz", **{"../images": source.images, "../labels": source.labels})
     np.savez(folder / "encrypted.npz", images=source.images, labels=source.labels)
@@ -197,6 +198,10 @@ REFUSED = [
     (
         "run fedavg @own.args --dataset vectors.npz --models lenet5",
         "lenet5 convolves images, but the data are",
+    ),
+    (
+        "run fedavg @own.args --dataset windows.npz --models mlp --augment crop rotate",
+        "fedavg: --augment rotate turns images, but windows.npz holds windows of 8 steps; leave it out",
     ),
     (
         "run fedavg @own.args --dataset vectors.npz --models mlp --augment flip",

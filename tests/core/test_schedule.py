@@ -42,6 +42,7 @@ def test_factors(choice, wanted):
             "--schedule cosine,rounds=4 multiplies the rates of round 5 of 8 by 0; rates have to",
         ),
         ("cosine,warmup=8", "A cosine over 8 rounds has no room for warmup=8"),
+        ("cosine,rounds=0", "rounds of a cosine is 0; it needs at least one"),
         ("step,every=0", "cannot take a step every 0 rounds"),
         ("step,factor=0", "cannot multiply rates by 0; write factor=0.1"),
         ("constant,warmup=-1", "cannot warm up for -1 rounds"),

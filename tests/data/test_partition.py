@@ -12,7 +12,7 @@ from PIL import Image
 
 from jaxfl.config.choices import described
 from jaxfl.config.options import helps
-from jaxfl.config.setup import PartitionOptions
+from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
 from jaxfl.data import partition
 from jaxfl.data.draw import draw
 from jaxfl.data.partition import divide
@@ -134,6 +134,16 @@ def test_dirichlet_follows_alpha():
     assert largest_share(0.05) > 0.8
 
 
+def test_dirichlet_favours_no_client():
+    """Shares are rounded: at floors the last client would have a row of nearly every class."""
+    labels = np.repeat(np.arange(10), 200)
+    draws = [
+        dirichlet(labels, 10, np.random.default_rng(seed), alpha=0.1, min_samples=1) for seed in range(40)
+    ]
+    known = np.mean([[len(np.unique(labels[part])) for part in parts] for parts in draws], 0)
+    assert known.max() < 1.2 * known.min()
+
+
 def test_dirichlet_flbench_gives_nothing_more_to_a_client_that_has_its_even_share():
     # Nearly all of a class goes to one client, and 51 rows of 100 are more than half of them.
     labels = np.repeat(np.arange(3), [51, 10, 39])
@@ -238,6 +248,20 @@ def test_lists_that_are_none_are_refused(tmp_path, content, sentence):
     (tmp_path / "rows.json").write_text(content)
     with pytest.raises(JaxflError, match=sentence):
         listed(np.arange(4), 2, np.random.default_rng(0), file=tmp_path / "rows.json")
+
+
+def test_lists_of_numbers_find_no_words(tmp_path):
+    (tmp_path / "rows.json").write_text("[[1], [2]]")
+    with pytest.raises(JaxflError, match="lists rows by numbers, and column=who holds other values"):
+        listed(
+            np.array(["1", "2"]), None, np.random.default_rng(0), file=tmp_path / "rows.json", column="who"
+        )
+
+
+def test_an_option_of_a_partition_may_be_a_file():
+    assert is_saved("parts/mine.npz") and is_saved("shared.json")
+    assert not is_saved("listed,file=rows.json") and not is_saved("my.py:mine,file=rows.json")
+    assert is_edges("graph.txt") and not is_edges("my.py:graph,file=edges.txt")
 
 
 def test_help_names_all_options_of_partitions_and_their_defaults():
@@ -417,6 +441,7 @@ REFUSALS = {
     "labels": (iid, {"labels": "mixed"}, 'has to be "unified", "independent" or "permuted"'),
     "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
+    "validation of nobody": (iid, {"validation_fraction": 0.001}, "of 0.001 sets no row of any client aside"),
     "max_test": (iid, {"max_test": 0}, "max_test is 0"),
     "no own test rows": (iid, {"test_fraction": 0.0}, "Client 0 is left without test rows"),
     "fewer test rows than classes": (

@@ -68,6 +68,17 @@ def test_noise_is_of_a_client_and_a_row_and_stays():
     np.testing.assert_allclose(alone, found[third[3:]], atol=1e-2)
 
 
+def test_a_second_noise_is_another_one():
+    twice = Drawn(("noise", "noise"), (np.full(5, 2.0), np.full(5, 2.0)), 3)
+    ones = np.ones((1, 1, 1, 1))
+    first, both = (
+        seen(shift, np.zeros((40, 8, 8, 1)), ones, 0, np.arange(40))
+        for shift in (drawn(noise=[2] * 5), twice)
+    )
+    assert abs(both.std() - 2 * 2**0.5) < 0.1  # and not 4
+    assert abs(np.corrcoef(first.ravel(), (both - first).ravel())[0, 1]) < 0.1
+
+
 def test_colour_moves_the_hue():
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 3, 3), dtype=np.uint8)
     found = seen(drawn(colour=[0.2, 0.0]), images, np.ones((1, 1, 1, 3)), 0, np.arange(2))

@@ -74,6 +74,18 @@ def size(reply):
     return sum(array.numpy().nbytes for record in records for array in record.values())
 
 
+def test_rounds_beyond_a_schedule_that_goes_by_the_length_are_refused(dataset, tmp_path, capsys):
+    run = tmp_path / "run"
+    cli.main(
+        ["run", "fedavg", *dataset, *OPTIONS.split(), "--run-dir", str(run), "--schedule", "cosine,final=0.1"]
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["flower", str(run), "--out", str(tmp_path / "app")])
+    assert "--schedule cosine,final=0.1 goes by the length of the run" in capsys.readouterr().err
+    assert not (tmp_path / "app").exists()
+    cli.main(["flower", str(run), "--out", str(tmp_path / "app"), "--after", "0"])
+
+
 def test_an_app_is_four_files_that_name_the_run(dataset, tmp_path, capsys):
     run, folder = tmp_path / "run", tmp_path / "app"
     cli.main(["run", "fedavg", *dataset, *OPTIONS.split(), "--run-dir", str(run), "--participation", "0.7"])

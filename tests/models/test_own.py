@@ -240,6 +240,54 @@ class Residual(nn.Module):
         return nn.Dense(2, name="head")(shared(shared(x + y)))
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_layer_is_one_whether_or_not_its_input_is_named(named):
+    """Linen and NNX name it otherwise."""
+
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            x = nn.Dense(4, name="dense")(x.reshape(len(x), -1))
+            norm, head = (
+                nn.BatchNorm(use_running_average=not train, name="norm"),
+                nn.Dense(CLASSES, name="head"),
+            )
+            return head(inputs=norm(x=x)) if named else head(norm(x))
+
+    class Nnx(nnx.Module):
+        def __init__(self, rngs):
+            self.dense, self.head = nnx.Linear(64, 4, rngs=rngs), nnx.Linear(4, CLASSES, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.dense(x.reshape(len(x), -1))
+            return self.head(inputs=x) if named else self.head(x)
+
+    for model in (from_linen("net", Linen(), SHAPE, CLASSES), from_nnx("net", Nnx, SHAPE, CLASSES)):
+        assert model.names[-2:] == ("dense", "head")
+        weights = initial(model)
+        assert model.apply(*weights, jnp.ones((2, *SHAPE)), train=True)[0].shape == (2, CLASSES)
+
+
+def test_a_connection_that_is_there_in_training_alone_is_kept():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            a = nn.Dense(4, name="a")(x.reshape(len(x), -1))
+            b = nn.Dense(4, name="b")(a)
+            return nn.Dense(CLASSES, name="head")(a + b if train else b)
+
+    model = from_linen("net", Net(), SHAPE, CLASSES)
+    assert model.names == ("a", "head")  # b lies within the connection
+    weights, x = initial(model), jnp.arange(128.0).reshape(2, *SHAPE)
+    params = {**weights.params["a"], "head": weights.params["head"]}
+    for train in (False, True):
+        np.testing.assert_allclose(
+            model.apply(*weights, x, train=train)[0],
+            Net().apply({"params": params}, x, train=train),
+            rtol=1e-5,
+        )
+
+
 def test_a_block_begins_where_the_network_is_a_chain():
     model = from_linen("own", Residual(), (3,), 2)
     assert model.names == ("first", "twice", "head")

@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxfl.errors import JaxflError
 from jaxfl.runs.compare import check_distinct
-from jaxfl.runs.paired import UNPAIRED, Difference, explained, interval, paired
+from jaxfl.runs.paired import UNPAIRED, Difference, explained, interval, label_of, paired
 from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
 
 _, VALUE, OF_CLIENTS = measure("accuracy")
@@ -110,3 +110,12 @@ def test_methods_that_would_share_a_folder_are_refused():
         check_distinct([one, other])
     with pytest.raises(JaxflError, match="is named twice"):
         check_distinct([one, one])
+
+
+def test_a_row_is_found_by_its_label_even_if_an_option_stands_in_it_twice():
+    twice = "local,models=mlp,clients=5+mlp,hidden=20,clients=15"
+    labels = [twice, "ditto,lam=1.0"]
+    assert label_of(twice, labels) == twice
+    assert label_of("ditto,lam=1", labels) == "ditto,lam=1.0"
+    with pytest.raises(JaxflError, match="no such row in the table; did you mean 'ditto,lam=1.0'"):
+        label_of("dito,lam=1.0", labels)

@@ -145,6 +145,14 @@ def test_logs_hold_the_metrics(compared, biases):
     assert code == 0
 
 
+def test_the_log_of_a_run_that_stops_at_its_target_has_ended_well(compared, biases, monkeypatch, tmp_path):
+    monkeypatch.setattr(biases, "server", defaultdict(dict))
+    begin = ["run", "fedavg", "--dataset", str(compared.parent / "tiny.npz"), "--log", "wandb"]
+    cli.main([*begin, *OPTIONS, "--target", "0.01", "--stop-at-target", "--run-dir", str(tmp_path / "run")])
+    ((name, steps),) = biases.server.items()
+    assert list(steps) == [1, 2] and biases.ended[-1] == (name, 0)
+
+
 def test_both_logs_hold_the_same(compared, biases):
     drawn, (steps,) = events(compared / "fedavg" / "seed-0"), biases.server.values()
     for name in steps[ROUNDS]:

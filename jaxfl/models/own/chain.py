@@ -286,8 +286,12 @@ def uses(network: Network, start: int | None, stop: int | None) -> Uses:
     before = [call.output for call in found[: start or 0]]
 
     def part(weights, x, z, before):
-        walk = Walk(start, stop, z, before)
-        return network.run(weights, x, walk, train=False, key=None, mask=None)[0]
+        """In use and in training, of which each may leave out what the other one has."""
+        walk, key = Walk(start, stop, z, before), jax.random.key(0)
+        return [
+            network.run(weights, x, walk, train=train, key=key if train else None, mask=None)[0]
+            for train in (False, True)
+        ]
 
     if not network.batched and z is not x:
         z = _batch(z)

@@ -1,6 +1,7 @@
 """Calls of modules that are plain Python objects, watched: those of NNX and of Equinox."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,20 @@ def layers(module: Any, kind: type) -> dict[str, Any]:
     for name, value in vars(module).items():
         look(name, value)
     return found
+
+
+def in_front(call: Callable, inputs: tuple, options: dict) -> tuple[tuple, dict]:
+    """What a module is called with, its input in front also where it was named: ``head(inputs=x)``.
+
+    Args:
+      call: the `__call__` of its class.
+      inputs: without names.
+      options: by their names.
+    """
+    _, *names = inspect.signature(call).parameters
+    if inputs or not names or names[0] not in options:
+        return inputs, options
+    return (options[names[0]],), {name: value for name, value in options.items() if name != names[0]}
 
 
 @contextlib.contextmanager
@@ -46,6 +61,7 @@ def _replaced(kind: type, watched: set[int], intercept: Callable) -> Iterator[No
         def plain(*inputs, **options):
             return call(self, *inputs, **options)
 
+        inputs, options = in_front(call, inputs, options)
         return intercept(self, plain, inputs, options) if id(self) in watched else plain(*inputs, **options)
 
     type.__setattr__(kind, "__call__", replacement)

@@ -13,6 +13,7 @@ from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.own.chain import Network, chain
+from jaxfl.models.own.intercept import in_front
 from jaxfl.models.own.modes import modes, require_modes
 
 COLLECTIONS = "params", "batch_stats"
@@ -99,6 +100,7 @@ class Linen(Network):
                 def intercept(call, inputs, options, context):
                     if context.method_name != "__call__":
                         return call(*inputs, **options)
+                    inputs, options = in_front(type(context.module).__call__, inputs, options)
                     if isinstance(context.module, nn.BatchNorm) and mask is not None:
                         rows = mask.reshape(-1, *(1,) * (inputs[0].ndim - 1))
                         options = {"mask": rows} | options
