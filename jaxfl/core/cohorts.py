@@ -1,7 +1,8 @@
-"""Who takes part in which round, and in which place: drawn before the run, from a stream of its own.
+"""Who takes part in which round, and in which place: drawn before the run.
 
-The stream depends on the seed, the round and the number of clients alone, so every method sees the same
-cohorts, and a resumed run the same as an undisturbed one.
+What is drawn depends on the seed, the round and the number of clients alone, so every method sees the same
+cohorts, and a resumed run the same as an undisturbed one. Where the seed of the partition is the same number,
+its first streams are those of the first rounds: it draws other things by them.
 """
 
 import heapq
