@@ -116,8 +116,8 @@ def entry() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
         jax.config.update("jax_num_cpu_devices", cpu_devices(sys.argv[1:]))
-    if "xla_cpu_collective" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {' '.join(f'--{wait}=86400' for wait in WAITS)}".strip()
+    waits = [f"--{wait}=86400" for wait in WAITS if wait not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([flags, *waits]).strip()
     try:
         main()
     except BrokenPipeError:  # whoever reads, such as head, has seen enough
