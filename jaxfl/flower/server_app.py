@@ -20,6 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=float(config["fraction-train"]),
         min_train_nodes=1,
+        min_evaluate_nodes=1,
         min_available_nodes=int(config["clients"]),
         evaluate_metrics_aggr_fn=mean_of_clients,
     )
