@@ -179,23 +179,17 @@ RENDER, Figure.savefig = Figure.savefig, _touch  # rendering takes a quarter of 
 
 @contextmanager
 def drawing():
-    """Here pictures are rendered, which is left out elsewhere: of those that are alike the first."""
-    rendered = set()
-
-    def save(figure, file, **options):
-        kind = Path(file).name, *(len(axes.lines) for axes in figure.axes)
-        (_touch if kind in rendered else RENDER)(figure, file, **options)
-        rendered.add(kind)
-
+    """Here pictures are rendered, which is left out elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
+        patch.setattr(Figure, "savefig", RENDER)
         yield
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """For a test that looks at pictures: all are rendered."""
-    monkeypatch.setattr(Figure, "savefig", RENDER)
+def drawn():
+    """For a test that looks at pictures."""
+    with drawing():
+        yield
 
 
 def pytest_configure(config):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import PHASES, work
@@ -227,7 +227,7 @@ def matmul_flops(precision: str, devices: int, attempts: int = 10) -> float:
     """
     size = 1024 if jax.default_backend() == "cpu" else 8192
     dtype = jnp.bfloat16 if precision == "bfloat16" else jnp.result_type(float)
-    mesh = Mesh(np.array(jax.local_devices()[:devices]), ("devices",))
+    mesh = Mesh(np.array(jax.local_devices()[:devices]), ("devices",), axis_types=(AxisType.Auto,))
     one_each = PartitionSpec("devices")
     a = jax.random.normal(jax.random.key(0), (devices, size, size), dtype)
     a = jax.device_put(a, NamedSharding(mesh, one_each))

@@ -127,7 +127,7 @@ def divide(
     if validation_fraction and not any(map(len, validation)):
         raise JaxflError(
             f"A validation_fraction of {validation_fraction:g} sets no row of any client aside; raise it, or "
-            "leave it out."
+            "give clients more rows."
         )
     everything = [np.arange(source.classes)] * clients
     if labels == "unified":

@@ -33,10 +33,13 @@ def in_front(call: Callable, inputs: tuple, options: dict) -> tuple[tuple, dict]
       inputs: without names.
       options: by their names.
     """
-    _, *names = inspect.signature(call).parameters
-    if inputs or not names or names[0] not in options:
+    if inputs or not options:
         return inputs, options
-    return (options[names[0]],), {name: value for name, value in options.items() if name != names[0]}
+    _, *parameters = inspect.signature(call).parameters.values()
+    first = next((one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD), None)
+    if first not in options:
+        return inputs, options
+    return (options[first],), {name: value for name, value in options.items() if name != first}
 
 
 @contextlib.contextmanager
