@@ -233,7 +233,7 @@ class Federation:
 
     def _put(self, tree, where: Callable, known: bool):
         if self.mesh is None:
-            return tree
+            return jax.device_put(tree)
         own = list(filter(placement.of_process, jax.tree.leaves(tree)))
         if own and not known and jax.process_count() > 1:
             agree("data", own)
@@ -311,8 +311,9 @@ def federate(
         partition, shift = shifted(partition, rows, drawn)
         labels, rows = labels[np.asarray(shift.image)], partition.public
     groups = _groups(partition, models, class_counts)
+    on_host: Any = placement.aligned(images)  # until they go to all devices at once, see there
     federation = Federation(
-        images=jnp.asarray(images),
+        images=on_host,
         labels=jnp.asarray(labels, jnp.int32),
         mean=jnp.asarray(mean, dtype),
         std=jnp.asarray(std, dtype),

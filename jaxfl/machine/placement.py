@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxfl.errors import JaxflError
 
 AXIS = "clients"  # of the mesh
+ADDRESS = 64  # bytes, of which the address of an array that JAX takes as it lies is a multiple
 
 
 def mesh_of(devices: int) -> Mesh | None:
@@ -69,6 +70,22 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
         return NamedSharding(mesh, PartitionSpec())
     along = max(even, key=lambda axis: (axis in of_one, shape[axis]))  # behind the clients, then longest
     return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy, in a dtype that JAX has, of which all devices of a CPU share the memory when it is `put` there.
+
+    JAX takes an array of the host as it lies where its address suits the vectors of the CPU; others, and its
+    own, it copies to every device. Nobody may write to it any more.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    size = array.size * dtype.itemsize
+    memory = np.empty(size + ADDRESS, np.uint8)
+    start = -memory.ctypes.data % ADDRESS
+    copy = memory[start : start + size].view(dtype).reshape(array.shape)
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy
 
 
 def put(leaf, where: NamedSharding) -> jax.Array:

@@ -395,6 +395,19 @@ def test_what_clients_have_is_divided(shape, spec):
     assert of_runs == (PartitionSpec(None, *spec) if spec else PartitionSpec())
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_devices_of_a_cpu_share_one_copy_of_the_images(devices):
+    source = tiny_source()
+    source = source._replace(images=source.images.copy())
+    models = [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=8), 5)]
+    images = federate(source, tiny_partition(source), models, devices=devices).images
+    kept = np.array(images)
+    assert len({shard.data.unsafe_buffer_pointer() for shard in images.addressable_shards}) == 1
+    assert len(images.addressable_shards) == devices
+    source.images[:] = 0  # the caller's, who may do with it what they like
+    np.testing.assert_array_equal(images, kept)
+
+
 @pytest.mark.parametrize("seeds", [1, long(2)])
 def test_a_device_holds_its_share_of_what_clients_have(seeds):
     """From the first weights on, after a round, and in a run that is resumed."""
