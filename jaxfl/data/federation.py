@@ -191,18 +191,15 @@ class Federation:
         Raises:
           JaxflError: if the processes of the mesh have different ones.
         """
-        clients, mesh = len(self.groups[g].id), self.mesh
-        if mesh is None:
-            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), tree)
-        leaves = jax.tree.leaves(tree)
-        if leaves and not any(isinstance(leaf, Tracer) for leaf in leaves):
+        clients = len(self.groups[g].id)
+        leaves, structure = jax.tree.flatten(tree)
+        if self.mesh and leaves and not any(isinstance(leaf, Tracer) for leaf in leaves):
             agree("initial weights", leaves)
 
-        def of_leaf(leaf):
-            shape = jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype)
-            return placement.repeated(leaf, clients, self._placed(shape))
+        def where(leaf):
+            return self.mesh and self._placed(jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype))
 
-        return jax.tree.map(of_leaf, tree)
+        return structure.unflatten(placement.repeated(leaves, clients, tuple(map(where, leaves))))
 
     def fetch(self, tree):
         """The same as NumPy arrays, of which every process gets all."""
@@ -314,12 +311,12 @@ def federate(
     on_host: Any = placement.aligned(images)  # until they go to all devices at once, see there
     federation = Federation(
         images=on_host,
-        labels=jnp.asarray(labels, jnp.int32),
-        mean=jnp.asarray(mean, dtype),
-        std=jnp.asarray(std, dtype),
+        labels=jax.device_put(labels.astype(np.int32)),
+        mean=jax.device_put(mean.astype(dtype)),
+        std=jax.device_put(std.astype(dtype)),
         groups=groups,
         training_rows=_training_rows(groups),
-        public=jnp.asarray(rows, jnp.int32),
+        public=jax.device_put(rows.astype(np.int32)),
         links=_matrix(links),
         clients_at_once=clients_at_once,
         mesh=placement.mesh_of(devices),
@@ -380,7 +377,7 @@ def without_data(
 
 
 def _matrix(links: np.ndarray | None) -> jax.Array:
-    return jnp.zeros((0, 0), bool) if links is None else jnp.asarray(links)
+    return jax.device_put(np.zeros((0, 0), bool) if links is None else links.copy())
 
 
 def _check(partition: Partition, models: Sequence[tuple[Model, int]]) -> None:
@@ -420,8 +417,8 @@ def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_cou
 
 def _training_rows(groups: Sequence[Client]) -> jax.Array:
     """See `Federation`."""
-    rows = [jnp.where(group.newcomer, 0, group.size).sum(dtype=jnp.int32) for group in groups]
-    return jnp.stack(rows).astype(float)
+    rows = [np.where(group.newcomer, 0, group.size).sum() for group in groups]
+    return jax.device_put(np.array(rows, float))
 
 
 def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) -> Client:
@@ -430,21 +427,21 @@ def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) ->
         capacity = max(len(of_client) for of_client in rows)
         # Filled up with the client's own rows: masked or not, nobody computes on another's images.
         table = np.stack([np.resize(rows[i], capacity) for i in ids]).astype(np.int32)
-        return jnp.asarray(table), jnp.asarray([len(rows[i]) for i in ids], jnp.int32)
+        return jax.device_put(table), jax.device_put(np.array([len(rows[i]) for i in ids], np.int32))
 
     rows, size = padded(partition.train)
     validation_rows, validation_size = padded(partition.validation)
     test_rows, test_size = padded(partition.test)
     return Client(
-        id=jnp.asarray(ids, jnp.int32),
+        id=jax.device_put(ids.astype(np.int32)),
         rows=rows,
         size=size,
         validation_rows=validation_rows,
         validation_size=validation_size,
         test_rows=test_rows,
         test_size=test_size,
-        relabel=jnp.asarray(partition.relabel[ids], jnp.int32),
-        class_counts=class_counts if class_counts is ABSENT else jnp.asarray(class_counts[ids]),
-        newcomer=jnp.zeros(len(ids), bool),
+        relabel=jax.device_put(partition.relabel[ids].astype(np.int32)),
+        class_counts=class_counts if class_counts is ABSENT else jax.device_put(class_counts[ids]),
+        newcomer=jax.device_put(np.zeros(len(ids), bool)),
         model=model,
     )

@@ -102,21 +102,21 @@ def put(leaf, where: NamedSharding) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
 
 
-def repeated(leaf, times: int, where: NamedSharding) -> jax.Array:
-    """An array so many times along a new first axis, (times, ...); a device makes its own part alone."""
-    return _program(_repeated, where, times)(leaf)
+def repeated(leaves: list, times: int, where: tuple[NamedSharding | None, ...]) -> tuple[jax.Array, ...]:
+    """Arrays so many times along a new first axis, (times, ...); a device makes its own part alone."""
+    return _program(_repeated, where, times)(leaves)
 
 
 def _same(leaf):
     return leaf
 
 
-def _repeated(times: int, leaf):
-    return jnp.broadcast_to(leaf, (times, *leaf.shape))
+def _repeated(times: int, leaves: list) -> tuple:
+    return tuple(jnp.broadcast_to(leaf, (times, *leaf.shape)) for leaf in leaves)
 
 
 @cache
-def _program(f: Callable, where: NamedSharding, *first) -> Callable:
+def _program(f: Callable, where: NamedSharding | tuple[NamedSharding | None, ...], *first) -> Callable:
     return jax.jit(partial(f, *first), out_shardings=where)
 
 

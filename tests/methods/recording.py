@@ -33,7 +33,7 @@ def epochs_of(options, option: str) -> int:
 
 def orders(key, size: int, epochs: int):
     """The order of a list's rows in each epoch of a local phase: (epochs, size)."""
-    return padded_orders(key, jnp.int32(size), epochs)[:, :size]
+    return np.asarray(padded_orders(key, np.int32(size), epochs))[:, :size]
 
 
 @functools.partial(jax.jit, static_argnums=2)

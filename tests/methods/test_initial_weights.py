@@ -67,7 +67,7 @@ def test_clients_of_every_method_begin_with_given_weights(federation, name):
     algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
     state = algorithm.init(jax.random.key(0), federation, traced(config))
     everyone = cohort(federation, range(5))
-    received = jax.device_get(algorithm.receive(jax.random.key(1), state, federation, everyone))
+    received = jax.device_get(jax.jit(algorithm.receive)(jax.random.key(1), state, federation, everyone))
     for model, group, predictor in zip(federation.models, federation.groups, received, strict=True):
         weights = of_clients(model, predictor)
         for part in weights:

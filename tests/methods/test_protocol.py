@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import (
@@ -86,7 +85,7 @@ def played(request, federation):
         return algorithm.init(jax.random.key(0), federation, traced(config))
 
     # Whatever grows with the number of clients has one entry per client.
-    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), federation.groups)
+    twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), federation.groups)
     shapes = jax.eval_shape(start, federation)
     doubled = jax.eval_shape(start, dataclasses.replace(federation, groups=twice))
     stacked = jax.tree.map(lambda one, other: one.shape != other.shape, shapes, doubled)
@@ -139,10 +138,12 @@ def test_everything_is_finite(played, federation):
 def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploys(played, federation):
     """Of one client there is nothing to average; it is of the architecture that trains no other."""
     done = played.play(jax.random.key(2), played.state, federation, cohort(federation, [1]))
-    trained, *others = (of_groups[0][0] for of_groups in (done.trained, done.received, done.personal))
+    models = jax.device_get((done.trained, done.received, done.personal))
+    trained, *others = (of_groups[0][0] for of_groups in models)
     returned = any(np.allclose(trained, other, rtol=1e-5, atol=1e-5) for other in others)
     assert returned == played.case.returns
-    of_all = played.play(jax.random.key(2), played.state, federation, cohort(federation, EVERYONE)).trained
+    done = played.play(jax.random.key(2), played.state, federation, cohort(federation, EVERYONE))
+    of_all = jax.device_get(done.trained)
     assert any(differ(of_group[0], of_group[1]) for of_group in of_all)
 
 
@@ -158,7 +159,7 @@ def test_absent_clients_keep_their_state(played, federation):
         return leaf[absent[group_of(path)]]
 
     def theirs(state):
-        return jax.tree.map_with_path(of_leaf, played.stacked, state)
+        return jax.tree.map_with_path(of_leaf, played.stacked, jax.device_get(state))
 
     new = played.play(jax.random.key(2), played.state, federation, cohort(federation, SOME)).state
     assert_same(theirs(new), theirs(played.state))
@@ -192,7 +193,7 @@ def test_the_order_of_clients_does_not_matter(played, federation):
         def of_leaf(path, mark, leaf):  # a matrix over pairs of clients goes by their ids
             return leaf[orders[group_of(path)]] if mark and group_of(path) is not None else leaf
 
-        return jax.tree.map_with_path(of_leaf, stacked, values)
+        return jax.tree.map_with_path(of_leaf, stacked, jax.device_get(values))
 
     everything = jax.tree.map(lambda leaf: True, federation.groups)
     reordered = dataclasses.replace(federation, groups=reorder(federation.groups, everything))
@@ -226,9 +227,10 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
     if played.case.traffic is None:
         pytest.skip("chance decides how much is sent")
     state = with_rates(played.state, played.case.traffic_rates)
-    info = played.play(jax.random.key(2), state, federation, cohort(federation, SOME, t)).info
+    done = played.play(jax.random.key(2), state, federation, cohort(federation, SOME, t))
+    info = jax.device_get(done.info)
     for model, group, up, down in zip(federation.models, federation.groups, info.up, info.down, strict=True):
-        present = [i for i in SOME if i in group.id]
+        present = [i for i in SOME if i in np.asarray(group.id)]
         expected = played.case.traffic(model, federation.models, t)
         both = expected if isinstance(expected, tuple) else (expected, expected)
         for counted, scalars in zip((up, down), both, strict=True):

@@ -233,7 +233,7 @@ def widened(federation):
     def pad(group):
         names = ("rows", "validation_rows", "test_rows")
         extra = ((0, 0), (0, TRAINING["batch_size"]))  # one more batch, if padding counted
-        wide = {name: jnp.pad(getattr(group, name), extra, constant_values=50) for name in names}
+        wide = {name: np.pad(getattr(group, name), extra, constant_values=50) for name in names}
         return dataclasses.replace(group, **wide)
 
     return dataclasses.replace(federation, groups=tuple(map(pad, federation.groups)))
@@ -299,7 +299,7 @@ def normalised(source):
 def present(federation, slots, t):
     """Who takes part in round t: {client: (group, place in the group's cohort)}."""
     return {
-        int(federation.groups[group].id[of_group.index[t, place]]): (group, place)
+        int(np.asarray(federation.groups[group].id)[of_group.index[t, place]]): (group, place)
         for group, of_group in enumerate(slots)
         for place in np.flatnonzero(of_group.mask[t])
     }
