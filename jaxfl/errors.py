@@ -37,7 +37,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def beyond_cohort(what: str) -> JaxflError:
-    """The sentence about what needs more than the clients of a cohort, see `jaxfl.core.window`."""
+    """The sentence about what needs more than the clients of a cohort, see `jaxfl.core.host_state`."""
     return JaxflError(
         f"{what}, and --client-state host has those of a cohort alone at hand; leave out --client-state host."
     )

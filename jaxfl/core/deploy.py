@@ -6,9 +6,9 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from jaxfl.core.host_state import seen
 from jaxfl.core.protocol import Algorithm, Cohort, Predictor, Slots
 from jaxfl.core.streams import streams
-from jaxfl.core.window import seen
 from jaxfl.data.federation import Federation
 
 
@@ -19,7 +19,7 @@ def deployed(
 
     Args:
       algorithm: of the run.
-      state: after round `last`, perhaps `jaxfl.core.window.OnHost`.
+      state: after round `last`, perhaps `jaxfl.core.host_state.OnHost`.
       federation: the clients, on one device; perhaps without data.
       run_key: of the run.
       last: a round, from 0.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops, window
+from jaxfl.core import flops, host_state, window
 from jaxfl.core.answers import answering, anybody
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
 from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
@@ -105,7 +105,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     programs, federation, key = job.programs, job.federation, job.keys[i]
     if job.on_host:
         hyper, init_key = traced(job.configs[i]), streams(key).init
-        return window.initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
+        return host_state.initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
@@ -138,13 +138,15 @@ def _at_rest(job: Job, state: Any) -> Any:
     """A state where it lies between rounds: on the devices, or what clients have in the host's memory."""
     if not job.on_host:
         return job.federation.place(state, len(job.keys) > 1)
-    if isinstance(state, window.OnHost):
+    if isinstance(state, host_state.OnHost):
         return state
-    return window.taken_over(job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state)
+    return host_state.taken_over(
+        job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state
+    )
 
 
 def _advanced(job: Job, first: int, end: int, keys: Streams, state, watched: bool) -> tuple[Any, Reports]:
-    """The state after some more rounds, and each run's reports of them; `watched` as `window.alike` does."""
+    """The state after some more rounds, and each run's reports of them; `watched`: see `host_state.alike`."""
     if job.on_host:
         return _in_windows(job, first, end, keys, state, watched)
     if job.programs.host:
@@ -158,8 +160,8 @@ def _advanced(job: Job, first: int, end: int, keys: Streams, state, watched: boo
 
 
 def _in_windows(
-    job: Job, first: int, end: int, keys: Streams, state: window.OnHost, watched: bool
-) -> tuple[window.OnHost, Reports]:
+    job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost, watched: bool
+) -> tuple[host_state.OnHost, Reports]:
     """The same of a single run whose clients' state lies on the host."""
 
     def advance(state, federation, cohorts, conditions):
@@ -167,7 +169,7 @@ def _in_windows(
         return job.programs.rounds(keys.rounds, state, federation, cohorts, cohort_key, conditions)
 
     rounds = [(_cohort(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
-    state, reports = window.rounds_in_windows(advance, state, job.federation, rounds, watched)
+    state, reports = host_state.rounds_in_windows(advance, state, job.federation, rounds, watched)
     return state, [[report for of_round in reports for report in _per_round(of_round)]]
 
 
@@ -205,7 +207,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     keys = its._replace(rounds=rounds, host=host, scores=scores)
     copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
     state = _at_rest(job._replace(keys=job.keys[i : i + 1]), copied)
-    state, federation, cohort = window.seen(state, federation, newcomers_in_places(job, last))
+    state, federation, cohort = host_state.seen(state, federation, newcomers_in_places(job, last))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None
     conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
@@ -275,12 +277,12 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
     if diverged:
         done = reports[: diverged[0] - first + 1]
-        return Chunk(first, window.all_of(state), done, None, train_seconds, 0.0, diverged)
+        return Chunk(first, host_state.all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
     scores = evaluate(job.programs, federation, state, key, last, job.rounds, watched)
     diverged = _first_infinite_score(scores["personal"], last, federation)
     scores = None if diverged else scores
-    return Chunk(first, window.all_of(state), reports, scores, train_seconds, passed(), diverged)
+    return Chunk(first, host_state.all_of(state), reports, scores, train_seconds, passed(), diverged)
 
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:
@@ -355,7 +357,7 @@ def evaluate(
     rounds: int,
     watched: bool = False,
 ) -> dict[str, PerGroup]:
-    """Score all clients after round `last`, see `Chunk.scores`; `watched` as `window.alike` does."""
+    """Score all clients after round `last`, see `Chunk.scores`; `watched`: see `host_state.alike`."""
     key, same = jax.random.fold_in(key, last), programs.personal is programs.received
 
     def scored(*arguments):
@@ -364,9 +366,9 @@ def evaluate(
 
     parts = in_parts(federation, CLIENTS_PER_SCORING, last, rounds)
     found = [
-        window.alike(scored, state, federation, part)
+        host_state.alike(scored, state, federation, part)
         if watched and part is parts[0]
-        else scored(*window.seen(state, federation, part))
+        else scored(*host_state.seen(state, federation, part))
         for part in parts
     ]
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxfl.core.cohorts import by_client, in_parts
 from jaxfl.core.engine import CLIENTS_PER_SCORING
+from jaxfl.core.host_state import seen
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Predictor
 from jaxfl.core.streams import streams
-from jaxfl.core.window import seen
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.applied import applied
 from jaxfl.models.model import Model, Weights
@@ -25,7 +25,7 @@ def final_weights(
     Args:
       algorithm: the method.
       federation: the clients.
-      state: after some rounds, on the federation's devices or `jaxfl.core.window.OnHost`.
+      state: after some rounds, on the federation's devices or `jaxfl.core.host_state.OnHost`.
       key: of the run.
       done: how many rounds.
       rounds: of the whole run.

@@ -25,8 +25,8 @@ class Job(NamedTuple):
       eval_every: rounds of a chunk.
       score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
       conditions: of each run what its rounds meet; nothing by default.
-      on_host: whether what clients have lies in the host's memory between rounds, see `jaxfl.core.window`;
-        for a single run whose method has no host step and no phase before the first round.
+      on_host: whether what clients have lies in the host's memory, see `jaxfl.core.host_state`; for a single
+        run whose method has no host step and no phase before the first round.
     """
 
     programs: Programs

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -275,6 +275,7 @@ def federate(
     public: Public | None = None,
     links: np.ndarray | None = None,
     drawn: Drawn | None = None,
+    on_host: bool = False,
 ) -> Federation:
     """Put a data set on the device and give every client an architecture.
 
@@ -287,6 +288,7 @@ def federate(
       public: public images of another set; by default the partition's public rows are the public ones.
       links: who is linked with whom, (N, N) bool; nobody by default.
       drawn: what is done to the images of each client, if anything.
+      on_host: whether images and labels stay in the host's memory, for `jaxfl.core.window`.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree, there are fewer devices, or they are not
@@ -308,10 +310,11 @@ def federate(
         partition, shift = shifted(partition, rows, drawn)
         labels, rows = labels[np.asarray(shift.image)], partition.public
     groups = _groups(partition, models, class_counts)
-    on_host: Any = placement.aligned(images)  # until they go to all devices at once, see there
+    kept = placement.aligned(images.shape, images.dtype)
+    kept[...] = images
     federation = Federation(
-        images=on_host,
-        labels=jax.device_put(labels.astype(np.int32)),
+        images=cast(Any, kept),  # NumPy's until they go to all devices at once, see there
+        labels=cast(Any, labels.astype(np.int32)),
         mean=jax.device_put(mean.astype(dtype)),
         std=jax.device_put(std.astype(dtype)),
         groups=groups,
@@ -324,7 +327,12 @@ def federate(
         labelled=labelled,
         shift=shift,
     )
-    return federation.replicate(federation)
+    if not on_host:
+        return federation.replicate(federation)
+    of_host = {"images": federation.images, "labels": federation.labels}
+    agree("data", list(of_host.values()))
+    rest = federation.replicate(dataclasses.replace(federation, **dict.fromkeys(of_host)))
+    return dataclasses.replace(rest, **of_host)
 
 
 def set_apart(federation: Federation, newcomers: Sequence[np.ndarray]) -> Federation:

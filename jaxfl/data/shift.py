@@ -112,7 +112,8 @@ class Shift:
     """Rows as their clients see them: each is an image of the data set and whose it is.
 
     Attributes:
-      image: (V,) int32, of each row; a row that several clients have is there for each.
+      image: (V,) int32, where each row's image is; one that several clients have is there for each.
+      number: (V,) int32, of that image in the data set, by which noise is drawn.
       owner: (V,) int32, the client's id; N for public rows, which nothing changes.
       amounts: of each kind (N + 1,) float, by owner.
       seed: () uint32, of noise.
@@ -120,6 +121,7 @@ class Shift:
     """
 
     image: jax.Array
+    number: jax.Array
     owner: jax.Array
     amounts: tuple[jax.Array, ...]
     seed: jax.Array
@@ -127,9 +129,9 @@ class Shift:
 
     def look(self, images, rows, std):
         """Rows (B,) of the data set's images (N, H, W, C): floats (B, H, W, C), not yet normalised."""
-        number, owner = self.image[rows], self.owner[rows]
+        seen, owner = images[self.image[rows]], self.owner[rows]
         amounts = tuple(of_clients[owner] for of_clients in self.amounts)
-        return _changed(self.kinds, images[number], amounts, self.seed, owner, number, std)
+        return _changed(self.kinds, seen, amounts, self.seed, owner, self.number[rows], std)
 
 
 def _changed(kinds, images, amounts, seed, owner, number, std):
@@ -189,8 +191,10 @@ def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Par
     numbers = np.split(np.arange(ends[-1], dtype=np.int32), ends[:-1])
     owners = [*np.tile(np.arange(clients), len(PARTS)), clients]
     train, validation, test = (tuple(numbers[i * clients : (i + 1) * clients]) for i in range(len(PARTS)))
+    number = jnp.asarray(np.concatenate([*parts, public]), jnp.int32)
     shift = Shift(
-        jnp.asarray(np.concatenate([*parts, public]), jnp.int32),
+        number,
+        number,
         jnp.asarray(np.repeat(owners, np.diff(ends, prepend=0)), jnp.int32),
         tuple(jnp.asarray(np.append(amounts, 0), jnp.result_type(float)) for amounts in drawn.amounts),
         jnp.uint32(drawn.seed),

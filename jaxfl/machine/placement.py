@@ -3,6 +3,7 @@
 Nothing here changes what is computed. JAX's programs take arrays as they lie, and move what they need.
 """
 
+import math
 from collections.abc import Callable, Collection
 from functools import cache, partial
 
@@ -72,20 +73,17 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))
 
 
-def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy, in a dtype that JAX has, of which all devices of a CPU share the memory when it is `put` there.
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array to be filled, of which all devices of a CPU share the memory once it is `put` there.
 
     JAX takes an array of the host as it lies where its address suits the vectors of the CPU; others, and its
-    own, it copies to every device. Nobody may write to it any more.
+    own, it copies to every device. Nobody may write to it any more then. Its dtype is one that JAX has.
     """
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    size = array.size * dtype.itemsize
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ADDRESS, np.uint8)
     start = -memory.ctypes.data % ADDRESS
-    copy = memory[start : start + size].view(dtype).reshape(array.shape)
-    copy[...] = array
-    copy.flags.writeable = False
-    return copy
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def put(leaf, where: NamedSharding) -> jax.Array:

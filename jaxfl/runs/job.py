@@ -14,10 +14,10 @@ from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.check import check
 from jaxfl.core.cohorts import align, balance, draw_cohorts
 from jaxfl.core.engine import compiled
+from jaxfl.core.host_state import taken_over
 from jaxfl.core.job import Job, traced
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
-from jaxfl.core.window import taken_over
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError, beyond_cohort

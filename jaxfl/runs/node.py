@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from jaxfl.core.engine import initial_state
+from jaxfl.core.host_state import all_of
 from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
 from jaxfl.core.protocol import Averaged
-from jaxfl.core.window import all_of
 from jaxfl.data.one_client import Own, of_one_client
 from jaxfl.errors import JaxflError
 from jaxfl.runs.deployed import Opened, opened

@@ -84,9 +84,10 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
     assert at_once and devices  # chosen by now
     drawn = draw_shift(setup, source, len(partition.train))
-    federation = federate(source, partition, models, at_once, devices, public, links, drawn)
+    of_host = setup.machine.client_state == "host"
+    federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host)
     federation = with_newcomers(setup, federation)
-    if setup.machine.client_state == "host":
+    if of_host:
         federation = on_host(federation)
     clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
     data = Data(source, partition, models, federation, clients_devices, drawn=drawn)

@@ -10,6 +10,8 @@ import pytest
 from conftest import (
     CLASSES,
     SHAPE,
+    assert_same,
+    cohort,
     comparable,
     long,
     optimising,
@@ -32,7 +34,9 @@ from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, as_programs
 from jaxfl.core.score import Score, score
+from jaxfl.core.window import LISTS, around, on_host
 from jaxfl.data.federation import federate
+from jaxfl.data.shift import Drawn
 from jaxfl.errors import JaxflError
 from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
@@ -224,7 +228,7 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
 @pytest.fixture(scope="module")
 def kept_on_host(federation):
     """The same clients, whose state lies in the host's memory."""
-    return dataclasses.replace(federation, groups=jax.device_get(federation.groups))
+    return on_host(federation)
 
 
 @pytest.mark.parametrize("start", [0, long(2)])
@@ -301,6 +305,26 @@ def test_what_goes_by_others_is_refused(kept_on_host, cohorts, algorithm, words)
     """What own methods may do where all clients are at hand."""
     with pytest.raises(JaxflError, match=f"^{words}.* leave out --client-state host.$"):
         list(simulate(as_programs(algorithm), kept_on_host, CONFIG, cohorts, KEY, 1, on_host=True))
+
+
+@pytest.mark.parametrize("shift", [None, Drawn(("noise",), (np.arange(5) / 5,), 0)])
+def test_a_window_has_the_images_of_its_clients_alone(shift):
+    """As they see them, the public ones, and one of the stranger's."""
+    source, models = tiny_source(), [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4), 5)]
+    partition = tiny_partition(source)
+    federation = federate(source, partition, models, drawn=shift)
+    window = around(on_host(federation), cohort(federation, [3, 1], places=[2])).federation
+    there = {image.tobytes() for image in np.asarray(window.images)}
+    assert not there & {image.tobytes() for image in source.images[partition.train[4]]}
+
+    def seen(where, place):
+        client = jax.tree.map(lambda leaf: leaf[place], where.groups[0])
+        lists = [getattr(client, name) for name in LISTS]
+        return client.id, [(where.inputs(rows), where.outputs(client, rows)) for rows in lists]
+
+    for place, i in (1, 1), (2, 3):  # behind the stranger
+        assert_same(seen(window, place), seen(federation, i))
+    assert_same(window.inputs(window.public), federation.inputs(federation.public))
 
 
 def test_programs_of_windows_are_compiled_once(kept_on_host, cohorts):

@@ -1,0 +1,296 @@
+"""State beyond the device: what clients have lies in the host's memory, and a round gets its own clients'.
+
+A round, and a scoring, is computed on the window of its clients, see `jaxfl.core.window`. What needs all
+clients says so, `Federation.require_all`. What reads more than its cohort without a word is found out by the
+stranger in front of every window: a first round and a first scoring are computed with two of them, and have
+to come out the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core.cohorts import in_parts
+from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.core.rounds import Conditions, Report
+from jaxfl.core.window import STRANGERS, Window, around, round_on
+from jaxfl.data.federation import Federation
+from jaxfl.errors import beyond_cohort
+
+SERVER = -1  # whose array it is, in place of a group's number
+
+
+class OnHost(NamedTuple):
+    """A state between rounds.
+
+    Args:
+      state: what a method's `init` returns; clients' arrays (n_g, ...) are NumPy's, and written in place.
+      owners: of each array the number of the group whose clients it belongs to, or `SERVER`.
+    """
+
+    state: Any
+    owners: Any
+
+
+# ---- states
+
+
+def all_of(state: Any) -> Any:
+    """A state as its method knows it, wherever it lies."""
+    return state.state if isinstance(state, OnHost) else state
+
+
+def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> OnHost:
+    """A state that is there already, such as a checkpoint's; arrays that cannot be written are copied.
+
+    Args:
+      init: of the method.
+      key: of a run.
+      federation: all clients, `on_host`.
+      hyper: the method's configuration, traced.
+      state: with NumPy arrays of clients.
+
+    Raises:
+      JaxflError: if the method's state is not divided by clients.
+    """
+    owners, _ = _form(init, key, federation, hyper)
+
+    def writable(owner, leaf):
+        return leaf if owner == SERVER or leaf.flags.writeable else leaf.copy()
+
+    return OnHost(jax.tree.map(writable, owners, state), owners)
+
+
+def initial(init: Callable, key, federation: Federation, hyper: Any, most: int) -> OnHost:
+    """The state before the first round, made for at most so many clients of a group at a time.
+
+    Raises:
+      JaxflError: if the method's state is not divided by clients, or a client's depends on who is beside it.
+    """
+    owners, one = _form(init, key, federation, hyper)
+
+    def empty(owner, leaf):
+        clients = 0 if owner == SERVER else len(federation.groups[owner].id)
+        return np.empty((clients, *leaf.shape[1:]), leaf.dtype)
+
+    made, parts = OnHost(jax.tree.map(empty, owners, one), owners), in_parts(federation, most, 0, 1)
+    for part in parts:
+        window = around(federation, part)
+        made = put_back(made, window, init(key, _beginning(federation, window), hyper))
+    lasts = (np.array([len(group.id) - 1], np.int32) for group in federation.groups)
+    last = tuple(Slots(index, np.ones(1, bool)) for index in lasts)
+    window = around(federation, replace(parts[0], groups=last))
+    alone = federation.fetch(init(key, _beginning(federation, window), hyper))
+    found = _entries(made, window)
+    there = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
+    if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, there))):
+        raise beyond_cohort("What a client begins with goes by others than itself")
+    # Copied, because an array that stands in two places cannot be donated.
+    copied = jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
+    return OnHost(copied, owners)
+
+
+def _beginning(federation: Federation, window: Window) -> Federation:
+    """A window's clients with what is given for them to start from."""
+    given = federation.initial and tuple(
+        of_group._replace(own=jax.tree.map(lambda leaf, at=at: leaf[np.r_[0, at]], of_group.own))
+        for of_group, at in zip(federation.initial, window.rows, strict=True)
+    )
+    return replace(window.federation, initial=given)
+
+
+def _form(init: Callable, key, federation: Federation, hyper: Any) -> tuple[Any, Any]:
+    """Whose the arrays of a state are, see `OnHost`, and their shapes for one client and the stranger.
+
+    Those of a group grow with the number of its clients.
+    """
+
+    def shapes(*sizes: int):
+        some = (Slots(np.zeros(size, np.int32), np.ones(size, bool)) for size in sizes)
+        window = around(federation, Cohort(np.int32(0), tuple(some), 1))
+        return jax.eval_shape(init, key, window.federation, hyper)
+
+    def owner(one, *more):
+        grown = [(g, after.shape) for g, after in enumerate(more) if after.shape != one.shape]
+        if not grown:
+            return SERVER
+        (g, shape), *others = grown
+        if others or shape != (one.shape[0] + 1, *one.shape[1:]):
+            raise beyond_cohort("The method's state is not divided by clients")
+        return g
+
+    count = len(federation.groups)
+    one = shapes(*[1] * count)
+    more = (shapes(*1 + np.eye(count, dtype=int)[g]) for g in range(count))
+    return jax.tree.map(owner, one, *more), one
+
+
+# ---- between the host and the devices
+
+
+def seen(state: Any, federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> tuple:
+    """What a program gets of a state for some clients, behind the key: state, federation and cohort."""
+    if not isinstance(state, OnHost):
+        return state, federation, cohort
+    window = around(federation, cohort, stranger)
+    return placed(state, window, _entries(state, window)), window.federation, window.cohort
+
+
+def placed(kept: OnHost, window: Window, entries: Any) -> Any:
+    """The state of a window on its devices, made of its `_entries` and the server's arrays."""
+
+    def of_leaf(owner, leaf, of_clients):
+        if owner == SERVER:
+            return leaf
+        return jnp.asarray(of_clients) if window.federation.mesh is None else of_clients
+
+    return window.federation.place(jax.tree.map(of_leaf, kept.owners, kept.state, entries), known=True)
+
+
+def put_back(kept: OnHost, window: Window, after: Any) -> OnHost:
+    """The state with a window's entries as they are now; clients' arrays are written in place."""
+
+    def of_leaf(owner, leaf, new):
+        if owner == SERVER:
+            return new
+        real = window.real[owner]
+        leaf[window.rows[owner][real]] = window.federation.fetch(new)[1:][real]
+        return leaf
+
+    return kept._replace(state=jax.tree.map(of_leaf, kept.owners, kept.state, after))
+
+
+def _entries(kept: OnHost, window: Window) -> Any:
+    """What a window's clients have, NumPy arrays (w_g, ...); of the server's arrays nothing."""
+
+    def of_leaf(owner, leaf):
+        if owner == SERVER:
+            return ()
+        rows = window.rows[owner]
+        entries = np.empty((1 + len(rows), *leaf.shape[1:]), leaf.dtype)
+        entries[0] = np.asarray(window.stranger).astype(leaf.dtype)
+        np.take(leaf, rows, 0, entries[1:], mode="clip")
+        return entries
+
+    return jax.tree.map(of_leaf, kept.owners, kept.state)
+
+
+def _renew(entries: Any, kept: OnHost, window: Window, written: Window) -> None:
+    """Look up once more those clients of a window who have just been written by another one."""
+    again = [
+        np.isin(rows, before[real])
+        for rows, before, real in zip(window.rows, written.rows, written.real, strict=True)
+    ]
+    owners, leaves = jax.tree.leaves(kept.owners), jax.tree.leaves(kept.state)
+    of_clients = [(owner, leaf) for owner, leaf in zip(owners, leaves, strict=True) if owner != SERVER]
+    for (owner, leaf), found in zip(of_clients, jax.tree.leaves(entries), strict=True):
+        found[1:][again[owner]] = leaf[window.rows[owner][again[owner]]]
+
+
+# ---- rounds
+
+
+def rounds_in_windows(
+    advance: Callable,
+    kept: OnHost,
+    federation: Federation,
+    rounds: Sequence[tuple[Cohort, Conditions]],
+    watched: bool,
+) -> tuple[OnHost, list[Report]]:
+    """Rounds one by one, each on the window of its cohort.
+
+    While the clients of one train, what the next ones have is looked up.
+
+    Args:
+      advance: ``(state, federation, cohorts, conditions) -> (state, reports)``, of rounds along a first axis.
+      kept: the state before.
+      federation: all clients, `on_host`.
+      rounds: of each its cohort, and its conditions along an axis of that round.
+      watched: whether the first one is computed with both strangers.
+
+    Returns:
+      The state behind them, and the reports along such an axis.
+
+    Raises:
+      JaxflError: if the first one reads or writes what belongs to clients that are not in its cohort.
+    """
+    reports, ahead = [], None
+    for (cohort, conditions), following in zip(rounds, [*rounds[1:], None], strict=True):
+        window, entries = ahead or _looked_up(kept, federation, cohort)
+        if watched and not reports:
+            _refuse_strangers(advance, kept, federation, cohort, conditions)
+        state, report = advance(placed(kept, window, entries), *round_on(window, conditions))
+        ahead = _looked_up(kept, federation, following[0]) if following else None  # while devices are at work
+        kept = put_back(kept, window, state)
+        if ahead:
+            _renew(ahead[1], kept, ahead[0], window)
+        report = jax.device_get(report)
+        reports.append(report._replace(flops=_of_everyone(report.flops, federation, window)))
+    return kept, reports
+
+
+def _looked_up(kept: OnHost, federation: Federation, cohort: Cohort) -> tuple[Window, Any]:
+    """The window of a cohort, and what its clients have."""
+    window = around(federation, cohort)
+    return window, _entries(kept, window)
+
+
+def _of_everyone(flops: tuple, federation: Federation, window: Window) -> tuple:
+    """Operations (1, w_g) of a window's clients as those of all, (1, n_g); the last entry is the server's."""
+    *of_groups, elsewhere = flops
+    counted = []
+    for of_window, group, rows, real in zip(
+        of_groups, federation.groups, window.rows, window.real, strict=True
+    ):
+        of_clients = np.zeros((1, len(group.id)), of_window.dtype)
+        of_clients[:, rows[real]] = of_window[:, 1:][:, real]
+        counted.append(of_clients)
+    return *counted, elsewhere
+
+
+# ---- strangers
+
+
+def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) -> Any:
+    """``f(state, federation, cohort)`` of a window, which no stranger may change.
+
+    Raises:
+      JaxflError: if one does.
+    """
+    first, second = (f(*seen(state, federation, cohort, stranger)) for stranger in STRANGERS)
+    if not _equal(first, second):
+        raise beyond_cohort("What clients receive or deploy goes by others than themselves")
+    return first
+
+
+def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Cohort, conditions) -> None:
+    """Refuse a round that one stranger changes in place of the other, or that changes a stranger."""
+    outcomes = []
+    for stranger in STRANGERS:
+        window = around(federation, cohort, stranger)
+        # Copied, because the round is given what it gets for good.
+        state = jax.tree.map(jnp.copy, placed(kept, window, _entries(kept, window)))
+        state, report = advance(state, *round_on(window, conditions))
+        state = federation.fetch(state)
+        for owner, leaf in zip(jax.tree.leaves(kept.owners), jax.tree.leaves(state), strict=True):
+            if owner != SERVER and (leaf[0] != np.asarray(stranger).astype(leaf.dtype)).any():
+                raise beyond_cohort("A round writes to clients that are not in its cohort")
+        theirs = jax.tree.map(lambda o, leaf: leaf if o == SERVER else leaf[1:], kept.owners, state)
+        outcomes.append((theirs, jax.device_get(report)))
+    if not _equal(*outcomes):
+        raise beyond_cohort("A round goes by clients that are not in its cohort")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two trees of arrays are the same, floats but for what an accelerator may round otherwise."""
+
+    def same(a, b):
+        if jnp.issubdtype(a.dtype, jnp.inexact):
+            return np.allclose(a.astype(float), b.astype(float), rtol=1e-2, atol=1e-2, equal_nan=True)
+        return np.array_equal(a, b)
+
+    return all(map(same, jax.tree.leaves(one), jax.tree.leaves(other)))
