@@ -117,7 +117,7 @@ def exchanging(
     learn: Callable = remember,
     resend: bool = False,
     signal: Signal = SOFT_PREDICTIONS,
-    summary: Callable[[jax.Array], dict] = lambda matrix: {},
+    summary: Callable[[jax.Array, Federation], dict] = lambda matrix, federation: {},
     prepare: Step | None = None,
 ) -> Algorithm:
     """Build a method whose clients exchange predictions.
@@ -129,7 +129,7 @@ def exchanging(
       learn: ``(matrix, RoundPredictions, hyper) -> matrix``, the server's step.
       resend: whether `learn` needs predictions of the distilled models, which clients then send as well.
       signal: what clients tell each other.
-      summary: what the matrix comes to, see `Info.findings`.
+      summary: ``(matrix, federation)``, what the matrix comes to, see `Info.findings`.
       prepare: see `Algorithm`.
     """
 
@@ -185,7 +185,7 @@ def exchanging(
             loss,
             up=sent_up(cohort, every(prediction * (2 if resend else 1))),
             down=sent_down(cohort, every(prediction + len(rows))),
-            findings=summary(matrix),
+            findings=summary(matrix, federation),
             trained=own_models.predictors(weights),
         )
 

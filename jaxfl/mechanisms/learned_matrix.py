@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxfl.config.options import options, within
 from jaxfl.core.training import Training
-from jaxfl.data.federation import NOBODY
+from jaxfl.data.federation import NOBODY, Federation
 from jaxfl.mechanisms.mixing import pairs, project_on_simplex, put_pairs, row_stochastic
 
 
@@ -82,11 +82,16 @@ def learn(matrix, i, share, gradient, hyper: LearnedMatrix, clients):
     return put_pairs(matrix, i, i, new)
 
 
-def summary(matrix) -> dict:
-    """How far the weights have left equality: means over clients of two entries of their rows."""
-    oneself = jnp.eye(len(matrix), dtype=bool)
-    others = jnp.where(oneself, 0, matrix)
-    return {"of oneself": jnp.diagonal(matrix).mean(), "of the best other": others.max(1).mean()}
+def summary(matrix, federation: Federation) -> dict:
+    """How far the weights have left equality: means over all but newcomers of two entries of their rows."""
+    apart = jnp.concatenate([group.newcomer for group in federation.groups])  # (N,), by their ids
+    others = jnp.where(jnp.eye(len(matrix), dtype=bool) | apart[None], 0, matrix)
+    counts = federation.participants.sum()
+
+    def mean(entries):
+        return jnp.where(apart, 0, entries).sum() / jnp.maximum(counts, 1)
+
+    return {"of oneself": mean(jnp.diagonal(matrix)), "of the best other": mean(others.max(1))}
 
 
 def matrices(state) -> dict:

@@ -39,6 +39,7 @@ def test_others_train_as_if_it_were_not_there(name):
         assert_same(ours, expected.weights[0], tolerance=1e-6)
         if name != "fedamp":
             assert_same(state.matrix[:NEWCOMER, :NEWCOMER], expected.matrix, tolerance=1e-6)
+            assert_same(info.findings, same.findings, tolerance=1e-6)
 
 
 def test_under_the_schedule_of_all_it_trains_when_it_joins():

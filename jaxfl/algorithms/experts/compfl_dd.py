@@ -1,7 +1,7 @@
 """CompFL device by device: without a server, every expert walks from client to client.
 
 Xu et al. 2024 (see `compfl`), appendix E, D/D. Of each architecture j there is one theta_j, which sits at
-some client; in the beginning these are different ones. On a visit of walker j at client i:
+some client; in the beginning these are different ones, no newcomers. On a visit of walker j at client i:
 
     accept        with probability 1 where j = j_i, eps where j < j_i (what greedy selection is there), else 0
     if accepted   (theta_j, phi_ij) <- adapt, weigh and update as in `compfl`; teachers are the experts that i
@@ -126,7 +126,10 @@ def build(config: CompFLDD) -> Algorithm:
         parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
         heads, walkers = zip(*parts, strict=True)
         start_key = jax.random.fold_in(key, len(groups))
-        starts = jax.random.permutation(start_key, federation.clients)[: len(groups)]
+        order = jax.random.permutation(start_key, federation.clients)
+        apart = jnp.concatenate([group.newcomer for group in groups])[order]
+        places = jnp.arange(len(groups)) % jnp.maximum((~apart).sum(), 1)
+        starts = order[jnp.argsort(apart, stable=True)[places]]
 
         def known(g, js, heads, own):
             copies = *(federation.of_each(walkers[j], g) for j in js[:-1]), own

@@ -104,7 +104,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
             )
             matrix = learned_matrix.learn(matrix, i, n / of_all, gradient, hyper, number)
         models = own_models.message(state.weights, config.bn_stats)
-        findings = {"weight": learned_matrix.summary(matrix)}
+        findings = {"weight": learned_matrix.summary(matrix, federation)}
         state = State(hyper, scatter(state.weights, cohort, trained), matrix)
         up, down = sent_up(cohort, models), sent_down(cohort, models)
         return state, Info(loss, up, down, findings, own_models.predictors(trained))

@@ -69,8 +69,8 @@ def build(config: MNFL) -> Algorithm:
         ratio = jnp.log(jnp.maximum(t, smallest)) - jnp.log(jnp.maximum(s, smallest))
         return products(ratio + 1, s) / s.shape[1]
 
-    def summary(matrix):
-        return {"weight": learned_matrix.summary(matrix)}
+    def summary(matrix, federation):
+        return {"weight": learned_matrix.summary(matrix, federation)}
 
     resend = config.matrix_predictions == "after"
     return exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, summary=summary)

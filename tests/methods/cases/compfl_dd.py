@@ -15,6 +15,7 @@ from reference.sharing import divide
 from reference.training import descend
 
 from jaxfl.algorithms.experts.compfl_client import runnable
+from jaxfl.data.federation import set_apart
 from jaxfl.models import zoo
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.cases.compfl import adapt, objective, soft_labels
@@ -221,6 +222,13 @@ def a_walker_that_nobody_accepts_rests():
     assert info.idle[0].tolist().count(False) == 1
 
 
+def no_walker_begins_at_a_newcomer():
+    federation = federated((SMALLEST, 3), (SMALL, 2))
+    federation = set_apart(federation, [np.array([True, False, True]), np.array([True, False])])
+    at = initial("compfl-dd", federation, **TRAINING).at
+    assert sorted(np.asarray(at)) == [1, 4]
+
+
 def mlp(hidden):
     """An expert of its size."""
     return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
@@ -262,5 +270,9 @@ compfl_dd = Case(
             deploy="visit",
         ),
     },
-    reductions=(every_hop_is_paid_for, a_walker_that_nobody_accepts_rests),
+    reductions=(
+        every_hop_is_paid_for,
+        a_walker_that_nobody_accepts_rests,
+        no_walker_begins_at_a_newcomer,
+    ),
 )
