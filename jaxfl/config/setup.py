@@ -141,12 +141,12 @@ class MachineOptions:
     """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
     devices: int | None = within("[1, inf)", None)
     """Devices that share the clients of a round; by default all that JAX has (the command line starts one
-    per CPU core), but no more than a group has clients in a round on average. Each holds the data set: on a
-    machine with many cores and little memory give fewer."""
+    per CPU core), but no more than a group has clients in a round on average. Each accelerator holds the
+    data set."""
     client_state: Literal["device", "host"] = "device"
-    """Where clients' own models, heads and memories lie between rounds: on the devices, or in the host's
-    memory, from which a round gets those of its clients. Methods that go by all clients need the devices.
-    docs/devices.md"""
+    """Where clients' own models, heads, memories and images lie between rounds: on the devices, or in the
+    host's memory, from which a round gets those of its clients. Methods that go by all clients need the
+    devices. docs/devices.md"""
     convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
     """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
     network and remembers."""
