@@ -50,6 +50,7 @@ class Item(NamedTuple):
       verdict: one of `VERDICTS`.
       reason: of the verdict, or what is missing, in up to three sentences.
       study: the file of TOML here that repeats it, without its ending.
+      at_scale: the same of the paper's own scale, where that one is smaller.
       command: whose results are kept, where no study made them.
       setups: argument files here.
       seeds: how many the figures are of, in words where they differ; none where nothing has run.
@@ -65,6 +66,7 @@ class Item(NamedTuple):
     verdict: str
     reason: str
     study: str = ""
+    at_scale: str = ""
     command: str = ""
     setups: list[str] = []
     seeds: int | str = 0
@@ -132,7 +134,7 @@ def check(folder: Path, item: Item) -> None:
     where = f"{folder / 'items.toml'}, {item.name}:"
     if item.verdict not in VERDICTS:
         raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
-    files = [f"{item.study}.toml"] * bool(item.study) + item.setups + item.pictures
+    files = [f"{study}.toml" for study in (item.study, item.at_scale) if study] + item.setups + item.pictures
     for file in [*files, *(its.file for its in item.figures)]:
         if not (folder / file).is_file():
             raise SystemExit(f"{where} there is no {folder / file}.")
@@ -166,6 +168,8 @@ def section(folder: Path, item: Item) -> str:
     commands += [f"jaxfl study {folder.name}/{item.study}"] * bool(item.study)
     if commands:
         parts.append("```bash\n" + "\n".join(commands) + "\n```")
+    if item.at_scale:
+        parts.append(f"At the paper's scale: `jaxfl study {folder.name}/{item.at_scale}`.")
     if item.setups:
         parts.append("Setup: " + ", ".join(f"[{name}]({name})" for name in item.setups) + ".")
     if item.figures:
