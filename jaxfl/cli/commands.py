@@ -306,7 +306,7 @@ def _cite(arguments: list[str]) -> None:
     _nothing_left(rest, "cite")
     method, _ = registry.method(choice)
     if not method.bibtex:
-        raise JaxflError(f"{method.name} has no paper to cite.")
+        raise JaxflError(f"{method.name} has no paper to cite: its Method has no bibtex.")
     OUT.print(method.bibtex, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -174,6 +174,9 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
             )
     if not isinstance(info.findings, dict):
         refuse(f"reports Info.findings as {_form(info.findings)}, not as {{panel: {{line: ()}}}}")
+    for panel, lines in () if name == "host" else info.findings.items():
+        if not isinstance(lines, dict) or any(jnp.shape(line) != () for line in lines.values()):
+            refuse(f"reports Info.findings[{panel!r}] that are no {{line: ()}}, numbers by their names")
     if name == "host":
         try:
             json.dumps(info.findings, default=_listed)
@@ -197,10 +200,8 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
         require_call("predict", one.predict, "model", "shared", "own", "x")
         own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one.stacked)
         x = jax.ShapeDtypeStruct((IMAGES, *federation.images.shape[1:]), federation.mean.dtype)
-        with own_code():
-            scores = _shapes(
-                "predict", lambda *rest, one=one, model=model: one.predict(model, *rest), one.shared, own, x
-            )
+        predict = own_code()(functools.partial(one.predict, model))
+        scores = _shapes("predict", predict, one.shared, own, x)
         if getattr(scores, "shape", None) != (IMAGES, model.classes):
             raise JaxflError(
                 f"{line_of(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "

@@ -128,6 +128,28 @@ def linear(model: Model) -> bool:
     }
 
 
+def require_classes_last(model: Model, method: str) -> None:
+    """Refuse a head whose weights do not end in the axis of the classes, as a linear layer of Flax does.
+
+    Where as many features go in as classes come out, only the name ``kernel`` tells which axis is which.
+
+    Raises:
+      JaxflError: naming the method, which goes by classes.
+    """
+    (head,) = model.head.names
+
+    def fits(path, leaf) -> bool:
+        square = leaf.ndim > 1 and leaf.shape[-2] == leaf.shape[-1]
+        return leaf.shape[-1:] == (model.classes,) and (not square or tree.names(path)[-1] == "kernel")
+
+    if not all(fits(*of_leaf) for of_leaf in jax.tree.leaves_with_path(model.form.params[head])):
+        raise JaxflError(
+            f"{method} goes by the classes of the classifier, but in the last block {head!r} of {model.name} "
+            "the last axis of a leaf is not that of the classes; end it with a linear layer "
+            "(jaxfl.models.blocks.Linear, or Flax's)."
+        )
+
+
 def prototype_head(means):
     """A linear head {"kernel": (d, C), "bias": (C,)} whose rows are class means (C, d) of length 1."""
     length = jnp.linalg.norm(means, axis=1, keepdims=True)

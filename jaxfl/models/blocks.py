@@ -74,6 +74,7 @@ class AdaptiveMean(nn.Module):
     """Adaptive average pooling of features, without parameters, as PyTorch's `adaptive_avg_pool1d`."""
 
     features: int
+    uncut = "averages other features in each width"  # see `jaxfl.models.slices`
 
     def __call__(self, x, *, train, mask):
         """Maps (B, d) to (B, n), d >= n; i is the mean from floor(i d / n) up to ceil((i + 1) d / n)."""

@@ -131,7 +131,7 @@ def candidate_of(federation, *places):
 def public_images(federation):
     x = federation.inputs(federation.public)
     top = federation.images.max().astype(x.dtype)
-    return Images(x, federation.labels[federation.public], federation.mean, federation.std, top)
+    return Images(x, federation.labels[federation.public], federation.mean, federation.std, 0, top)
 
 
 # ---- blocks
@@ -446,17 +446,18 @@ def test_jitter_moves_hue_by_up_to_a_tenth_of_the_circle():
     assert 0.5 < (np.abs(hue) > 1e-4).mean() < 0.75  # 0.8 are jittered, of whom 0.2 become grey
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_two_views_of_an_image_belong_together(channels, parts):
-    """All images but one are black, and black stays black whatever view is taken."""
-    values = np.zeros((4, 8, 8, channels), np.float32)
-    values[2] = 200
+@pytest.mark.parametrize(("channels", "low"), [(1, 0), (2, -50), (3, 0)])
+def test_two_views_of_an_image_belong_together(channels, low, parts):
+    """All images but one are black, and black stays black whatever view is taken, be it 0 or less."""
+    low = np.float32(low)
+    values = np.full((4, 8, 8, channels), low, np.float32)
+    values[2] += 200
     mean, std, top = (
         jnp.full((1, 1, 1, channels), 10.0),
         jnp.full((1, 1, 1, channels), 50.0),
-        jnp.float32(250),
+        low + 250,
     )
-    images = Images((values - mean) / std, jnp.zeros(4, jnp.int32), mean, std, top)
+    images = Images((values - mean) / std, jnp.zeros(4, jnp.int32), mean, std, low, top)
     options = PFedClub(labelled=False, server_batch=4, server_epochs=2)
     drawn = tuning.draws(len(values), options, np.random.default_rng(0))
     loss, batches = tuning.objective(images, options, parts, drawn)
@@ -464,10 +465,10 @@ def test_two_views_of_an_image_belong_together(channels, parts):
     assert loss is tuning.contrast and len(batches) == 2
     for views, (pairs, tau) in batches:
         assert tau == options.tau
-        bright = np.flatnonzero((views * std + mean).max((1, 2, 3)) > 1)
+        bright = np.flatnonzero((views * std + mean).max((1, 2, 3)) > low + 1)
         assert views.shape == (8, 8, 8, channels) and len(bright) == 2
         assert pairs[bright[0]] == pairs[bright[1]] and sorted(pairs.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
-        assert (views * std + mean).min() > -1e-3 and (views * std + mean).max() < 250.01
+        assert (views * std + mean).min() > low - 1e-3 and (views * std + mean).max() < top + 0.01
 
 
 # ---- a server step

@@ -50,6 +50,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
+from jaxfl.mechanisms.class_means import require_classes_last
 from jaxfl.mechanisms.mixing import cosine_of_units, ids, pairs, put_pairs, row_stochastic
 from jaxfl.mechanisms.sharing import separate
 
@@ -103,6 +104,8 @@ def build(config: PFedSim) -> Algorithm:
         return separate(w, head(model), config.bn_stats)
 
     def init(key, federation, hyper):
+        for model in federation.models:
+            require_classes_last(model, "pFedSim")
         own = own_models.start(key, federation)
         has_own = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
         phi = jnp.zeros((federation.clients, federation.clients), federation.mean.dtype)

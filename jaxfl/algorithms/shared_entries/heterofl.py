@@ -39,7 +39,6 @@ from jaxfl.algorithms.shared_entries.static_norm import gathered, rows_of_all, u
 from jaxfl.authoring import (
     Algorithm,
     Info,
-    JaxflError,
     Method,
     Model,
     PerGroup,
@@ -64,6 +63,7 @@ from jaxfl.authoring import (
 )
 from jaxfl.core import flops
 from jaxfl.mechanisms import shared_entries
+from jaxfl.mechanisms.class_means import require_classes_last
 from jaxfl.mechanisms.shared_entries import hand_out, shared_leaves, slices
 from jaxfl.mechanisms.sharing import separate
 
@@ -101,13 +101,7 @@ def build(config: HeteroFL) -> Algorithm:
 
     def init(key, federation, hyper):
         for model in federation.models:
-            (head,) = model.head.names
-            if any(leaf.shape[-1:] != (model.classes,) for leaf in jax.tree.leaves(model.form.params[head])):
-                raise JaxflError(
-                    f"HeteroFL averages classifiers class by class, but in the last block {head!r} of "
-                    f"{model.name} the last axis of a leaf is not that of the classes; end it with a linear "
-                    "layer (jaxfl.models.blocks.Linear, or Flax's)."
-                )
+            require_classes_last(model, "HeteroFL")
         weights, places = initial_weights(key, federation), slices(federation.models)
         kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
         return State(hyper, shared_leaves(shared, places), each_client(kept, federation))

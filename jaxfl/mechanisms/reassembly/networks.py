@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxfl.core.client_map import gather, map_clients
 from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part, output_shape
 from jaxfl.models.model import Model, Weights
@@ -78,6 +80,26 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
         pending, shape = (), output_shape(piece)
         found.append(Block(piece, "conv" if kernels else "fc", shape, place))
     return tuple(found)
+
+
+def require_vectors(model: Model) -> None:
+    """Refuse an architecture with a dense block that takes maps and no vectors, as stitches hand them on.
+
+    Raises:
+      JaxflError: naming the block.
+    """
+    for block in blocks_of(model):
+        flat = dataclasses.replace(block.model, shape=(math.prod(block.model.shape),))
+        try:
+            takes = block.kind == "conv" or output_shape(flat) == block.output_shape
+        except Exception:  # of any kind: the block may be the user's own
+            takes = False
+        if not takes:
+            name, _ = block.model.blocks[-1]
+            raise JaxflError(
+                f"Blocks of {model.name} are to be put behind others, but the dense block {name!r} does not "
+                f"take maps {block.model.shape} as vectors: pool in a block of its own, or flatten there."
+            )
 
 
 def networks(weights: PerGroup, federation: Federation, cohort: Cohort) -> dict[int, Network]:

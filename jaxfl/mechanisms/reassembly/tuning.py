@@ -22,13 +22,14 @@ class Images(NamedTuple):
       x: (P, H, W, C), normalised.
       y: (P,) int32.
       mean, std: (1, 1, 1, C), that they were normalised by.
-      top: (), the largest value of an image.
+      low, top: (), the least value of an image, or 0 where none is negative, and the largest one.
     """
 
     x: np.ndarray
     y: np.ndarray
     mean: np.ndarray
     std: np.ndarray
+    low: np.ndarray
     top: np.ndarray
 
 
@@ -36,8 +37,9 @@ def images_of(federation: Federation) -> Images:
     """The federation's public images."""
     rows = np.asarray(federation.public)
     arrays = federation.inputs(rows), federation.labels[rows], federation.mean, federation.std
-    top = federation.images.max().astype(federation.mean.dtype)
-    return Images(*(np.asarray(on_one_device(array)) for array in (*arrays, top)))
+    ends = jnp.minimum(federation.images.min(), 0), federation.images.max()
+    ends = (end.astype(federation.mean.dtype) for end in ends)
+    return Images(*(np.asarray(on_one_device(array)) for array in (*arrays, *ends)))
 
 
 def cross_entropy(logits, labels):
@@ -97,9 +99,9 @@ def objective(
 
 def two_views(key, images: Images):
     """Two random views of each image (B, H, W, C), one set after the other: (2B, H, W, C), normalised."""
-    values = jnp.clip((images.x * images.std + images.mean) / images.top, 0, 1)
+    values = jnp.clip((images.x * images.std + images.mean - images.low) / (images.top - images.low), 0, 1)
     views = jnp.concatenate([view(one, values) for one in jax.random.split(key)])
-    return (views * images.top - images.mean) / images.std
+    return (views * (images.top - images.low) + images.low - images.mean) / images.std
 
 
 def _pairs_of_views(images: Images, options, parts: CompiledParts, drawn) -> Iterator:
