@@ -114,7 +114,9 @@ def test_shards_are_disjoint_and_of_different_classes(seed, clients, per_client)
         assert sizes(parts).sum() == len(labels)
 
 
-@pytest.mark.parametrize("partitioner", [partial(classes, classes_per_client=6, samples_per_client=12), shards])
+@pytest.mark.parametrize(
+    "partitioner", [partial(classes, classes_per_client=6, samples_per_client=12), shards]
+)
 def test_another_seed_deals_out_other_rows_and_classes(partitioner):
     """Each of all six classes gives two rows; of two shards a client has two classes."""
     labels = np.repeat(np.arange(6), 30)
