@@ -7,7 +7,6 @@ from reference import nets
 from reference.training import average, descend, plain_loss
 
 from jaxfl.data.federation import set_apart
-from jaxfl.registry import METHODS
 from methods import recording
 from methods.cases import SMALL, Case, Comparison, local_statistics
 from methods.cases.fedbn import stays
@@ -121,7 +120,7 @@ def scores(state, clients, draws, options, x):
 
 def view(state, federation, t):
     """Own models, the matrix, and the weights that users see."""
-    matrices = METHODS["fedap"].build(state.hyper).matrices(state)
+    matrices = recording.matrices("fedap")(state)
     return recording.own_models(state, federation, t) | {"closeness": state.closeness} | matrices
 
 
