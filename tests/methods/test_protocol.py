@@ -254,7 +254,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
 
 @pytest.mark.parametrize("name", SENDING)
 def test_statistics_that_stay_are_not_counted(name):
-    federation = validating_clients((mlp(), 3), (mlp(norm="batch"), 2))
+    federation = validating_clients((mlp(norm="batch"), 3), (mlp(), 2))
     up, *_ = billed(name, federation, SOME, bn_stats="local", **OPTIONS | CASES[name].short)
     for g, model in enumerate(federation.models):
         expected = CASES[name].traffic(model, federation.models, 0)
@@ -268,8 +268,8 @@ def test_statistics_that_stay_are_not_counted(name):
 @pytest.mark.parametrize("name", [name if name in STEPPING else long(name) for name in METHODS])
 def test_where_steps_are_given_nobody_reads_epochs(name, federation, monkeypatch):
     method = METHODS[name]
-    monkeypatch.setattr(method.config, "epochs", None)  # else they are refused beside steps
-    config = method.config(**OPTIONS | CASES[name].short | {"epochs": None, "steps": 2})
+    monkeypatch.setattr(method.config, "epochs", "none")  # else they are refused beside steps
+    config = method.config(**OPTIONS | CASES[name].short | {"epochs": "none", "steps": 2})
     algorithm, everyone = method.build(config), cohort(federation, EVERYONE)
 
     def play(key):
