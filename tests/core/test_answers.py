@@ -9,7 +9,7 @@ import pytest
 from conftest import CLASSES, SHAPE, assert_same, tiny_partition, tiny_source
 
 from jaxfl.core import engine
-from jaxfl.core.answers import draw_dropouts
+from jaxfl.core.answers import Ledger, draw_dropouts, lost_answers, spent
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
@@ -135,6 +135,24 @@ def test_who_is_late_is_lost_and_spends_what_time_it_had(federation, play, cohor
     spent = [line[f"client_{name}"][slowest] for name in ("flops", "bytes_up", "bytes_down")]
     assert sum(spent) == pytest.approx(deadline, abs=1) and line["client_loss"][slowest] is None
     assert line["flops"] == pytest.approx(sum(line["client_flops"]))
+
+
+def test_who_needs_all_the_time_that_there_is_answers(federation, cohorts):
+    """Messages come as {scalars of one: how many}, or as scalars; a byte takes a second."""
+    everyone = Cohort(np.int32(0), tree_at(cohorts, 0), ROUNDS)
+    nobody, nothing = tree_at(NOBODY, 0), tuple(np.zeros(n, np.float32) for n in CLIENTS)
+    up = {5: np.array([1, 2, 0]), 1: np.array([0, 0, 4])}, np.array([5, 6])
+    whole = Ledger(up, tuple(np.zeros(n, np.int32) for n in CLIENTS), (*nothing, np.float32(7)))
+    done = whole._replace(flops=(*nothing, np.float32(3)))  # the server hears the others alone
+
+    @jax.jit
+    def settled(whole, done, nobody, everyone):
+        late = lost_answers(whole, nobody, conditions(seconds=20.0).deadline, federation, everyone)
+        return late, spent(done, whole, late, nobody, federation, everyone).flops[-1]
+
+    late, of_server = settled(whole, done, nobody, everyone)
+    assert [of_group.tolist() for of_group in late] == [[False, True, False], [False, True]]
+    assert of_server == 3
 
 
 def test_rates_follow_their_factors(play, cohorts):

@@ -29,7 +29,7 @@ from methods.cases import CASES
 from jaxfl.core import engine, flops, tree
 from jaxfl.core import score as scoring
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
-from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts
+from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts, draw_newcomers
 from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, as_programs
@@ -111,6 +111,12 @@ def test_a_cohort_has_its_size_and_no_client_twice(participation, active):
     for of_round in ids(draw_cohorts((4, 6), participation, 20, seed=1), (4, 6)):
         assert len(set(of_round)) == len(of_round) == active
         assert set(of_round) <= set(range(10))
+
+
+def test_shares_of_clients_are_exact():
+    """As a float 0.29 x 100 is less than 29."""
+    cohorts, newcomers = draw_cohorts((40, 60), 0.29, 1, seed=1), draw_newcomers((100,), 0.29, seed=1)
+    assert sum(slots.mask.sum() for slots in cohorts) == newcomers[0].sum() == 29
 
 
 def test_cohorts_depend_on_seed_and_round_alone():

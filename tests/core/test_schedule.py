@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfl.config.options import client_rate, options, within
+from jaxfl.config.options import client_rate, client_rates, options, within
 from jaxfl.core.schedule import at_rate, factors
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
+from jaxfl.registry import METHODS
 
 
 def cosine(t, over, final=0.0):
@@ -63,6 +64,20 @@ class Own(Training):
     """By default lr."""
     server_lr: float = within("(0, inf)", 0.3)
     """Of the server."""
+
+
+def test_it_changes_the_rates_that_the_documentation_names():
+    followers = {}
+    for name, method in METHODS.items():
+        for rate in client_rates(method.config):
+            followers.setdefault(rate, []).append(name)
+    assert followers.pop("lr") == list(METHODS)
+    assert followers == {
+        "head_lr": ["compfl", "compfl-dd", "compfl-mm"],
+        "distill_lr": ["fedmd", "mnfl", "sim-pfd", "topk-pfd"],
+        "public_lr": ["fccl"],
+        "eta": ["pfedme"],
+    }
 
 
 def test_a_factor_is_another_rate_of_clients_wherever_the_state_holds_options():

@@ -11,7 +11,7 @@ from scipy import ndimage
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation, colour, crop, cutout, flip, rotate
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows
-from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit
+from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit, local_optimizer
 from jaxfl.data.federation import Batch
 
 KEY = jax.random.key(0)
@@ -110,6 +110,13 @@ def test_a_correction_changes_gradients_before_the_optimiser(federation):
     initial = federation.models[0].init(KEY).params["fc1"]["linear"]["kernel"]
     moved = np.asarray(stopped.weights.params["fc1"]["linear"]["kernel"] / initial)
     assert (moved < decay).all() and (moved > 0.99).all()
+
+
+def test_gradients_are_clipped_before_they_are_corrected():
+    gradient, longest = jnp.array([3.0, 4.0]), Training(clip_norm=1.0)
+    doubled = local_optimizer(longest, optax.identity(), optax.scale(2.0))
+    updates, _ = jax.jit(lambda gradient: doubled.update(gradient, doubled.init(gradient)))(gradient)
+    np.testing.assert_allclose(updates, 2 * gradient / 5, rtol=1e-6)
 
 
 def test_any_optimizer_takes_the_place_of_the_usual_one(federation):

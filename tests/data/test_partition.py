@@ -79,6 +79,9 @@ def test_classes_gives_exact_counts_and_overlaps_as_little_as_possible(seed, cli
         held = held[held > 0]
         assert len(held) == per_client and held.sum() == samples and np.ptp(held) <= 1
         assert is_disjoint([part])
+        _, starts = np.unique(labels[part], return_index=True)
+        dealt = np.diff([*np.sort(starts), samples]).tolist()
+        assert dealt == sorted(dealt, reverse=True)  # the first classes have what does not divide evenly
     used = np.bincount(np.concatenate(parts), minlength=len(labels))
     assert all(np.ptp(used[labels == c]) <= 1 for c in range(6))
 
@@ -111,6 +114,18 @@ def test_shards_are_disjoint_and_of_different_classes(seed, clients, per_client)
         assert sizes(parts).sum() == len(labels)
 
 
+@pytest.mark.parametrize(
+    "partitioner", [partial(classes, classes_per_client=6, samples_per_client=12), shards]
+)
+def test_another_seed_deals_out_other_rows_and_classes(partitioner):
+    """Each of all six classes gives two rows; of two shards a client has two classes."""
+    labels = np.repeat(np.arange(6), 30)
+    deals = [partitioner(labels, 3, np.random.default_rng(seed)) for seed in range(4)]
+    rows = {tuple(tuple(sorted(part)) for part in parts) for parts in deals}
+    held = {tuple(tuple(np.unique(labels[part])) for part in parts) for parts in deals}
+    assert len(rows) == 4 and len(held) == (4 if partitioner is shards else 1)
+
+
 @pytest.mark.parametrize("partitioner", [dirichlet, dirichlet_flbench])
 @given(seed=seeds, clients=st.integers(1, 8), alpha=st.floats(0.3, 100))
 @quick
@@ -134,6 +149,11 @@ def test_dirichlet_follows_alpha():
     assert largest_share(0.05) > 0.8
 
 
+def test_dirichlet_draws_may_have_the_minimum():
+    even = dirichlet(np.repeat([0, 1], 6), 2, np.random.default_rng(0), alpha=1e6, min_samples=6)
+    assert sizes(even).tolist() == [6, 6]
+
+
 def test_dirichlet_favours_no_client():
     """Shares are rounded: at floors the last client would have a row of nearly every class."""
     labels = np.repeat(np.arange(10), 200)
@@ -144,9 +164,10 @@ def test_dirichlet_favours_no_client():
     assert known.max() < 1.2 * known.min()
 
 
-def test_dirichlet_flbench_gives_nothing_more_to_a_client_that_has_its_even_share():
-    # Nearly all of a class goes to one client, and 51 rows of 100 are more than half of them.
-    labels = np.repeat(np.arange(3), [51, 10, 39])
+@pytest.mark.parametrize("largest", [50, 51])
+def test_dirichlet_flbench_gives_nothing_more_to_a_client_that_has_its_even_share(largest):
+    # Nearly all of a class goes to one client, and so many rows of 100 are half of them or more.
+    labels = np.repeat(np.arange(3), [largest, 10, 90 - largest])
     for seed in range(20):
         rng = np.random.default_rng(seed)
         parts = dirichlet_flbench(labels, 2, rng, alpha=1e-3, min_samples=1)
@@ -204,19 +225,20 @@ def test_power_law_is_log_normal_beside_the_base():
     assert abs(np.log(sizes(parts) - 1).std() - 0.5) < 0.03
 
 
-def test_power_law_leaves_the_base_to_whom_a_class_does_not_suffice():
+@pytest.mark.parametrize(("further", "first"), [(15, 80), (22, 2)])
+def test_power_law_leaves_the_base_to_whom_a_class_does_not_suffice(further, first):
     labels = np.zeros(100)
-    options = {"classes_per_client": 1, "base": 2, "least": 15, "most": 15, "sigma": 0.0}
+    options = {"classes_per_client": 1, "base": 2, "least": further, "most": further, "sigma": 0.0}
     parts = power_law(labels, 4, np.random.default_rng(0), **options)
-    # Of 100 rows the base takes 8; a client draws 2 (floor(96 / 4) + 15) = 78 more, and 14 are left.
-    assert sizes(parts).tolist() == [80, 2, 2, 2]
+    # Of 100 rows the base takes 8; a client draws 2 (floor(96 / 4) + further) more: 78 of 92, or all.
+    assert sizes(parts).tolist() == [first, 2, 2, 2]
 
 
 @pytest.mark.parametrize(("clients", "wanted"), [(None, "abd"), (3, "abd"), (2, None)])
 def test_natural_clients_are_the_values_of_a_column(clients, wanted):
     whose = np.random.default_rng(0).permutation(np.repeat(list("dcba"), [6, 2, 9, 5]))
     for seed in range(4):
-        parts = natural(whose, clients, np.random.default_rng(seed), column="whose", min_samples=3)
+        parts = natural(whose, clients, np.random.default_rng(seed), column="whose", min_samples=5)
         names = ["".join(np.unique(whose[part])) for part in parts]
         assert names == sorted(names) and len(names) == (clients or 3)  # c has too few rows
         assert wanted in (None, "".join(names))

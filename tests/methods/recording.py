@@ -9,6 +9,7 @@ import numpy as np
 from conftest import PUBLIC, SIZES
 
 from jaxfl.core.training import batch_order
+from jaxfl.registry import METHODS
 
 # ---- what a client draws from its key in a round
 
@@ -54,6 +55,12 @@ def sharing(state, federation, t):
 def own_models(state, federation, t):
     """The clients' own models."""
     return {"own": by_client(state.weights, federation)}
+
+
+@functools.cache
+def matrices(name):
+    """``state -> what users see of pairs of clients``."""
+    return jax.jit(METHODS[name].build(METHODS[name].config()).matrices)
 
 
 def by_group(trees):

@@ -10,6 +10,7 @@ import math
 import jax
 from conftest import CLASSES, SHAPE, SIZES, cohort, tiny_links, tiny_models, tiny_partition, tiny_source
 
+from jaxfl.core import flops
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.data.federation import federate
@@ -96,6 +97,21 @@ def one_round(name, state, federation, t, present, **options):
     step = program(name, jax.tree.structure(METHODS[name].config(**options)))
     key = jax.random.fold_in(jax.random.key(1), t)
     return step(key, state, federation, cohort(federation, present, t, rounds=len(COHORTS)))
+
+
+def billed(name, federation, present=EVERYONE, part="step", **options):
+    """(up, down, operations) of a first round or of another part; that is all that is compiled of it."""
+    config = METHODS[name].config(**options)
+    algorithm = METHODS[name].build(config)
+
+    @jax.jit
+    def counted(key):
+        state = algorithm.init(key, federation, traced(config))
+        with flops.collect() as amounts:
+            _, info = getattr(algorithm, part)(key, state, federation, cohort(federation, present))
+        return info.up, info.down, flops.by_group(amounts, [len(group.id) for group in federation.groups])
+
+    return jax.device_get(counted(jax.random.key(0)))
 
 
 def reported(info):

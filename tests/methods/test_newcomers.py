@@ -9,6 +9,11 @@ from jaxfl.data.federation import federate, set_apart
 from methods.rounds import TRAINING, initial, mlp, one_round, run
 
 NEWCOMER = len(SIZES) - 1
+OPTIONS = {
+    "fedcmd": {"base": "stored", "personal": "classifier", "selection_rounds": 0},
+    "mnfl": {"matrix_lr": 1.0},
+    "mnfl-homogeneous": {"matrix_lr": 1.0},
+}
 
 
 def clients(number):
@@ -22,9 +27,9 @@ def with_a_newcomer():
     return set_apart(clients(len(SIZES)), [np.arange(len(SIZES)) == NEWCOMER])
 
 
-@pytest.mark.parametrize("name", ["fedamp", *map(long, ("mnfl", "mnfl-homogeneous", "scaffold"))])
+@pytest.mark.parametrize("name", ["fedamp", *map(long, ("fedcmd", "mnfl", "mnfl-homogeneous", "scaffold"))])
 def test_others_train_as_if_it_were_not_there(name):
-    options = TRAINING | ({"matrix_lr": 1.0} if name.startswith("mnfl") else {})
+    options = TRAINING | OPTIONS.get(name, {})
     rounds = [range(NEWCOMER), (0, 2)]
     for (state, info), (expected, same) in zip(
         run(name, with_a_newcomer(), rounds, **options),
@@ -37,7 +42,9 @@ def test_others_train_as_if_it_were_not_there(name):
             continue
         (ours,) = jax.tree.map(lambda leaf: leaf[:NEWCOMER], state.weights)
         assert_same(ours, expected.weights[0], tolerance=1e-6)
-        if name != "fedamp":
+        if name == "fedcmd":
+            assert_same(state.shared, expected.shared, tolerance=1e-6)
+        elif name != "fedamp":
             assert_same(state.matrix[:NEWCOMER, :NEWCOMER], expected.matrix, tolerance=1e-6)
             assert_same(info.findings, same.findings, tolerance=1e-6)
 

@@ -20,6 +20,7 @@ from conftest import (
     cohort,
     comparable,
     differ,
+    long,
     tiny_links,
     tiny_models,
     tiny_partition,
@@ -38,6 +39,7 @@ from jaxfl.registry import METHODS
 from jaxfl.runs import store
 from jaxfl.runs.trial import rates, whole_round, with_rates
 from methods.cases import CASES, Case, short
+from methods.rounds import billed, mlp
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
 TOLERANCE = 1e-6  # absolute and relative, where the order of sums changes
@@ -45,6 +47,9 @@ ROUNDS = 3
 EVERYONE = range(5)  # clients 0, 1 and 2 of the first group, 3 and 4 of the second
 SOME = (1, 0, 3)
 ONLY_SMALLER = (0, 1, 2)
+
+STEPPING = ("fccl", "fedavg", "fedbabu", "fedrod")  # of others it is looked at with the long tests
+SENDING = ("dfedavg", "fedcmd", "fedfomo", "flexifed", "pfedsim")  # that say themselves what is sent
 
 ARGUMENTS = {
     "init": ["key", "federation", "hyper"],
@@ -68,11 +73,16 @@ class Played(NamedTuple):
     stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
+def validating_clients(*models):
+    """Five unequal clients; they have validation rows, which some methods need."""
+    source = tiny_source()
+    return federate(source, validating(tiny_partition(source)), models, links=tiny_links())
+
+
 @pytest.fixture(scope="module")
 def federation():
-    """Five unequal clients, two architectures; they have validation rows, which some methods need."""
-    source = tiny_source()
-    return federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
+    """Of two architectures."""
+    return validating_clients(*tiny_models())
 
 
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
@@ -129,10 +139,13 @@ def test_a_round_keeps_the_form_of_the_state_and_reports_per_place(played, feder
             }
 
 
-def test_everything_is_finite(played, federation):
+def test_everything_is_finite_and_who_is_idle_has_no_loss(played, federation):
     for present in EVERYONE, SOME, ONLY_SMALLER:
-        done = played.play(jax.random.key(2), played.state, federation, cohort(federation, present))
+        of_round = cohort(federation, present)
+        done = jax.device_get(played.play(jax.random.key(2), played.state, federation, of_round))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done))
+        for slots, loss, idle in zip(of_round.groups, done.info.loss, done.info.idle or (), strict=False):
+            np.testing.assert_array_equal(loss > 0, slots.mask & ~idle)
 
 
 def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploys(played, federation):
@@ -238,6 +251,35 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
             messages = counted if isinstance(counted, dict) else {1: counted}
             counted = sum(size * count for size, count in messages.items())
             assert counted.tolist() == of_each + [0] * (len(group.id) - len(present))
+
+
+@pytest.mark.parametrize("name", SENDING)
+def test_statistics_that_stay_are_not_counted(name):
+    federation = validating_clients((mlp(norm="batch"), 3), (mlp(), 2))
+    up, *_ = billed(name, federation, SOME, bn_stats="local", **OPTIONS | CASES[name].short)
+    for g, model in enumerate(federation.models):
+        expected = CASES[name].traffic(model, federation.models, 0)
+        sent = expected[0] if isinstance(expected, tuple) else expected
+        messages = up[g] if isinstance(up[g], dict) else {1: up[g]}
+        counted = sum(size * count for size, count in messages.items())
+        present = [i for i in SOME if i in np.asarray(federation.groups[g].id)]
+        assert counted[: len(present)].tolist() == [sent(i) if callable(sent) else sent for i in present]
+
+
+@pytest.mark.parametrize("name", [name if name in STEPPING else long(name) for name in METHODS])
+def test_where_steps_are_given_nobody_reads_epochs(name, federation, monkeypatch):
+    method = METHODS[name]
+    monkeypatch.setattr(method.config, "epochs", "none")  # else they are refused beside steps
+    config = method.config(**OPTIONS | CASES[name].short | {"epochs": "none", "steps": 2})
+    algorithm, everyone = method.build(config), cohort(federation, EVERYONE)
+
+    def play(key):
+        state = algorithm.init(key, federation, traced(config))
+        if algorithm.prepare:
+            state, _ = algorithm.prepare(key, state, federation, everyone)
+        return algorithm.step(key, state, federation, everyone)
+
+    jax.eval_shape(play, jax.random.key(0))
 
 
 def test_no_method_branches_on_its_own():

@@ -13,9 +13,11 @@ from reference import nets
 from reference.sharing import divide
 from reference.training import average, cross_entropy, descend, log_softmax, softmax
 
-from jaxfl.algorithms.experts.compfl import select
+from jaxfl.algorithms.experts.compfl import distils, select
 from jaxfl.algorithms.experts.compfl_client import runnable
+from jaxfl.core.protocol import Cohort
 from jaxfl.models import zoo
+from jaxfl.registry import METHODS
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group, orders
 from methods.rounds import TRAINING, mixed, reported, run
@@ -230,6 +232,14 @@ def mlp(hidden):
     return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
 
 
+def shares_of_rounds_are_exact():
+    """As a float 0.3 x 50 is more than 15."""
+    for rounds, warmup, first in (50, 0.3, 15), (100, 0.29, 29), (7, 0.5, 4), (10, 0.0, 0):
+        times = Cohort(np.arange(rounds, dtype=np.int32), (), rounds)
+        later = distils(times, METHODS["compfl"].config(warmup=np.float32(warmup)))
+        assert np.flatnonzero(later)[0] == first
+
+
 def without_cooperation_it_is_fedper():
     off = {"align": False, "greedy": False, "kd": False, "head_init": "keep"}
     for (compfl, report), (fedper, expected) in zip(
@@ -295,5 +305,5 @@ compfl = Case(
             **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
         ),
     },
-    reductions=(without_cooperation_it_is_fedper,),
+    reductions=(shares_of_rounds_are_exact, without_cooperation_it_is_fedper),
 )

@@ -13,7 +13,7 @@ from jaxfl.data.federation import set_apart
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders
-from methods.rounds import ALWAYS, TRAINING, mixed, run
+from methods.rounds import ALWAYS, TRAINING, alike, billed, mixed, run
 
 KEPT = ("own", "before", "alone")
 
@@ -141,6 +141,11 @@ def a_constant_column_correlates_with_nothing():
         assert jnp.isfinite(jax.grad(lambda z: jnp.sin(of_jaxfl(z)).sum())(z)).all()
 
 
+def predictions_are_sent_in_every_pass():
+    (up,), (down,), _ = billed("fccl", alike(), public_batch=4, public_epochs=2, **TRAINING)
+    assert set(up) == {2 * 8 * CLASSES} and set(down) == {2 * 8 * CLASSES + 8}
+
+
 def newcomers_remember_nothing():
     """They have not been alone before the federation."""
     joining = set_apart(mixed(), [np.ones(len(group.id), bool) for group in mixed().groups])
@@ -179,6 +184,7 @@ fccl = Case(
     reductions=(
         without_public_images_memory_and_pretraining_it_is_local,
         a_constant_column_correlates_with_nothing,
+        predictions_are_sent_in_every_pass,
         newcomers_remember_nothing,
     ),
 )

@@ -40,7 +40,8 @@ def step(state, clients, cohort, options):
             pull = min(options.lam / alpha, 1 / (options.lr * steps))
             pulled = ditto.proximal(pulled, aggregate(state, clients, i, options), pull)
         own[i], losses[i] = descend(state["own"][i], pulled, draw["train"], options)
-    return {"own": own, "uploaded": state["uploaded"] | dict.fromkeys(cohort.draws, True)}, losses
+    state = {"own": own, "uploaded": state["uploaded"] | dict.fromkeys(cohort.draws, True)}
+    return state | {"attention": attentions(state, clients, options)}, losses
 
 
 def peers(clients, i):
@@ -62,15 +63,22 @@ def distance(state, i, j):
     return sum(((one[name] - other[name]) ** 2).sum() for name in one if not nets.is_statistic(name))
 
 
+def attentions(state, clients, options):
+    """Xi of all clients."""
+    xi = np.eye(len(clients))
+    for i in range(len(clients)):
+        sigma, alpha = constants(state, clients, i, options)
+        for j in peers(clients, i) if sigma else []:
+            if j != i and state["uploaded"][j]:
+                xi[i, j] = alpha * np.exp(-distance(state, i, j) / sigma) / sigma
+                xi[i, i] -= xi[i, j]
+    return xi
+
+
 def aggregate(state, clients, i, options):
     """u_i; under bn_stats="local" with client i's own running statistics."""
-    sigma, alpha = constants(state, clients, i, options)
-    own = state["own"][i]
-    u = dict(own)
-    for j in peers(clients, i) if sigma else []:
-        if j != i and state["uploaded"][j]:
-            xi = alpha * np.exp(-distance(state, i, j) / sigma) / sigma
-            u = {name: u[name] + xi * (state["own"][j][name] - own[name]) for name in u}
+    own, xi = state["own"][i], attentions(state, clients, options)[i]
+    u = {name: sum(xi[j] * state["own"][j][name] for j in peers(clients, i)) for name in own}
     local = options.bn_stats == "local"
     return u | {name: w for name, w in own.items() if local and nets.is_statistic(name)}
 
@@ -85,9 +93,10 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """The models, and who has uploaded one."""
+    """The models, who has uploaded one, and the matrix that users see."""
     uploaded = {i: last >= 0 for i, last in by_client(state.last_upload, federation).items()}
-    return recording.own_models(state, federation, t) | {"uploaded": uploaded}
+    matrices = recording.matrices("fedamp")(state)
+    return recording.own_models(state, federation, t) | {"uploaded": uploaded} | matrices
 
 
 # ---- what another method computes

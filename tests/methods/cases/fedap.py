@@ -10,7 +10,7 @@ from jaxfl.data.federation import set_apart
 from methods import recording
 from methods.cases import SMALL, Case, Comparison, local_statistics
 from methods.cases.fedbn import stays
-from methods.rounds import ALWAYS, TRAINING, alike, initial, run
+from methods.rounds import ALWAYS, TRAINING, alike, billed, initial, normalised, run
 
 
 def start(clients, initial, options):
@@ -81,13 +81,18 @@ def moments(inputs):
     return of_channels.mean(0), of_channels.std(0)
 
 
+def mixture(state, options):
+    """The weights of all in what each starts from."""
+    rows = (1 - options.mu) * state["closeness"] + options.mu * np.eye(len(state["own"]))
+    return rows / rows.sum(1, keepdims=True)
+
+
 def mixed(state, clients, i, options):
     """What client i starts from."""
     members = [j for j, client in enumerate(clients) if client.group == clients[i].group]
-    row = (1 - options.mu) * state["closeness"][i] + options.mu * np.eye(len(clients))[i]
-    own = state["own"][i]
+    own, row = state["own"][i], mixture(state, options)[i]
     return {
-        name: w if stays(name) else sum(row[j] / row.sum() * state["own"][j][name] for j in members)
+        name: w if stays(name) else sum(row[j] * state["own"][j][name] for j in members)
         for name, w in own.items()
     }
 
@@ -100,7 +105,8 @@ def step(state, clients, cohort, options):
         orders = [order + first for order in draw["train"]]
         begun = mixed(state, clients, i, options)
         own[i], losses[i] = descend(begun, plain_loss(clients[i]), orders, options)
-    return {"own": own, "closeness": state["closeness"]}, losses
+    state = {"own": own, "closeness": state["closeness"]}
+    return state | {"mixture": mixture(state, options)}, losses
 
 
 def scores(state, clients, draws, options, x):
@@ -113,8 +119,9 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """Own models, and the matrix."""
-    return recording.own_models(state, federation, t) | {"closeness": state.closeness}
+    """Own models, the matrix, and the weights that users see."""
+    matrices = recording.matrices("fedap")(state)
+    return recording.own_models(state, federation, t) | {"closeness": state.closeness} | matrices
 
 
 # ---- what another method computes
@@ -124,6 +131,14 @@ def of_its_own_model_alone_it_is_local():
     fedap, _ = run("fedap", alike(), cohorts=ALWAYS, mu=1.0, held_out=0.0, **TRAINING)[-1]
     local, _ = run("local", alike(), cohorts=ALWAYS, **TRAINING)[-1]
     assert_same(fedap.weights, local.kept, tolerance=1e-6)
+
+
+def every_visit_and_the_moments_are_paid_for():
+    """Three passes; then each client sends mean and deviation of what the norms see, and gets the result."""
+    up, down, _ = billed("fedap", normalised(), part="prepare", passes=3, **TRAINING)
+    size, moments = normalised().models[0].size + 10, 10
+    assert_same(up, ({moments: np.full(5, 1, np.int32), size: np.full(5, 3, np.int32)},))
+    assert_same(down, ({size: np.full(5, 4, np.int32)},))
 
 
 def newcomers_have_no_share():
@@ -156,5 +171,9 @@ fedap = Case(
         ),
         "local statistics": local_statistics(),
     },
-    reductions=(of_its_own_model_alone_it_is_local, newcomers_have_no_share),
+    reductions=(
+        of_its_own_model_alone_it_is_local,
+        every_visit_and_the_moments_are_paid_for,
+        newcomers_have_no_share,
+    ),
 )

@@ -18,7 +18,7 @@ from jaxfl.models.blocks import DenseBlock
 from jaxfl.models.model import Block
 from methods import recording
 from methods.cases import NORMALISED, Case, Comparison, local_statistics
-from methods.rounds import EVERYONE, TRAINING, alike, federated, mlp, run
+from methods.rounds import EVERYONE, TRAINING, alike, billed, federated, mlp, run
 
 
 def start(clients, initial, options):
@@ -134,6 +134,12 @@ def a_class_that_nobody_has_keeps_its_prototype():
     assert jax.device_get(report.up[0]).sum() == z.shape[1] + 2
 
 
+def where_clients_count_alike_they_send_no_numbers_of_rows():
+    up, *_ = billed("fedproto", alike(), uniform=True, **TRAINING)
+    (d,) = alike().models[0].head.shape
+    assert up[0].tolist() == [len(classes_of(i)) * (d + 1) for i in EVERYONE]
+
+
 fedproto = Case(
     "fedproto",
     start,
@@ -151,5 +157,6 @@ fedproto = Case(
         without_a_pull_it_is_local,
         only_classes_with_a_prototype_pull,
         a_class_that_nobody_has_keeps_its_prototype,
+        where_clients_count_alike_they_send_no_numbers_of_rows,
     ),
 )

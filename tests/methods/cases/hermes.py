@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SIZES, assert_same, tiny_partition, tiny_source, validating
+from conftest import CLASSES, SHAPE, SIZES, assert_same, cohort, tiny_partition, tiny_source, validating
 from reference import nets
 from reference.training import descend, plain_loss
 
 from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
+from jaxfl.algorithms.shared_entries.hermes import summary
 from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import ConvBlock
@@ -248,6 +249,11 @@ def what_goes_with_channels_had_no_effect():
     assert ratio < 0.8
 
 
+def ratios_are_of_those_present():
+    kept, present = (np.array([0.5, 0.7, 0.0]),), cohort(alike(), (0, 1), places=[3])
+    assert_same(summary(kept, present), {"mean": 0.6, "least": 0.5}, tolerance=1e-6)
+
+
 def a_federation_without_validation_rows_is_refused():
     with pytest.raises(JaxflError, match="--validation-fraction"):
         initial("hermes", alike())
@@ -281,6 +287,7 @@ hermes = Case(
         without_pruning_it_is_fedavg_of_equal_clients,
         masks_only_shrink_and_what_is_pruned_is_0,
         what_goes_with_channels_had_no_effect,
+        ratios_are_of_those_present,
         a_federation_without_validation_rows_is_refused,
     ),
 )

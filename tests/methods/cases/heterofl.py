@@ -3,15 +3,19 @@
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from conftest import CLASSES, SHAPE, assert_same, tiny_cnn
+import pytest
+from conftest import CLASSES, SHAPE, assert_same, initial, tiny_cnn
 from reference import nets
 from reference.training import cross_entropy, descend
 
-from jaxfl.algorithms.shared_entries.static_norm import rows_of_all
+from jaxfl.algorithms.shared_entries import static_norm
+from jaxfl.algorithms.shared_entries.static_norm import gathered, rows_of_all
 from jaxfl.models import zoo
 from methods.cases import CONVOLVING, NORMALISED, Case, Comparison, local_statistics, on_batch_norm
-from methods.rounds import ALWAYS, TRAINING, equal, federated, mlp, reported, run
+from methods.rounds import ALWAYS, TRAINING, alike, billed, equal, federated, mlp, normalised, reported, run
 
 NARROW = {"conv1": 2, "fc1": 3}  # channels and features
 NARROW_CNN = on_batch_norm(tiny_cnn("cnn", (NARROW["conv1"], 2), norm=True, features=NARROW["fc1"]))
@@ -163,6 +167,24 @@ def nobody_moves_what_only_wider_networks_hold():
     assert (after[:, :2] != before[:, :2]).any()
 
 
+def gathering_statistics_is_not_training():
+    *_, gathering = billed("heterofl", normalised(), **TRAINING)
+    *_, without = billed("heterofl", normalised(), static_bn=False, **TRAINING)
+    assert_same(gathering, without)
+
+
+def batches_of_statistics_count_by_their_rows():
+    """Five rows in batches of three and two."""
+    model, federation = mlp(norm="batch"), alike()
+    params, rows = initial(model).params, jnp.arange(5, dtype=jnp.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_norm, "BATCH", 3)
+        found = jax.jit(lambda: gathered(model, params, rows, jnp.int32(5), federation, jax.random.key(0)))()
+    kernel, bias = (np.asarray(params["fc1"]["linear"][name]) for name in ("kernel", "bias"))
+    seen = np.asarray(federation.inputs(rows)).reshape(5, -1) @ kernel + bias
+    np.testing.assert_allclose(found["fc1"]["norm"]["mean"], seen.mean(0), rtol=1e-4, atol=1e-5)
+
+
 def statistics_are_of_those_who_take_part():
     """Not of newcomers."""
     (group,) = equal().groups
@@ -195,6 +217,8 @@ heterofl = Case(
     reductions=(
         of_one_width_it_is_fedavg,
         nobody_moves_what_only_wider_networks_hold,
+        gathering_statistics_is_not_training,
+        batches_of_statistics_count_by_their_rows,
         statistics_are_of_those_who_take_part,
     ),
 )

@@ -6,11 +6,13 @@ The hypernetwork starts from numbers that both sides make by one formula, in pla
 import jax
 import jax.numpy as jnp
 import numpy as np
+from conftest import SIZES
 from reference import nets, sharing
 from reference.training import average, clipped, descend, plain_loss
 
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics
+from methods.rounds import alike, initial
 
 D, HIDDEN, DEPTH = 2, 3, 1
 
@@ -163,6 +165,12 @@ def view(state, federation, t):
     }
 
 
+def clients_have_embeddings_of_a_quarter_of_their_number():
+    """1 + floor(N / 4)."""
+    state = jax.eval_shape(lambda: initial("pfedhn", alike()))
+    assert state.server[0].v.shape == (len(SIZES), 1 + len(SIZES) // 4)
+
+
 OPTIONS = {"embedding": D, "hidden": HIDDEN, "depth": DEPTH}
 
 pfedhn = Case(
@@ -185,4 +193,5 @@ pfedhn = Case(
             ("server_weight_decay", 0.0), server_lr=0.3, server_clip_norm=0.2, **OPTIONS
         ),
     },
+    reductions=(clients_have_embeddings_of_a_quarter_of_their_number,),
 )

@@ -10,6 +10,7 @@ from reference.training import average, descend, plain_loss
 
 from jaxfl.algorithms.mixing.pfedsim import generalises
 from jaxfl.core.protocol import Cohort
+from methods import recording
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group
 from methods.rounds import EVERYONE, TRAINING, alike, mixed, reported, run
@@ -43,7 +44,16 @@ def step(state, clients, cohort, options):
             for j in trained:
                 if clients[i].group == clients[j].group:
                     phi[i, j] = similarity(trained[i], trained[j])
-    return {"shared": shared, "own": state["own"] | trained, "apart": apart, "phi": phi}, losses
+    weights = np.array([weights_of(phi[i], i) for i in range(len(clients))])
+    own = state["own"] | trained
+    return {"shared": shared, "own": own, "apart": apart, "phi": phi, "weights": weights}, losses
+
+
+def weights_of(phi, i):
+    """a_ij of client i's row of Phi."""
+    row = -np.log(1 - np.minimum(phi, SELF))
+    row[i] = -np.log(1 - SELF)
+    return row / row.sum()
 
 
 def similarity(one, other):
@@ -57,14 +67,12 @@ def similarity(one, other):
 def received(state, clients, i, options):
     """The own model with an extractor mixed from those of clients that it has met."""
     own = deployed(state, clients, i)
-    weights = {j: -np.log(1 - min(state["phi"][i, j], SELF)) for j in state["own"] if j != i}
-    weights[i] = -np.log(1 - SELF)
+    weights = weights_of(state["phi"][i], i)
     if not state["apart"][i]:
         return own
-    total = sum(weights.values())
-    peers = [j for j in weights if clients[j].group == clients[i].group]
+    peers = [j for j, client in enumerate(clients) if client.group == clients[i].group]
     theta = sent(nets.body(own), options)
-    return own | {name: sum(weights[j] / total * state["own"][j][name] for j in peers) for name in theta}
+    return own | {name: sum(weights[j] * state["own"][j][name] for j in peers) for name in theta}
 
 
 def deployed(state, clients, i):
@@ -88,7 +96,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """Models, who has one of its own, and Phi."""
+    """Models, who has one of its own, Phi, and the weights that users see."""
     shared = state.shared
     if state.hyper.bn_stats == "local":  # the average of what stays on clients is never read
         shared = tuple(w._replace(stats={}) for w in shared)
@@ -97,7 +105,7 @@ def view(state, federation, t):
         "own": by_client(state.weights, federation),
         "apart": by_client(state.has_own, federation),
         "phi": state.phi,
-    }
+    } | recording.matrices("pfedsim")(state)
 
 
 # ---- what another method computes
