@@ -170,6 +170,10 @@ REFUSED = [
         "trains 2 architectures one after another",
         "raise --rounds",
     ),
+    (
+        "run heterofl @own.args --models mlp,hidden=6,features=3 mlp,hidden=4,features=3",
+        "averages other features in each width",
+    ),
     ("run compfl @own.args", "the last block of linear has other leaves; end it with a linear layer"),
     # data
     ("run fedavg @own.args --dataset digit", "'digit' is neither a file, a folder nor", "mean 'digits'?"),

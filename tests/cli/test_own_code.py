@@ -76,6 +76,11 @@ REFUSED = [
         "what step returns is not made of arrays",
     ),
     (
+        "run wrong.py:finds_an_array",
+        "def step(key, state, federation, cohort):  # altered",
+        "Info.findings['lost'] that are no {line: ()}",
+    ),
+    (
         "run wrong.py:host_reports_nothing",
         "def host(key, state, federation, cohort)",
         "host returns a tuple of a FedProx,",
@@ -236,6 +241,11 @@ def test_a_traced_value_that_lives_on_is_refused_in_words(capsys, name):
             "run wrong.py:integers @own.args",
             "(None, client.size)",
             "ValueError: a sum over clients is of floats, and a part of it is int32; convert it",
+        ),
+        (
+            "run wrong.py:predicts_by_params @own.args",
+            "predicts_by_params =",
+            "AttributeError: 'Weights' object has no attribute 'parms'",
         ),
         ("run wrong.py:lacks_up @own.args", "lacks_up =", "TypeError: Info.__new__() missing 1 required"),
         (f"{RUN} --partition wrong.py:divides_by_zero", "1 // 0", "ZeroDivisionError: "),

@@ -17,6 +17,8 @@ import jaxfl
 from jaxfl.cli import main
 from jaxfl.core.job import traced
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.class_means import require_classes_last
+from jaxfl.mechanisms.reassembly.networks import require_vectors
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
@@ -166,6 +168,41 @@ class Equinox(eqx.Module):
         """(3,) -> (2,)."""
         x, state = self.norm(self.first(x), state)
         return self.head(self.drop(jax.nn.relu(x), key=key)), state
+
+
+def test_a_head_that_does_not_end_in_classes_is_refused():
+    require_classes_last(from_linen("own", Linen(), (3,), 2), "pFedSim")
+    with pytest.raises(JaxflError, match="pFedSim goes by the classes .* block 'head' of own"):
+        require_classes_last(from_equinox("own", Equinox, (3,), 2), "pFedSim")
+
+
+class Pooling(nn.Module):
+    """A map, a dense layer that pools it, and a head."""
+
+    flat: bool
+
+    @nn.compact
+    def __call__(self, x):
+        """(B, 4, 4, 1) -> (B, 2)."""
+        x = Pooled(flat=self.flat, name="dense")(nn.Conv(4, (3, 3), name="conv")(x))
+        return nn.Dense(2, name="head")(x)
+
+
+class Pooled(nn.Module):
+    """Takes the mean of a map, or the map as a vector."""
+
+    flat: bool
+
+    @nn.compact
+    def __call__(self, x):
+        """(B, h, w, c) -> (B, 3)."""
+        return nn.Dense(3)(x.reshape(len(x), -1) if self.flat else x.mean((1, 2)))
+
+
+def test_dense_blocks_that_are_put_behind_others_take_vectors():
+    require_vectors(from_linen("own", Pooling(flat=True), (4, 4, 1), 2))
+    with pytest.raises(JaxflError, match="'dense' does not take maps"):
+        require_vectors(from_linen("own", Pooling(flat=False), (4, 4, 1), 2))
 
 
 def functions():

@@ -65,6 +65,9 @@ reports_nothing = with_step(lambda state, info: state)
 reports_a_mean = with_step(lambda state, info: (state, info._replace(loss=info.loss[0].mean())))
 reports_floats = with_step(lambda state, info: (state, info._replace(up=info.loss)))
 reports_text = with_step(lambda state, info: (state, "fine"))
+finds_an_array = with_step(
+    lambda state, info: (state, info._replace(findings={"lost": {"loss": info.loss[0]}}))
+)
 host_reports_nothing = with_host(lambda state, info: state)
 host_counts_once = with_host(lambda state, info: (state, info._replace(up=np.int32(3))))
 host_changes_a_dtype = with_host(
@@ -81,6 +84,7 @@ predicts_a_tuple = with_predict(lambda model, shared, own, x: model.apply(*share
 predicts_labels = with_predict(
     lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].argmax(1)
 )
+predicts_by_params = with_predict(lambda model, shared, own, x: shared.parms @ x)
 predicts_otherwise = with_predict(lambda model, x: x)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import flops
@@ -89,12 +90,14 @@ def require_vectors(model: Model) -> None:
       JaxflError: naming the block.
     """
     for block in blocks_of(model):
-        flat = dataclasses.replace(block.model, shape=(math.prod(block.model.shape),))
+        if block.kind == "conv":
+            continue
+        x = jax.ShapeDtypeStruct((1, math.prod(block.model.shape)), jnp.result_type(float))
         try:
-            takes = block.kind == "conv" or output_shape(flat) == block.output_shape
+            y, _ = jax.eval_shape(functools.partial(block.model.apply, train=False), *block.model.form, x)
         except Exception:  # of any kind: the block may be the user's own
-            takes = False
-        if not takes:
+            y = None
+        if y is None or y.shape[1:] != block.output_shape:
             name, _ = block.model.blocks[-1]
             raise JaxflError(
                 f"Blocks of {model.name} are to be put behind others, but the dense block {name!r} does not "
