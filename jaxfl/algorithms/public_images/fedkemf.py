@@ -78,7 +78,7 @@ def network(config: FedKEMF, federation) -> Model:
     """The knowledge network."""
     if config.knowledge == "smallest":
         return min(federation.models, key=lambda model: model.size)
-    shape, classes = federation.images.shape[1:], federation.models[0].classes
+    shape, classes = federation.models[0].shape, federation.models[0].classes
     return zoo.build(config.knowledge, shape=shape, classes=classes)
 
 
