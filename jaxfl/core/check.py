@@ -4,6 +4,7 @@ import functools
 import gc
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.core import Tracer
 from jaxfl.config.own_code import in_a_line, line_of, own_code, require_call
 from jaxfl.core import flops
 from jaxfl.core.cohorts import all_clients
-from jaxfl.core.protocol import Algorithm, Info, Predictor, Step
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
@@ -58,7 +59,8 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
 
     Args:
       algorithm: from `checked`.
-      federation: whose clients are all present.
+      federation: whose clients are all present, beside an empty place of each architecture: what has an
+        entry for each place is no state of all clients, which a method may forget as long as all take part.
       hyper: the method's configuration, traced.
       rounds: of the run.
 
@@ -66,7 +68,7 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
       JaxflError: if a step changes the form of the state or reports something else than a number for every
         client, or clients do not predict scores (B, outputs); naming the file and line of the function.
     """
-    key, cohort = jax.random.key(0), all_clients(federation, rounds)
+    key, cohort = jax.random.key(0), _with_empty_places(all_clients(federation, rounds))
     state = _shapes("init", algorithm.init, key, federation, hyper)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -82,6 +84,15 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
         predict = getattr(algorithm, name)
         predictors = _shapes(name, predict, key, state, federation, cohort)
         _check_predictors(name, predict, predictors, federation, cohort)
+
+
+def _with_empty_places(cohort: Cohort) -> Cohort:
+    """The same clients, and behind those of each architecture an empty place."""
+
+    def of_group(slots):
+        return Slots(np.append(slots.index, np.int32(len(slots.index))), np.append(slots.mask, False))
+
+    return replace(cohort, groups=tuple(map(of_group, cohort.groups)))
 
 
 def _shapes(name: str, f: Callable, *arguments) -> Any:

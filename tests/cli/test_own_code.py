@@ -76,6 +76,12 @@ REFUSED = [
         "what step returns is not made of arrays",
     ),
     (
+        "run wrong.py:forgets_the_others",
+        "def step(key, state, federation, cohort):  # without scatter",
+        "step makes state.weights",
+        "the state has to keep its form",
+    ),
+    (
         "run wrong.py:finds_an_array",
         "def step(key, state, federation, cohort):  # altered",
         "Info.findings['lost'] that are no {line: ()}",

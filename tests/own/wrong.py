@@ -1,5 +1,7 @@
 """What a user may write by mistake: each name is refused, or its error shown."""
 
+from typing import Any, NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,17 @@ import own
 from own import Dense, build
 
 import jaxfl
-from jaxfl.authoring import Memory, descend, map_clients, own_rows, per_group, sharing
+from jaxfl.authoring import (
+    Memory,
+    descend,
+    gather,
+    map_clients,
+    own_models,
+    own_rows,
+    per_group,
+    sent_up,
+    sharing,
+)
 from jaxfl.models import Block, Model
 
 
@@ -57,6 +69,27 @@ def keeps_a_key(config):
     return right._replace(init=lambda key, federation, hyper: (right.init(key, federation, hyper), key))
 
 
+class Own(NamedTuple):
+    """A state with a model of each client."""
+
+    hyper: Any
+    weights: Any
+
+
+def keeps_the_cohort_alone(config):
+    def init(key, federation, hyper):
+        return Own(hyper, own_models.start(key, federation))
+
+    def step(key, state, federation, cohort):  # without scatter
+        start = gather(state.weights, cohort)
+        weights, loss = own_models.train(key, federation, cohort, start, state.hyper)
+        nothing = sent_up(cohort, (0,) * len(loss))
+        return Own(state.hyper, weights), jaxfl.Info(loss, nothing, nothing)
+
+    return jaxfl.Algorithm(init, own_models.personal, step, own_models.personal)
+
+
+forgets_the_others = method(keeps_the_cohort_alone)
 a_key_in_the_state = method(keeps_a_key)
 adds_to_the_state = with_step(lambda state, info: ((*state, jnp.zeros(3)), info))
 changes_a_shape = with_step(lambda state, info: (jax.tree.map(lambda leaf: leaf[None], state), info))
