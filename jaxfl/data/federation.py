@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.config.options import static
+from jaxfl.data.absent import ABSENT
 from jaxfl.data.normalisation import moments, normalised
 from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
@@ -23,24 +24,6 @@ from jaxfl.models.model import Model
 
 PerGroup = tuple  # one entry per architecture group
 NOBODY = np.iinfo(np.int32).max  # an id that no client has
-
-
-class NotAtHand(JaxflError):
-    """Images or labels that somebody reads of a federation without them."""
-
-
-@jax.tree_util.register_static
-class Absent:
-    """Stands for arrays that are not at hand: whoever reads them, even while a program is traced, is told."""
-
-    def _refuse(self, *_):
-        raise NotAtHand("The images are not at hand; load the data set.")
-
-    __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-
-
-ABSENT = Absent()
 
 
 @jax.tree_util.register_dataclass
@@ -353,7 +336,7 @@ def without_data(
     public: int,
     links: np.ndarray | None = None,
 ) -> Federation:
-    """The same on one device where images and labels are not at hand, see `NotAtHand`.
+    """The same on one device where images and labels are not at hand, see `jaxfl.data.absent`.
 
     Args:
       partition: whose rows are whose.

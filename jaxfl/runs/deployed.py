@@ -15,7 +15,8 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.core.deploy import alone, deployed
 from jaxfl.core.protocol import Predictor
-from jaxfl.data.federation import Federation, NotAtHand
+from jaxfl.data.absent import NotAtHand
+from jaxfl.data.federation import Federation
 from jaxfl.data.normalisation import normalised
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import of_vectors

@@ -1,0 +1,23 @@
+"""What stands for images and labels where a run is used without its data set."""
+
+import jax
+
+from jaxfl.errors import JaxflError
+
+
+class NotAtHand(JaxflError):
+    """Images or labels that somebody reads of a federation without them."""
+
+
+@jax.tree_util.register_static
+class Absent:
+    """Stands for arrays that are not at hand: whoever reads them, even while a program is traced, is told."""
+
+    def _refuse(self, *_):
+        raise NotAtHand("The images are not at hand; load the data set.")
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+
+
+ABSENT = Absent()
