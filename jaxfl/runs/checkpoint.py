@@ -5,6 +5,7 @@ processes all save and load, for Orbax keeps them in step: of what is divided am
 part, of all else the first alone.
 """
 
+import hashlib
 import math
 import shutil
 import warnings
@@ -16,9 +17,11 @@ import jax
 import numpy as np
 
 from jaxfl.errors import JaxflError, quiet, unwritable
-from jaxfl.machine.files import reads, writes
+from jaxfl.machine.files import reads, replacing, writes
 from jaxfl.machine.processes import ends_all
 from jaxfl.runs.store import CHECKPOINTS
+
+SUMS = "SHA256SUMS"  # of a checkpoint's files; `sha256sum -c` reads it
 
 
 class Damaged(JaxflError):
@@ -50,6 +53,7 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
         raise
     except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
         raise ends_all(unwritable(path, error)) from error
+    _seal(path)
     trim(folder, rounds, keep)
 
 
@@ -112,13 +116,14 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
       The state, with NumPy leaves.
 
     Raises:
-      Damaged: if it cannot be read.
+      Damaged: if it cannot be read, or is not what was written.
       JaxflError: if it belongs to another configuration, or a jaxfl whose state had another form.
     """
     from orbax.checkpoint import v1 as ocp
 
     path: Any = (folder / CHECKPOINTS / str(rounds)).absolute()
     wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _named(like).items()}
+    _check_seal(path)
     try:
         with quiet():
             found: Any = ocp.metadata(path)
@@ -140,6 +145,35 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             "resume the run that wrote it."
         )
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in _named(like)])
+
+
+@writes
+def _seal(path: Path) -> None:
+    """Write down the digests of a checkpoint's files: Orbax does not see that a number has changed."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    sums = "".join(f"{_digest(file)}  {file.relative_to(path)}\n" for file in files)
+    with replacing(path / SUMS) as file:
+        file.write(sums.encode())
+
+
+@reads
+def _check_seal(path: Path) -> None:
+    """Refuse a checkpoint whose files are not what they were; one that is not sealed is taken as it is.
+
+    Raises:
+      Damaged: if a file has changed, naming it.
+    """
+    if not (path / SUMS).exists():
+        return
+    for line in (path / SUMS).read_text(errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        if not (path / name).is_file() or _digest(path / name) != digest:
+            raise Damaged(f"The checkpoint {path} cannot be read ({name} has changed).")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _on_host(leaf: Any) -> Any:

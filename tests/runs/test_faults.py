@@ -603,6 +603,19 @@ def test_unreadable_checkpoints_are_passed_over(finished, tmp_path, capsys):
     assert contents(run) == contents(finished)
 
 
+def test_a_byte_of_a_checkpoint_that_has_changed_is_noticed(finished, tmp_path, capsys):
+    run = unfinished(finished, tmp_path / "run")
+    newest = run / "checkpoints" / "16"
+    weights = max(filter(Path.is_file, newest.rglob("*")), key=lambda path: path.stat().st_size)
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.warns(UserWarning, match=f"{weights.relative_to(newest)} has changed"):
+        assert main(capsys, "resume", run)[0] == 0
+    injected("newest checkpoint unreadable", 16 - 12)
+    assert contents(run) == contents(finished)
+
+
 @with_failed_io
 def test_without_a_readable_checkpoint_nothing_is_touched(finished, tmp_path, capsys):
     run = unfinished(finished, tmp_path / "run")
