@@ -66,6 +66,8 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
         raise JaxflError(
             f"{name}: config has to be a subclass of jaxfl.Training, decorated by jaxfl.options."
         )
+    if not callable(found.build):
+        raise JaxflError(f"{name}: build has to be a function that makes an Algorithm of a config.")
     own, shared = hints(found.config), [*hints(Setup), *hints(Processes), *OF_COMMANDS]
     for option in own:
         if option in shared:

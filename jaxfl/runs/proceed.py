@@ -180,10 +180,11 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
     run.watch(new)
     if chunk.diverged:
         round_, client, what = chunk.diverged
+        own = ", ".join(Path(file).name for file in run.code["files"])
         raise JaxflError(
             f"{run.variant.label}: the {what} of client {client} {'is' if what == 'loss' else 'are'} not "
-            f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr}); what came before is in "
-            f"{folder}."
+            f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr})"
+            f"{own and f', or see what {own} computes'}; what came before is in {folder}."
         )
     if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
         # First: a resume writes nothing of the rounds before its checkpoint.

@@ -164,6 +164,7 @@ REFUSED = [
     ("run wrong.py:needs_a_word", "needs_a_word =", "a set of some of public, validation, links"),
     ("run wrong.py:undecorated", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),
     ("run wrong.py:no_options", "", "config has to be a subclass of jaxfl.Training"),
+    ("run wrong.py:already_built", "", "build has to be a function that makes an Algorithm of a config"),
     (
         f"{RUN} --partition wrong.py:two_arguments",
         "def two_arguments",

@@ -246,6 +246,7 @@ class Undecorated(jaxfl.Training):
 undecorated = method(config=Undecorated)
 takes_a_name = method(config=Rounds)
 no_options = method(config=dict)
+already_built = method(build(own.FedProx()))
 
 
 def two_arguments(labels, clients):
