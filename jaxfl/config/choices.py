@@ -5,6 +5,7 @@ exactly like a built-in one.
 """
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -76,14 +77,16 @@ def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
-    """A choice's name and its options as text; a file's path may hold commas.
+    """A choice's name and its options as text; a file's path may hold commas, and an option name a file.
 
     >>> split("dirichlet,alpha=0.5,min-samples=4")
     ('dirichlet', {'alpha': '0.5', 'min_samples': '4'})
     >>> split("a,b.py:mine,k=1")
     ('a,b.py:mine', {'k': '1'})
+    >>> split("fedkemf,knowledge=my.py:net")
+    ('fedkemf', {'knowledge': 'my.py:net'})
     """
-    file, py, rest = choice.rpartition(".py:")
+    path, rest = _file_and_rest(choice)
     name, *pairs = rest.split(",")
     options = {}
     for pair in pairs:
@@ -94,7 +97,7 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
         if key in options:
             raise JaxflError(f"{choice!r} gives {key} twice; give it once.")
         options[key] = value.strip()
-    return (file + py + name).strip(), options
+    return (path + name).strip(), options
 
 
 def join(name: str, options: Mapping[str, str]) -> str:
@@ -108,8 +111,21 @@ def join(name: str, options: Mapping[str, str]) -> str:
 
 def absolute(choice: str) -> str:
     """The choice with an absolute path where it names an object in a Python file."""
-    file, py, rest = choice.rpartition(".py:")
-    return f"{Path(file).resolve()}{py}{rest}" if py else choice
+    path = file(choice)
+    return f"{path.resolve()}:{_file_and_rest(choice)[1]}" if path else choice
+
+
+def file(choice: str) -> Path | None:
+    """The Python file in which a choice names an object, if it does."""
+    path, _ = _file_and_rest(choice)
+    return Path(path.removesuffix(":")) if path else None
+
+
+def _file_and_rest(choice: str) -> tuple[str, str]:
+    """A choice up to the name of its object: ``path/to/file.py:``, or nothing where it names no file."""
+    path, py, rest = choice.partition(".py:")
+    in_option = re.match(r"[^,=]*,[\w-]+=", path)
+    return (path + py, rest) if py and not in_option else ("", choice)
 
 
 def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:

@@ -19,8 +19,22 @@ def described(variant: Variant, setup: Setup) -> dict:
     return {
         "method": variant.name,
         "label": variant.label,
-        "options": _plain(absolute(setup).flat()) | _plain(vars(variant.config)),
+        "options": _plain(absolute(setup).flat()) | _plain(_absolute(vars(variant.config))),
     }
+
+
+def _absolute(value: Any) -> Any:
+    """What a method's own options are, with absolute paths as well."""
+    match value:
+        case str():
+            return choices.absolute(value)
+        case Path():
+            return value.expanduser().resolve()
+        case tuple():
+            return tuple(map(_absolute, value))
+        case dict():
+            return {name: _absolute(entry) for name, entry in value.items()}
+    return value
 
 
 def absolute(setup: Setup) -> Setup:
@@ -120,8 +134,7 @@ def own_files(config: dict) -> list[Path]:
     """The user's Python files that a configuration names: of methods, models, data sets and partitions."""
     values = [config["method"], *config["options"].values()]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    parts = [text.rpartition(".py:") for text in texts if isinstance(text, str)]
-    return [Path(path + ".py") for path, py, _ in parts if py]
+    return [path for text in texts if isinstance(text, str) and (path := choices.file(text))]
 
 
 def _refuse_code_within(folder: Path, config: dict) -> None:

@@ -27,6 +27,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS, described
+from jaxfl.runs import config
 from jaxfl.runs.variant import choose, provided
 
 
@@ -251,6 +252,16 @@ def test_everything_of_ones_own(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # own code is found from everywhere
     call(f"resume {stopped}")
     assert metrics(stopped) == metrics(folder / "fedprox") and weights(stopped, "1.") == own
+
+
+def test_an_option_that_names_a_network_of_ones_own_is_found_from_everywhere(folder, tmp_path, monkeypatch):
+    written = config.described(choose("fedkemf,knowledge=own.py:linear"), Setup())
+    assert written["options"]["knowledge"] == f"{folder}/own.py:linear" and written["method"] == "fedkemf"
+    assert config.own_files(written) == [folder / "own.py"]
+    monkeypatch.chdir(tmp_path)
+    _, variant = config.restore(tmp_path, written)
+    assert variant.config.knowledge == f"{folder}/own.py:linear"
+    assert variant.label == "fedkemf,knowledge=own.py:linear"
 
 
 def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
