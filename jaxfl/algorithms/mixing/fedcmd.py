@@ -58,6 +58,7 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.errors import nearest
+from jaxfl.mechanisms.class_means import require_classes_last
 from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs, row_stochastic
 
 
@@ -121,6 +122,9 @@ def build(config: FedCMD) -> Algorithm:
         raise JaxflError("fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix --personal LAYER.")
 
     def init(key, federation, hyper):
+        if config.similarity == "updates":  # by units, which are the last axis of every layer
+            for model in federation.models:
+                require_classes_last(model, "FedCMD with similarity=updates")
         dtype, clients = federation.mean.dtype, federation.clients
         shared = initial_weights(key, federation)
         own = each_client(shared, federation)
