@@ -222,7 +222,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
 
 def newcomers_in_places(job: Job, last: int) -> Cohort:
     """The newcomers as the cohort of one more round like `last`."""
-    return these_clients(job.federation, job.federation.newcomers, job.rounds, last)
+    return these_clients(job.federation, job.federation.newcomers, job.rounds, last, part=True)
 
 
 def _with_host_steps(

@@ -22,7 +22,7 @@ EPS = 1e-8  # the least norm that a cosine divides by
 
 
 def among(federation: Federation, cohort: Cohort) -> Cohort:
-    """Whose models are mixed: the round's; where clients are scored in parts, of all but newcomers."""
+    """Whose models are mixed: the round's; where clients are scored in parts, or join, all but newcomers'."""
     return everyone(federation, cohort) if cohort.part else cohort
 
 
@@ -45,16 +45,18 @@ def put_pairs(matrix, rows, columns, new):
 
 
 def row_stochastic(weights, rows, columns):
-    """Rows that sum to 1; where there is no weight at all, a client has its own.
+    """Rows that sum to 1; without weights a client has its own, and who is not among the columns all alike.
 
     Args:
       weights: (k, m).
       rows: (k,) ids; the row of an empty place has no meaning.
-      columns: (m,) ids, in any order.
+      columns: (m,) ids, in any order, `NOBODY` where a place is empty.
     """
+    oneself = rows[:, None] == columns[None]
+    alone = jnp.where(oneself.any(1, keepdims=True), oneself, columns != NOBODY).astype(weights.dtype)
+    weights = jnp.where(weights.any(1, keepdims=True), weights, alone)
     total = weights.sum(1, keepdims=True)
-    oneself = (rows[:, None] == columns[None]).astype(weights.dtype)
-    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), oneself)
+    return weights / jnp.where(total > 0, total, 1)
 
 
 def uniform(present):

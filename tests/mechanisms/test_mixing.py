@@ -78,6 +78,8 @@ def test_rows_that_sum_to_one(rng):
     np.testing.assert_allclose(rows[0], weights[0] / weights[0].sum(), rtol=1e-6)
     assert rows[1].tolist() == [0, 1, 0, 0]
     assert not rows[[0, 1, 3], 2].any()
+    others = np.array([7, NOBODY, 2], np.int32)
+    assert mixing.row_stochastic(floats(np.zeros((4, 3))), i, others)[0].tolist() == [0.5, 0, 0.5]
 
     among_all = mixing.row_stochastic(floats(np.zeros((4, 5))), i, np.arange(5, dtype=np.int32))
     assert among_all[jnp.array([0, 1, 3])].tolist() == np.eye(5)[[4, 1, 0]].tolist()

@@ -19,7 +19,8 @@ Before two different models are known there is nothing to measure by: then xi is
 defaults nothing pulls. Else sigma is small where models are similar, thus the pull lambda / alpha_k strong,
 and so they stay similar without learning anything. Therefore a client in whose round SGD takes S steps is
 pulled by at most 1 / (eta S), eta being its learning rate: from w_i alone this would lead it most of the way
-to u_i.
+to u_i. (By 1 / eta, S times as much, clients learn next to nothing.) With these defaults and lambda = 1 the
+bound is mostly what counts: then another lambda changes nothing, unless it is below alpha_k / (eta S).
 
 What a client receives is u_i, and `received` scores it, though local training starts from w_i: it is all
 that the others have told the client. What it deploys is w_i. PFLlib's code computes the pull without a
@@ -64,7 +65,7 @@ class FedAMP(Training):
     """Options of FedAMP."""
 
     lam: float = within("[0, inf)", 1.0)
-    """lambda, the pull towards the own aggregate; 0 is Local."""
+    """lambda, the pull towards the own aggregate: 0 is Local, and beyond alpha_k / (eta S) all are alike."""
     sigma: float | None = within("(0, inf)", None)
     """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
     alpha: float | None = within("(0, inf)", None)

@@ -60,6 +60,7 @@ from jaxfl.authoring import (
     visit_clients,
     within,
 )
+from jaxfl.data.federation import NOBODY
 from jaxfl.mechanisms.mixing import ids, pairs, put_pairs, row_stochastic
 
 
@@ -185,10 +186,11 @@ def build(config: FedAP) -> Algorithm:
             return visit_clients(visit, models, key, federation, cohort, nothing, nothing)[0]
 
         def averaged(key, models):
-            of_all = map_clients(
-                lambda key, client, w, nothing: trained(key, client, w), key, federation, cohort, models
-            )
-            return per_group(tree.weighted_mean, of_all, rows_uploaded(federation, cohort), models)
+            def of_client(key, client, w, nothing):
+                return trained(key, client, w), part(client, hyper).astype(federation.mean.dtype)
+
+            sent, held_out = zip(*map_clients(of_client, key, federation, cohort, models), strict=True)
+            return per_group(tree.weighted_mean, sent, held_out, models)
 
         once = averaged if config.pretraining == "fedavg" else visits
         models = per_group(lambda weights: jax.tree.map(lambda leaf: leaf[0], weights), state.weights)
@@ -230,7 +232,7 @@ def build(config: FedAP) -> Algorithm:
 
         def of_group(model, group, own, stored, i):
             # A newcomer is in nobody's mixture: its id is none of these.
-            c = weights(state, i, jnp.where(group.newcomer, federation.clients, group.id))
+            c = weights(state, i, jnp.where(group.newcomer, NOBODY, group.id))
             kept, _ = tree.split(own, norms(model))
             _, sent = tree.split(stored, norms(model))
             return tree.combine(kept, tree.weighted_sum(c, sent))

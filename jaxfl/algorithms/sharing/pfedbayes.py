@@ -81,7 +81,7 @@ class PFedBayes(Training):
     Without it every client learns for itself."""
     repeats: int = within("[1, inf)", 5)
     """R, steps of the personal distribution on every mini-batch."""
-    rho_0: float = -3.0
+    rho_0: float = within("[-60, 60]", -3.0)
     """Initial rho; the deviations start at softplus(rho_0)."""
     eps_scale: float = within("[0, inf)", 1.0)
     """Deviation of eps; the authors' code has 0.001, which is hardly any noise."""

@@ -61,8 +61,14 @@ def corrected(participant: Participant, blocks):
 def variate(participant: Participant, trained: Trained):
     """c_i', and c_i' - c_i for the server; a client without a step keeps its own."""
     steps, lr, beta = trained.steps, participant.hyper.lr, participant.hyper.momentum
-    K = jnp.maximum(steps, 1).astype(lr.dtype)
-    a = (K - beta * (1 - beta**K) / (1 - beta)) / (1 - beta)
+
+    def moved(step, so_far):
+        velocity, a = so_far
+        velocity = beta * velocity + 1
+        return velocity, a + velocity
+
+    nothing = jnp.zeros_like(lr)
+    _, a = jax.lax.fori_loop(0, jnp.maximum(steps, 1), moved, (nothing, nothing))
     change = jax.tree.map(
         lambda c, x, y: jnp.where(steps > 0, (x - y) / (a * lr) - c, 0),
         participant.broadcast,

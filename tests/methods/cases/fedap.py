@@ -54,7 +54,7 @@ def prepare(state, clients, draws, options, rounds):
             w, _ = descend(models[client.group], plain_loss(client), orders[i], options)
             if options.pretraining == "sequential":
                 models[client.group] = w
-            sent.append((client.group, client.size, w))
+            sent.append((client.group, held_out(client, options), w))
         if options.pretraining == "fedavg":
             models = average(models, sent)
 
