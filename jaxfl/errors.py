@@ -55,8 +55,12 @@ def writing(where: str | Path):
 def unwritable(where: str | Path, error: Exception) -> JaxflError:
     """The sentence about a failed write."""
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    closed = getattr(error, "errno", None) in (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES)
-    advice = "choose another place" if closed else "free some space or choose another place"
+    closed = errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EEXIST
+    advice = (
+        "choose another place"
+        if getattr(error, "errno", None) in closed
+        else "free some space or choose another place"
+    )
     return JaxflError(f"{where} cannot be written ({reason}); {advice}.")
 
 

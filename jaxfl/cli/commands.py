@@ -146,6 +146,8 @@ def _study(arguments: list[str]) -> None:
     name, rest = _positional(arguments, "study", "FILE")
     studied, insist, limit = parse("study FILE", rest, **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
+    if not file.is_file() and file == Path(name):
+        raise JaxflError(f"There is no file {file} with a study; check the path.")
     if not file.is_file():
         raise JaxflError(f"There is no study {file}; {nearest(name, studies.found_below(STUDIES))}")
     study, folder = studies.read(file), studied.run_dir or studies.usual_folder(file)
@@ -188,7 +190,8 @@ def _resume(arguments: list[str]) -> None:
         result = runs.resume(Path(name), log=logs.log, observer=bar.observer, **options)
     print_result(result, Path(name))
     if had_finished and continuation.rounds is None:
-        OUT.print(f"It had finished before; --rounds with more than {result['rounds']} makes it longer.")
+        least = max(result["rounds"] + 1, store.read_config(Path(name))["options"]["rounds"])
+        OUT.print(f"It had finished before; --rounds {least} or more makes it longer.")
 
 
 def _export(arguments: list[str]) -> None:

@@ -58,8 +58,11 @@ def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[
         match value:
             case np.generic():
                 return normal(value.item(), annotation)
-            case list():
-                return tuple(value)
+            case list() | tuple():
+                kinds = [entries(kind) for kind in allowed if entries(kind) is not None]
+                return tuple(normal(entry, kinds[0]) if kinds else entry for entry in value)
+            case "none" if None in allowed and not matches(value, annotation):
+                return None  # which TOML lacks
             case str() if Path in allowed:
                 return Path(value)
             case Path() if str in allowed:

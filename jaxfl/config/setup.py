@@ -123,7 +123,7 @@ class RunOptions:
     precision: Literal["full", "tf32", "bfloat16"] = "full"
     """What networks compute in: float32; tf32, float32 whose products take fewer digits where the device is
     faster so (on a CPU the same); or bfloat16, for accelerators. Parameters stay as they are."""
-    seed: int = within("[0, inf)", 0)
+    seed: int = within("[0, 4294967295]", 0)
     """Initial weights, cohorts and batches."""
 
 

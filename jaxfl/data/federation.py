@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.config.options import static
 from jaxfl.data.absent import ABSENT
-from jaxfl.data.normalisation import moments, normalised
+from jaxfl.data.normalisation import normalised, training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
@@ -278,9 +278,7 @@ def federate(
         equally many of each process.
     """
     _check(partition, models)
-    if not source.train.any():
-        raise JaxflError(f"{source.name} has no training images, by which images are normalised.")
-    mean, std = moments(source.images[source.train])
+    mean, std = training_moments(source)
     dtype = jnp.result_type(float)
     images, labels, rows = source.images, source.labels, partition.public
     unified = labelled = _unified(partition)

@@ -2,6 +2,9 @@
 
 import numpy as np
 
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+
 
 def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each channel, (1, 1, 1, C) float64; 1 where a channel never changes."""
@@ -14,6 +17,17 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = total(lambda part: part) / count
     std = np.sqrt(total(lambda part: np.square(part - mean)) / count)
     return mean, np.where(std > 0, std, 1)
+
+
+def training_moments(source: Source) -> tuple[np.ndarray, np.ndarray]:
+    """Those of a source's training images.
+
+    Raises:
+      JaxflError: if there are none.
+    """
+    if not source.train.any():
+        raise JaxflError(f"{source.name} has no training images, by which images are normalised.")
+    return moments(source.images[source.train])
 
 
 def normalised(images, mean, std):

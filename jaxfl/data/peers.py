@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data.normalisation import moments
+from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import PARTS, Partition, checksum, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
@@ -137,7 +137,7 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """
     require(["pfllib"], partition)
-    mean, std = moments(source.images[source.train])
+    mean, std = training_moments(source)
     sizes = []
     with writing(folder):
         for client, relabel in enumerate(partition.relabel):

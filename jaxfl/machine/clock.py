@@ -55,6 +55,8 @@ def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Dev
         if name not in architectures:
             known = nearest(name, architectures)
             raise JaxflError(f"--device-profile {text!r}: there is no architecture {name!r}; {known}")
+        if name in devices:
+            raise JaxflError(f"--device-profile gives {name} twice; give it once.")
         try:
             devices[name] = Device(*map(float, speeds.split(":")))
         except (TypeError, ValueError):

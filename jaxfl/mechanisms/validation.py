@@ -23,7 +23,8 @@ def require(federation: Federation, what: str, otherwise: str = "") -> None:
     """
     if not federation.validates:
         raise JaxflError(
-            f"{what} validation rows, but clients have none; add --validation-fraction 0.2{otherwise}."
+            f"{what} validation rows, but clients have none; divide the data with --validation-fraction "
+            f"0.2{otherwise}."
         )
 
 

@@ -305,7 +305,7 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
             )
         if differing := _differing(run, planned[run]):
             has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
-            if has != wanted and len(differing) == 1:
+            if has != wanted and len(differing) == 1 and not planned[run].setup.run.stop_at_target:
                 more = max(has, wanted)
                 raise JaxflError(
                     f"{run} is a run of {has} rounds, not {wanted}; lengthen the runs of {folder} to {more}, "
@@ -332,9 +332,10 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
             continue
         try:
             if store.holds(run, store.CONFIG):
-                asked = its.setup.machine.devices
+                machine = {name: getattr(its.setup.machine, name) for name in ("devices", "data_dir")}
+                asked = {name: value for name, value in machine.items() if value is not None}
                 setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
-                setup = setup if asked is None else setup.replace(devices=asked)
+                setup = setup.replace(**asked)
                 done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
                 its = its._replace(setup=setup, done=done)
             unfinished[run] = its

@@ -58,7 +58,7 @@ def absolute(setup: Setup) -> Setup:
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
-        data_dir=data_dir and data_dir.expanduser().resolve(),
+        data_dir=data_dir and data_dir.expanduser().absolute(),  # a link may lead elsewhere tomorrow
         partition=partition,
         disjoint_from=disjoint_from and disjoint_from.expanduser().resolve(),
         topology=edges,
@@ -115,6 +115,7 @@ def experiment(config: dict) -> dict:
     method = registry.METHODS.get(config["method"])
     defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
     options = defaults | config["options"]
+    options["stop_at_target"] &= not config.get("beyond_target", False)
     incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
     options = {name: value for name, value in options.items() if name not in incidental}
     # Methods that came as Python objects are known by their label alone.

@@ -294,15 +294,25 @@ class Models(Sequence[Deployed]):
         """
         if isinstance(client, slice):
             return [self[i] for i in range(*client.indices(len(self)))]
-        client = index(client)
-        if not -len(self) <= client < len(self):
-            raise JaxflError(f"There is no client {client}; {self.folder} has clients 0 to {len(self) - 1}.")
-        client %= len(self)
+        client = self.number(client)
         try:
             return self._deployed(client)
         except NotAtHand:
             self._data, self._opened = True, None
             return self._deployed(client)
+
+    def number(self, client: Any) -> int:
+        """A client's number from 0, which may be counted from the last one, -1.
+
+        Raises:
+          JaxflError: if there is no such client.
+        """
+        number = index(client) if isinstance(client, int | np.integer) else len(self)
+        if not -len(self) <= number < len(self):
+            raise JaxflError(
+                f"There is no client {client!r}; {self.folder} has clients 0 to {len(self) - 1}."
+            )
+        return number % len(self)
 
     def _deployed(self, client: int) -> Deployed:
         its = self.opened

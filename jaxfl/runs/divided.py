@@ -9,7 +9,7 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.data import partition as partitions
 from jaxfl.data import peers
-from jaxfl.data.normalisation import moments
+from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, of_vectors
@@ -68,6 +68,6 @@ def save_partition(
 def _seen(source: Source, partition: Partition, drawn: Drawn) -> np.ndarray:
     """The first images of the data as a few clients see them, (clients, k, H, W, C)."""
     clients, k = min(DRAWN[0], len(partition.train)), min(DRAWN[1], len(source.labels))
-    _, std = moments(source.images[source.train])
+    _, std = training_moments(source)
     rows = np.arange(k, dtype=np.int32)
     return np.stack([seen(drawn, source.images, std, client, rows) for client in range(clients)])

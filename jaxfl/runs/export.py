@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxfl.errors import optional
+from jaxfl.errors import JaxflError, optional
 from jaxfl.machine import files
 from jaxfl.models.model import Model
 from jaxfl.runs import store
@@ -35,11 +35,15 @@ def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -
         is not there, see `Models`.
     """
     safetensors = optional("safetensors.numpy", "safetensors", "An export")
+    some = clients if isinstance(clients, Sequence) else [clients]
+    chosen = range(len(models)) if clients is None else [*map(models.number, some)]
+    if not chosen:
+        raise JaxflError("An export of no clients is empty; name some, or leave them out for all.")
     files.check_empty(folder)
     models_in: dict[str, list[Deployed]] = {}
     numbers = models.opened.partition.relabel
     alike = (numbers == numbers[0]).all()
-    for client in range(len(models)) if clients is None else clients:
+    for client in chosen:
         model = models[client]
         owner = model.model.name if model.shared and alike else f"client-{model.client}"
         name = f"{store.file_name(owner)}.safetensors"

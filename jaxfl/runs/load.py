@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxfl.data.normalisation import moments
+from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source
@@ -159,7 +159,7 @@ class Loaded:
         if not setup.data.shift:
             return self.source.images[rows]
         drawn = draw_shift(setup, self.source, clients)
-        _, std = moments(self.source.images[self.source.train])
+        _, std = training_moments(self.source)
         return seen(drawn, self.source.images, std, client, rows)
 
     @functools.cached_property

@@ -224,6 +224,10 @@ def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or range."""
     setup.check()
     check_targets(setup.run.target)
+    public, options = choices.split(setup.data.public)
+    if public in ("auto", "none") and options:
+        option = next(iter(options))
+        raise JaxflError(f"--public {public} takes no {option}; write --public held-out,share=0.1.")
     if setup.run.stop_at_target and not setup.run.target:
         raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
     if setup.run.deadline is not None and not setup.run.device_profile:

@@ -3,12 +3,12 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxfl.config import choices
 from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
@@ -220,7 +220,7 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     ]
     # Seeds of one another share the label of the first.
     first = [configs[experiments.index(of_run)]["label"] for of_run in experiments]
-    given = [choices.split(label)[1].keys() for label in first]
+    given = [{*re.findall(r",(\w+)=", label)} for label in first]  # a value may have commas
     # A method that uses no links has no graph to tell from another's.
     unlinked = [{"topology"} if its.get("topology") == "none" else set() for its in experiments]
     known = [

@@ -85,6 +85,8 @@ def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict
     """
     config = store.read_config(old)
     setup, variant = restore(old, config)
+    if config.get("beyond_target", False):
+        setup = setup.replace(stop_at_target=False)
     if files := code.changed(code.latest(config, store.read_metrics(old))):
         options.get("observer", NOBODY).warned(
             f"{files[0]} is not what it was when {old} was computed (what it was is in {old}/code); this run "

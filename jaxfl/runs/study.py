@@ -16,7 +16,7 @@ import numpy as np
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.given import divide
-from jaxfl.config.options import hints, text
+from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest, read_text
@@ -105,8 +105,9 @@ def read(path: Path) -> Study:
         if not isinstance(values, list) or not values:
             raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
     for name, values in {"methods": said["methods"], **axes}.items():
+        of_values = [store.file_name(named({name: value})) for value in values]  # as their folders are called
         for i, value in enumerate(values):
-            if value in values[:i]:
+            if of_values[i] in of_values[:i]:
                 raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
     columns = said.setdefault("columns", next(reversed(axes), METHOD))
     if columns not in (METHOD, *axes):
@@ -194,6 +195,8 @@ def run(
             f"--part {number}/{parts} is none of {parts} parts; write 1/{parts} to {parts}/{parts}."
         )
     everything, failures = settings(study), []
+    if not store.holds(folder, store.STUDY) and not any(_folder(folder, its).exists() for its in everything):
+        store.check_free(folder)
     mine = everything[number - 1 :: parts]
     with limited(max_seconds):
         for done, setting in enumerate(mine, 1):
@@ -362,6 +365,12 @@ def _planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], S
             raise JaxflError(f"{study.title}: no method of it has an option {name!r}; {nearest(name, known)}")
     variants = []
     for choice, of_method in having.items():
-        its = [f"{name}={text(value)}" for name, value in own.items() if name in of_method]
-        variants.append(choose(",".join([choice, *its]), common))
+        its = {name: value for name, value in own.items() if name in of_method}
+        method, given = registry.method(choice)
+        if twice := [name for name in its if name in given]:
+            raise JaxflError(
+                f"{study.title}: {choice} has a {twice[0]} of its own, as all have; leave it out of one."
+            )
+        _, typed = divide(its, method.config, choice)
+        variants.append(choose(choice, common, typed))
     return variants, setup

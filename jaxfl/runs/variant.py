@@ -49,13 +49,16 @@ class Variant(NamedTuple):
         return registry.METHODS.get(self.method.name) is self.method
 
 
-def choose(choice: str | Method, common: dict[str, Any] | None = None, **options) -> Variant:
+def choose(
+    choice: str | Method, common: dict[str, Any] | None = None, own: dict[str, Any] | None = None, **options
+) -> Variant:
     """Find a method, check its options, label it and prepare its programs.
 
     Args:
       choice: ``"fedper"``, ``"compfl,kd=false"``, ``"path/to/my.py:object"``, or a method itself. Options
         given in it are in the label, as are those of the method's own that are not the default.
       common: fields of the configurations of several methods, which the choice may say otherwise.
+      own: fields of this one's, in the label as if they stood in the choice.
       **options: fields of this one's.
 
     Raises:
@@ -63,20 +66,23 @@ def choose(choice: str | Method, common: dict[str, Any] | None = None, **options
     """
     method, given = registry.method(choice)
     named = choice if isinstance(choice, str) else None
-    return variant_of(named, method, method.config(**(common or {}) | given | options))
+    own = own or {}
+    config = method.config(**(common or {}) | given | own | options)
+    return variant_of(named, method, config, told=own)
 
 
-def variant_of(choice: str | None, method: Method, config: Any) -> Variant:
-    """The same where the method is known and all its options are."""
+def variant_of(choice: str | None, method: Method, config: Any, told: Collection[str] = ()) -> Variant:
+    """The same where the method is known and all its options are; `told` are in its label in any case."""
     check(method.name, config)
     name, given = choices.split(choices.absolute(choice)) if choice else (None, {})
     common = hints(Training)
-    told = {
-        field.name: text(getattr(config, field.name)).lower()
+    shown = {
+        field.name: text(getattr(config, field.name))
         for field in dataclasses.fields(config)
-        if field.name in given or (field.name not in common and getattr(config, field.name) != field.default)
+        if field.name in {*given, *told}
+        or (field.name not in common and getattr(config, field.name) != field.default)
     }
-    return Variant(name, choices.join(method.name, told), method, config, _programs(method.build, config))
+    return Variant(name, choices.join(method.name, shown), method, config, _programs(method.build, config))
 
 
 def _programs(build: Callable, config: Any) -> Programs:

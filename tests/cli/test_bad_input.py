@@ -102,6 +102,8 @@ REFUSED = [
     ("run fedavg,lrr=1", "fedavg has no option 'lrr'; did you mean 'lr'?"),
     ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),
     ("run compfl,kd=maybe", "compfl: kd must be true or false, not 'maybe'"),
+    ("run fedavg @own.args --seed 4294967296", "--seed must lie in [0, 4294967295], but is 4294967296"),
+    ("run fedavg @own.args --public none,share=0.3", "--public none takes no share; write --public held-out"),
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
     ("run fedavg @own.args --lam 1", "--lam is an option of compfl, compfl-dd, ", "not of jaxfl run fedavg"),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),

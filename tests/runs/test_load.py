@@ -232,6 +232,10 @@ def test_an_export_predicts_without_jaxfl(run, tmp_path):
         np.testing.assert_array_equal(labels, model.predict(SOURCE.images))
     with pytest.raises(JaxflError, match="already holds something"):
         run.export(tmp_path / "all")
+    for clients, words in (([0, 4], "no client 4"), (["0"], "no client '0'"), ([], "of no clients")):
+        with pytest.raises(JaxflError, match=words):
+            run.export(tmp_path / "none", clients)
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_card_says_how_to_load(run, tmp_path, monkeypatch, capsys):

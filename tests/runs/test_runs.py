@@ -23,8 +23,8 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.runs import checkpoint, plot, run, store
-from jaxfl.runs.config import at_own_default
+from jaxfl.runs import checkpoint, plot, report, run, store
+from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
 
@@ -358,6 +358,14 @@ def test_report_tells_what_all_methods_share_where_it_differs(compared, tmp_path
             and f"have different {words}" in noted[0]
             and noted[0] in (tmp_path / "table.md").read_text()
         )
+
+
+@pytest.mark.parametrize("values", [("mlp,hidden=8", "mlp,hidden=12"), ("my.py:net", "My.py:net")])
+def test_labels_tell_texts_apart(values):
+    variants = [choose("fedkemf", own={"knowledge": value}) for value in values]
+    labels = [f"fedkemf,knowledge={value}" for value in values]
+    assert [variant.label for variant in variants] == labels
+    assert report._labels([described(variant, Setup()) for variant in variants]) == labels
 
 
 def test_report_says_how_much_better_the_others_are(compared, tmp_path):

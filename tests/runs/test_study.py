@@ -221,6 +221,8 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["fedavg"]\nshow = 3', "show is not a str"),
         ('methods = ["local", "local"]', "methods has local twice"),
         ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
+        ('methods = ["local"]\n[axes]\naugment = [["crop"], "crop"]', "augment has crop twice"),
+        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false has a kd of its own"),
         ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 has a lam of its own"),
         ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target"),
         ("methods = [1]", "names no methods"),
@@ -234,6 +236,29 @@ def test_files_that_say_no_study_are_refused(text, words, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(JaxflError, match=words.replace("?", r"\?")):
         study.read(tmp_path / "bad.toml")
+
+
+def test_options_that_no_text_holds(tmp_path):
+    """None, which TOML lacks, and a network with options of its own as the option of a method."""
+    options = '[options]\nclip_norm = "none"\n[axes]\nknowledge = ["mlp,hidden=8", "mlp,hidden=12"]'
+    (tmp_path / "networks.toml").write_text(f'methods = ["fedkemf", "local"]\n{options}')
+    found = study.read(tmp_path / "networks.toml")
+    planned = [study._planned(found, setting) for setting in study.settings(found)]
+    of_fedkemf = [variants[0] for variants, _ in planned]
+    assert [variant.config.knowledge for variant in of_fedkemf] == ["mlp,hidden=8", "mlp,hidden=12"]
+    assert [variant.config.clip_norm for variant in of_fedkemf] == [None, None]
+    assert of_fedkemf[0].label == "fedkemf,knowledge=mlp,hidden=8"
+
+
+def test_a_folder_of_something_else_is_refused(toy, tmp_path):
+    found, whole = toy
+    (tmp_path / "notes.txt").write_text("mine")
+    one_run = next(iter(results(whole))).parent
+    for folder in (tmp_path, one_run):
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(JaxflError, match=f"{folder} already holds"):
+            study.run(found, folder)
+        assert sorted(folder.rglob("*")) == before
 
 
 def test_a_part_that_is_none_is_refused(toy, tmp_path):

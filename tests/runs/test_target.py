@@ -9,6 +9,7 @@ from conftest import comparable
 import jaxfl
 from jaxfl import cli
 from jaxfl.runs import checkpoint, store
+from jaxfl.runs.config import experiment
 from jaxfl.runs.target import by_target, reached
 
 ROUNDS = 8
@@ -113,6 +114,8 @@ def test_more_rounds_lead_beyond_the_target(whole, stopped, tmp_path):
     its = result(longer)
     assert not its["stopped_at_target"] and its["targets"] == result(stopped / "run")["targets"]
     assert jaxfl.resume(longer).result["rounds"] == ROUNDS
+    went_on, ended = (experiment(store.read_config(run)) for run in (longer, stopped / "run"))
+    assert (went_on["stop_at_target"], ended["stop_at_target"]) == (False, True)  # no seeds of one another
 
 
 def test_a_report_asks_for_targets_afterwards(whole, stopped, tmp_path):
