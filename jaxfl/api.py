@@ -137,6 +137,7 @@ def resume(
     *,
     rounds: int | None = None,
     devices: int | None = None,
+    data_dir: str | Path | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
     quiet: bool = False,
@@ -148,6 +149,7 @@ def resume(
       log: where else metrics go.
       rounds: of the whole run, if there are to be more than it was begun for.
       devices: that share the clients from now on, if there are to be fewer or more than so far.
+      data_dir: where tensorflow-datasets keeps its data from now on, if that has changed.
       changed_code: whether to go on where your own files have changed since.
       max_seconds: as for `run`.
       quiet: as for `run`.
@@ -159,7 +161,8 @@ def resume(
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
     folder = _folder(run_dir)
-    how = stated("jaxfl.resume", Continuation, Limit, rounds=rounds, devices=devices, max_seconds=max_seconds)
+    changed = {"rounds": rounds, "devices": devices, "data_dir": data_dir}
+    how = stated("jaxfl.resume", Continuation, Limit, **changed, max_seconds=max_seconds)
     with shown(quiet) as observer:
         result = runs.resume(
             folder, log=_several("log", log), changed_code=changed_code, observer=observer, **how

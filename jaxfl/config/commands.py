@@ -106,6 +106,8 @@ class Continuation:
     devices: int | None = within("[1, inf)", None)
     """Devices that share the clients in the rounds to come; by default as many as so far. With another number
     sums are taken in another order: results agree up to rounding."""
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data from now on, on another machine for example."""
 
 
 @dataclasses.dataclass(frozen=True)

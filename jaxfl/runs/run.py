@@ -100,6 +100,7 @@ def resume(
     *,
     rounds: int | None = None,
     devices: int | None = None,
+    data_dir: Path | None = None,
     log: Sequence[str] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
@@ -114,6 +115,7 @@ def resume(
       folder: of the run.
       rounds: of the whole run; by default as many as it was begun for.
       devices: that share the clients of a round from now on; by default as many as so far.
+      data_dir: where tensorflow-datasets keeps its data from now on; by default as so far.
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
@@ -125,7 +127,7 @@ def resume(
         cannot become as long as asked for.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
-    agree("options", (rounds, devices, changed_code, folder.absolute()))
+    agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
     follow, config = Log(log), store.read_config(folder)
 
     def watch(new):
@@ -142,9 +144,11 @@ def resume(
         return found
 
     with follow, limited(max_seconds):
-        if found := finished():  # which whoever may not write here can read
+        if data_dir is None and (found := finished()):  # which whoever may not write here can read
             return found
         with owned(folder):
+            if data_dir is not None:
+                store.change(folder, "data_dir", str(data_dir.expanduser().absolute()))
             config = store.read_config(folder)  # its owner has ended or lengthened it just now
             if found := finished():
                 return found
@@ -293,7 +297,7 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
     agree("code", now)
     metrics = store.trim(folder, done)
     if data.federation.devices != config["options"].get("devices"):
-        config = store.change_devices(folder, data.federation.devices)
+        config = store.change(folder, "devices", data.federation.devices)
     checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
     state = jax.device_get(state)  # a run of several waits for the others; the device has other work
     return Run(folder, config, variant, setup.machine, now, watch, metrics, state)

@@ -25,6 +25,7 @@ CONFIG = {
     "options": {"rounds": int, "seed": int, "partition_seed": int},
     "begun_for?": int,
     "begun_on?": int | None,
+    "begun_in?": str | None,
     "models": [{"name": str, "clients": int}],
     "data?": {"shape": [int], "dtype": str, "mean": [NUMBER], "std": [NUMBER], "public": int},
     "beyond_target?": bool,

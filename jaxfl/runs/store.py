@@ -51,6 +51,8 @@ STUDY = "study.csv"
 TOPOLOGY = "topology.txt"
 INITIAL = "initial.npz"
 OF_END = "newcomers"  # what only the last round of a run has in its metrics
+# Options that a run may change, and where its configuration keeps what it was begun with.
+BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
 LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
 OWNER, END = "owner.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
@@ -134,19 +136,19 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
     kept = trim(folder, rounds)
     _replace_metrics(folder, [{name: record[name] for name in record if name != OF_END} for record in kept])
     with replacing(folder / CONFIG) as file:
-        file.write(as_json({"begun_for": old["options"]["rounds"]} | old | config))
+        file.write(as_json({BEGUN["rounds"]: old["options"]["rounds"]} | old | config))
 
 
 @writes
-def change_devices(folder: Path, devices: int) -> dict:
-    """Let a run go on with another number of devices; checkpoints stay marked with that of its beginning.
+def change(folder: Path, option: str, value: Any) -> dict:
+    """Let a run go on with another value of an option of `BEGUN`; what it was begun with is kept as well.
 
     Returns:
       Its configuration from now on.
     """
     old = _read_json(folder / CONFIG, schema.CONFIG)
-    config = {"begun_on": old["options"].get("devices")} | old
-    config |= {"options": old["options"] | {"devices": devices}}
+    config = {BEGUN[option]: old["options"].get(option)} | old
+    config |= {"options": old["options"] | {option: value}}
     with replacing(folder / CONFIG) as file:
         file.write(as_json(config))
     return config
@@ -435,7 +437,7 @@ def _replace_metrics(folder: Path, records: list[dict]) -> None:
 def fingerprint(config: dict) -> str:
     """Tells configurations apart: a hash of the method and all its options, as the run was begun."""
     options = dict(config["options"])
-    for name, begun in ("rounds", "begun_for"), ("devices", "begun_on"):
+    for name, begun in BEGUN.items():
         if begun in config:
             options[name] = config[begun]
     if options.get("devices", 0) is None:  # begun by a jaxfl that did not write it down

@@ -18,6 +18,7 @@ import jaxfl
 from jaxfl import Predictor, cli, registry
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
+from jaxfl.runs import store
 from jaxfl.runs.deployed import Deployed, Images
 from jaxfl.runs.findings import over_rounds
 
@@ -209,6 +210,17 @@ def test_a_model_shows_what_is_inside():
         JaxflError, match=re.escape("its cnn with several weights (classifier-2, conv1-2, fc1-2)")
     ):
         ensemble.taps(SOURCE.images[:5])
+
+
+def test_a_run_remembers_where_its_data_are_now(run, tmp_path):
+    """Also a finished one; its checkpoints stay those of its beginning."""
+    moved = shutil.copytree(run.folder, tmp_path / "moved")
+    for place in ("here", "there"):
+        jaxfl.resume(moved, data_dir=tmp_path / place, quiet=True)
+    config = jaxfl.load(moved).config
+    assert config["options"]["data_dir"] == f"{tmp_path}/there"
+    assert config["begun_in"] == run.config["options"]["data_dir"]
+    assert store.fingerprint(config) == store.fingerprint(run.config)
 
 
 # --- export
