@@ -55,13 +55,9 @@ def writing(where: str | Path):
 def unwritable(where: str | Path, error: Exception) -> JaxflError:
     """The sentence about a failed write."""
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    closed = errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EEXIST
-    advice = (
-        "choose another place"
-        if getattr(error, "errno", None) in closed
-        else "free some space or choose another place"
-    )
-    return JaxflError(f"{where} cannot be written ({reason}); {advice}.")
+    closed = {errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EEXIST}
+    room = "" if getattr(error, "errno", None) in closed else "free some space or "
+    return JaxflError(f"{where} cannot be written ({reason}); {room}choose another place.")
 
 
 def unreadable(where: str | Path, error: OSError) -> JaxflError:

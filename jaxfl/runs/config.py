@@ -19,21 +19,21 @@ def described(variant: Variant, setup: Setup) -> dict:
     return {
         "method": variant.name,
         "label": variant.label,
-        "options": _plain(absolute(setup).flat()) | _plain(_absolute(vars(variant.config))),
+        "options": _plain(absolute(setup).flat()) | _plain(_with_absolute_paths(vars(variant.config))),
     }
 
 
-def _absolute(value: Any) -> Any:
-    """What a method's own options are, with absolute paths as well."""
+def _with_absolute_paths(value: Any) -> Any:
+    """The options of a method, whatever their types, so that they name the same files from everywhere."""
     match value:
         case str():
             return choices.absolute(value)
         case Path():
             return value.expanduser().resolve()
         case tuple():
-            return tuple(map(_absolute, value))
+            return tuple(map(_with_absolute_paths, value))
         case dict():
-            return {name: _absolute(entry) for name, entry in value.items()}
+            return {name: _with_absolute_paths(entry) for name, entry in value.items()}
     return value
 
 

@@ -307,12 +307,13 @@ class Models(Sequence[Deployed]):
         Raises:
           JaxflError: if there is no such client.
         """
-        number = index(client) if isinstance(client, int | np.integer) else len(self)
-        if not -len(self) <= number < len(self):
+        clients = range(len(self))
+        try:
+            return clients[index(client)]
+        except (IndexError, TypeError):
             raise JaxflError(
-                f"There is no client {client!r}; {self.folder} has clients 0 to {len(self) - 1}."
-            )
-        return number % len(self)
+                f"There is no client {client!r}; {self.folder} has clients 0 to {clients[-1]}."
+            ) from None
 
     def _deployed(self, client: int) -> Deployed:
         its = self.opened

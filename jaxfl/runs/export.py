@@ -18,7 +18,7 @@ from jaxfl.runs.prepare import architectures
 CARD = "README.md"
 
 
-def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -> list[Path]:
+def export(models: Models, folder: Path, clients: Sequence[int] | int | None = None) -> list[Path]:
     """Write what clients of a run deploy.
 
     Args:
@@ -35,8 +35,9 @@ def export(models: Models, folder: Path, clients: Sequence[int] | None = None) -
         is not there, see `Models`.
     """
     safetensors = optional("safetensors.numpy", "safetensors", "An export")
-    some = clients if isinstance(clients, Sequence) else [clients]
-    chosen = range(len(models)) if clients is None else [*map(models.number, some)]
+    if isinstance(clients, int):
+        clients = [clients]
+    chosen = range(len(models)) if clients is None else [*map(models.number, clients)]
     if not chosen:
         raise JaxflError("An export of no clients is empty; name some, or leave them out for all.")
     files.check_empty(folder)

@@ -1,11 +1,16 @@
 """Clients who never trained: they change nothing for the others, and train when they join."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from conftest import SIZES, assert_same, long, tiny_partition, tiny_source
 
+from jaxfl.core.cohorts import in_parts
+from jaxfl.core.engine import newcomers_in_places
 from jaxfl.data.federation import federate, set_apart
+from jaxfl.registry import METHODS
 from methods.rounds import TRAINING, initial, mlp, one_round, run
 
 NEWCOMER = len(SIZES) - 1
@@ -47,6 +52,35 @@ def test_others_train_as_if_it_were_not_there(name):
         elif name != "fedamp":
             assert_same(state.matrix[:NEWCOMER, :NEWCOMER], expected.matrix, tolerance=1e-6)
             assert_same(info.findings, same.findings, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mnfl-homogeneous", {}),
+        ("fedcmd", {"personal": "fc1", "selection_rounds": 0}),
+        ("fedap", {"mu": 1.0, "passes": 0}),
+    ],
+)
+def test_what_it_receives_when_it_joins_is_of_those_who_have_trained(name, options):
+    """The same as where all are scored, and not a mixture of newcomers."""
+    federation, options = with_a_newcomer(), TRAINING | options
+    algorithm = METHODS[name].build(METHODS[name].config(**options))
+    *_, (state, _) = run(name, federation, [range(NEWCOMER)], **options)
+    key, job = jax.random.key(0), SimpleNamespace(federation=federation, rounds=1)
+    joining, (scored,) = newcomers_in_places(job, 0), in_parts(federation, len(SIZES), 0, 1)
+    (alone,), (among,) = (algorithm.receive(key, state, federation, of) for of in (joining, scored))
+
+    def of_newcomer(predictor, cohort):
+        (place,) = np.flatnonzero(np.asarray(cohort.groups[0].index) == NEWCOMER)
+        return jax.tree.map(lambda leaf: leaf[place], predictor.stacked)
+
+    received = of_newcomer(alone, joining)
+    assert_same(received, of_newcomer(among, scored), tolerance=1e-6)
+    mean = jax.tree.map(lambda leaf: np.asarray(leaf)[:NEWCOMER].mean(0), state.weights[0])
+    if name == "fedap":  # equal weights of all who have trained
+        assert_same(received.params, mean.params, tolerance=1e-6)
+    assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(received.params)) > 0
 
 
 def test_under_the_schedule_of_all_it_trains_when_it_joins():

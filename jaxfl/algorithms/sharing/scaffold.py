@@ -62,7 +62,7 @@ def variate(participant: Participant, trained: Trained):
     """c_i', and c_i' - c_i for the server; a client without a step keeps its own."""
     steps, lr, beta = trained.steps, participant.hyper.lr, participant.hyper.momentum
 
-    def moved(step, so_far):
+    def moved(step, so_far):  # summed step by step: the closed form cancels where beta is near 1
         velocity, a = so_far
         velocity = beta * velocity + 1
         return velocity, a + velocity
