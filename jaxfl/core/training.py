@@ -269,7 +269,7 @@ def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) ->
     if found and batch_size == 1:
         raise JaxflError(
             f"A network has BatchNorm (in its block {found[0]!r}), which needs batches of two rows or more; "
-            "raise --batch-size, or build it with norm=none."
+            "raise --batch-size, or the method's own option for these batches, or build it with norm=none."
         )
     return bool(found)
 

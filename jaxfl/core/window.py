@@ -73,9 +73,8 @@ def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0])
         return clients, places, rows, real
 
     clients, places, rows, real = zip(*map(of_group, federation.groups, cohort.groups), strict=True)
-    population = tuple((len(apart), int(apart.sum())) for apart in federation.newcomers)
-    there = federation.replicate(_with_images(federation, clients, stranger), known=True)
-    there = replace(federation, **there, population=population, initial=None)
+    own = _with_images(federation, clients, stranger) | {"population": federation.newcomers}
+    there = replace(federation, **federation.replicate(own, known=True), initial=None)
     return Window(there, replace(cohort, groups=places), rows, real, stranger)
 
 

@@ -74,8 +74,8 @@ class Federation:
         labels are (V,).
       initial: per architecture `ClientWeights` of some of its blocks, from which they start; the others start
         fresh. None where all do. A leaf that each client has of its own is in `own`; its mean is in `shared`.
-      population: per group how many clients there are and how many of these are newcomers, where `groups` are
-        but some of them, see `jaxfl.core.window`; None where they are all.
+      population: per group (n_g,) bool, which of all its clients are newcomers, where `groups` are but some
+        of them, see `jaxfl.core.window`; None where they are all.
     """
 
     images: jax.Array
@@ -92,26 +92,27 @@ class Federation:
     labelled: bool = static(default=True)
     shift: Shift | None = None
     initial: PerGroup | None = None
-    population: tuple[tuple[int, int], ...] | None = static(default=None)
+    population: PerGroup | None = None
 
     @property
     def clients(self) -> int:
         """N, the number of clients."""
-        if self.population:
-            return sum(count for count, _ in self.population)
-        return sum(len(group.id) for group in self.groups)
+        return sum(map(len, self.apart))
 
     def require_all(self) -> None:
         """Refuse what goes by all clients where these are but some of them, with a `JaxflError`."""
-        if self.population:
+        if self.population is not None:
             raise beyond_cohort("The method goes by all clients")
+
+    @property
+    def apart(self) -> PerGroup:
+        """Per group (n_g,) bool, by their ids: which of all its clients are newcomers."""
+        return self.population or tuple(group.newcomer for group in self.groups)
 
     @property
     def participants(self) -> jax.Array:
         """(groups,) float, how many clients of each group are no newcomers."""
-        if self.population:
-            return jnp.array([count - newcomers for count, newcomers in self.population], float)
-        return jnp.stack([(~group.newcomer).sum(dtype=jnp.int32) for group in self.groups]).astype(float)
+        return jnp.stack([(~apart).sum(dtype=jnp.int32) for apart in self.apart]).astype(float)
 
     @property
     def devices(self) -> int:
@@ -130,7 +131,7 @@ class Federation:
     @property
     def newcomers(self) -> PerGroup:
         """Per group (n_g,) bool NumPy array: who takes part in no round."""
-        return tuple(np.asarray(group.newcomer) for group in self.groups)
+        return tuple(map(np.asarray, self.apart))
 
     def replicate(self, tree, known: bool = False):
         """The same arrays where all devices hold them in full.

@@ -167,10 +167,10 @@ def exchanging(
             return w, encoded(w, client) if resend else None
 
         own = gather(state.weights, cohort)
-        weights, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
+        learnt, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
         s = concatenate(s)
         c = weigh(state.matrix, i, s, hyper)
-        own = tuple(zip(weights, split(tree.weighted_sum(c, s), cohort), strict=True))
+        own = tuple(zip(learnt, split(tree.weighted_sum(c, s), cohort), strict=True))
         distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
         weights, after = zip(*distilled, strict=True)
         clients = federation.participants.sum()
@@ -186,7 +186,7 @@ def exchanging(
             up=sent_up(cohort, every(prediction * (2 if resend else 1))),
             down=sent_down(cohort, every(prediction + len(rows))),
             findings=summary(matrix, federation),
-            trained=own_models.predictors(weights),
+            trained=own_models.predictors(learnt),
         )
 
     def matrices(state):

@@ -70,7 +70,14 @@ def client_logits(
 
 
 def distil(
-    model: Model, weights: Weights, teacher, rows, key, federation: Federation, hyper: ServerDistillation
+    model: Model,
+    weights: Weights,
+    teacher,
+    rows,
+    key,
+    federation: Federation,
+    hyper: ServerDistillation,
+    present: jax.Array | bool = True,
 ) -> Weights:
     """Train a network to say what a teacher says.
 
@@ -82,14 +89,17 @@ def distil(
       key: of the round; the server has a stream of its own.
       federation: the images.
       hyper: its epochs, batches, rate and temperature.
+      present: () bool, whether anybody is there to learn for; otherwise no batch runs.
     """
+    images = public_rows(rows, federation)
+    images = dataclasses.replace(images, size=jnp.where(present, images.size, 0))
     steps = max(1, hyper.server_epochs * -(-len(rows) // hyper.public_batch))
     temperature = hyper.temperature
     return descend(
         distillation(model, teacher, temperature, temperature**2),
         weights,
         jax.random.fold_in(key, SERVER),
-        public_rows(rows, federation),
+        images,
         dataclasses.replace(hyper, clip_norm=None),
         epochs=hyper.server_epochs,
         batch_size=hyper.public_batch,

@@ -103,7 +103,7 @@ class Walk(NamedTuple):
 
 
 def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
-    """Hand a model on until a client accepts it. Where nobody present can, or is linked, it stays.
+    """Hand a model on until a client accepts it. Where nobody can whom it can get to, it stays.
 
     Args:
       key: of this way; that of hop h is ``fold_in(key, h)``.
@@ -113,7 +113,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
       chance: (N,), with which probability each accepts.
       most: hops, after which it stays where it is.
     """
-    anybody = (here & (chance > 0)).any()
+    anybody = (reachable(federation, here, at) & (chance > 0)).any()
 
     def arrived(key, at, passed, sent):
         accepted = jax.random.bernoulli(key, jnp.where(here[at], chance[at], 0))
@@ -132,6 +132,22 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
     nobody = jnp.zeros(federation.clients, bool)
     first = arrived(jax.random.fold_in(key, 0), at, nobody, nobody.astype(jnp.int32))
     return jax.lax.while_loop(on_the_way, go_on, (jnp.int32(1), first))[1]
+
+
+def reachable(federation: Federation, here, at) -> jax.Array:
+    """(N,) bool, to whom of those present a model can get from client `at`, that one included if present."""
+    links = federation.links & here[None]
+
+    def grows(state):
+        before, reached = state
+        return (before != reached).any()
+
+    def further(state):
+        _, reached = state
+        return reached, reached | (links & reached[:, None]).any(0)
+
+    nobody = jnp.zeros(federation.clients, bool)
+    return here & jax.lax.while_loop(grows, further, (nobody, nobody.at[at].set(True)))[1]
 
 
 def hop(key, federation: Federation, here, walk: Walk) -> Walk:

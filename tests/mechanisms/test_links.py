@@ -65,14 +65,20 @@ def test_an_absent_client_hands_on_at_the_cost_of_who_gets_it(linked):
 
 
 @pytest.mark.parametrize(
-    ("here", "accepts", "hops"),
+    ("at", "here", "accepts"),
     [
-        ([0, 1, 2], [], 0),  # nobody ever would
-        ([0, 1, 2], [3], 0),  # who would is absent
-        ([0, 1, 4], [4], 6),  # who would is not reached
+        (1, [0, 1, 2], []),  # nobody ever would
+        (1, [0, 1, 2], [3]),  # who would is absent
+        (1, [0, 1, 4], [4]),  # who would is not linked
+        (0, [1, 3, 4], [0]),  # it would itself, but is absent
     ],
 )
-def test_a_walk_that_nobody_accepts_rests(linked, here, accepts, hops):
+def test_a_walk_that_nobody_can_accept_rests(linked, at, here, accepts):
     links = linked.links.at[0, 4].set(False).at[4, 0].set(False)
-    way = walked(dataclasses.replace(linked, links=links), 1, here, accepts, most=6)
-    assert not way.accepted and way.sent.sum() == hops
+    way = walked(dataclasses.replace(linked, links=links), at, here, accepts)
+    assert not way.accepted and way.at == at and not way.sent.any()
+
+
+def test_a_walk_ends_behind_the_most_hops(linked):
+    way = walked(linked, at=3, here=range(5), accepts=[1], most=1)
+    assert not way.accepted and way.at != 3 and way.sent.tolist() == [0, 0, 0, 1, 0]

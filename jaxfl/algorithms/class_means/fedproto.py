@@ -123,8 +123,11 @@ def objective(model: Model, g: ClassMeans, lam):
 def nearest(model, g, w, x):
     """-||z - g_c||^2 of every class c (B, C); the least number that there is where it has no prototype."""
     z, _ = model.body.apply(w.params, w.stats, x, train=False)
-    products = jnp.matmul(z, g.z.T, precision="highest")
-    away = jnp.square(z).sum(1)[:, None] - 2 * products + jnp.square(g.z).sum(1)[None]
+    # Features may be far from 0, and then leading digits of their squares are the same: about their mean.
+    centre = g.z.sum(0) / jnp.maximum(g.known.sum(), 1).astype(g.z.dtype)
+    z, prototypes = z - centre[None], g.z - centre[None]
+    products = jnp.matmul(z, prototypes.T, precision="highest")
+    away = jnp.square(z).sum(1)[:, None] - 2 * products + jnp.square(prototypes).sum(1)[None]
     return jnp.where(g.known[None], -away, jnp.finfo(away.dtype).min)
 
 

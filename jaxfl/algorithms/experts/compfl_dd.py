@@ -10,10 +10,11 @@ some client; in the beginning these are different ones, no newcomers. On a visit
 
 Nothing is averaged. In a round of N clients every walker trains N / M times, rounded down, so all of them
 together train about as often as `compfl` does; the walkers take turns. Where only some clients take part, N
-counts these, and no walker goes to the others; where none of these would accept it, it rests. One that is not
-accepted within ``max_hops`` hops rests until its next turn.
+counts these, and no walker goes to the others; where none that it can get to would accept it, it rests. One
+that is not accepted within ``max_hops`` hops rests until its next turn.
 
-A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not.
+A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not;
+a walker that is handed on after its training passes by on its next turn.
 It deploys what the walker of its architecture is now, under its own head, adapted (``deploy="walker"``), or
 its own expert as the last visit left it (``"visit"``). It receives the former.
 
@@ -127,7 +128,7 @@ def build(config: CompFLDD) -> Algorithm:
         heads, walkers = zip(*parts, strict=True)
         start_key = jax.random.fold_in(key, len(groups))
         order = jax.random.permutation(start_key, federation.clients)
-        apart = jnp.concatenate([group.newcomer for group in groups])[order]
+        apart = jnp.concatenate(federation.apart)[order]
         places = jnp.arange(len(groups)) % jnp.maximum((~apart).sum(), 1)
         starts = order[jnp.argsort(apart, stable=True)[places]]
 

@@ -70,6 +70,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
 
     def transferred(state, federation, cohort):
         """What the clients of a cohort start from, per group (k_g, ...)."""
+        federation.require_all()
         pool = among(federation, cohort)
 
         def of_group(own, others, i, j):

@@ -14,7 +14,7 @@ gradient is, so what is mere rounding is taken for 0: C does not depend on the l
 diagonal the paper has +1, which Barlow Twins lacks. The mean is over the logits of all, oneself included
 (FCCL+), in evaluation mode. As wherever predictions are exchanged here, a round begins with local training,
 where the paper's ends with it. Who has not been alone before, because it joins at the end, has nothing to
-remember. lambda is `lam`.
+remember; without pre-training w_i^0 is not remembered. lambda is `lam`.
 """
 
 from typing import NamedTuple
@@ -150,7 +150,8 @@ def build(config: FCCL) -> Algorithm:
         def learn(key, client, nothing, own):
             w, before, alone = own
             weight = jnp.where(client.newcomer, 0, hyper.remember)
-            loss = remembering(client.model, (before, alone), weight)
+            memories = (before, alone) if epochs else (before,)
+            loss = remembering(client.model, memories, weight)
             trained = descend(loss, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
@@ -195,7 +196,7 @@ def build(config: FCCL) -> Algorithm:
             scatter(state.weights, cohort, correlated),
             scatter(state.before, cohort, weights),
             state.alone,
-        ), Info(loss, up, down, trained=own_models.predictors(correlated))
+        ), Info(loss, up, down, trained=own_models.predictors(weights))
 
     def cut(rows):
         """The public images of every batch, (batches, B)."""

@@ -72,8 +72,7 @@ def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
         teacher = jax.nn.softmax(ensemble / state.hyper.temperature)
 
         def student(model, w, n):
-            taught = distil(model, w, teacher, rows, key, federation, state.hyper)
-            return tree.where((n > 0).any(), taught, w)
+            return distil(model, w, teacher, rows, key, federation, state.hyper, (n > 0).any())
 
         shared = per_group(student, federation.models, averaged.shared, n)
         return averaged._replace(shared=shared), info

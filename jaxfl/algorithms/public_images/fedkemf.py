@@ -151,8 +151,7 @@ def build(config: FedKEMF) -> Algorithm:
         teacher = ensemble(logits, n > 0, hyper.temperature)
         if config.server_start == "mean":
             g = tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
-        g = distil(knowledge, g, teacher, rows, key, federation, hyper)
-        g = tree.where((n > 0).any(), g, state.knowledge)
+        g = distil(knowledge, g, teacher, rows, key, federation, hyper, (n > 0).any())
         up, down = sent_up(cohort, everywhere), sent_down(cohort, everywhere)
         state = State(hyper, scatter(state.weights, cohort, weights), g)
         return state, Info(loss, up, down, trained=own_models.predictors(weights))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxfl.authoring import Client, Federation, Model, fit, public_rows, stretch, tree
 
 BATCH = 64  # images
+FAR = 2.0**64  # beyond all statistics, so that rounding of a large one does not hide its share
 
 
 def unknown(model: Model) -> dict:
@@ -53,9 +54,9 @@ def gathered(model: Model, params, rows, size, federation: Federation, key) -> d
             stats = jax.tree.map(lambda leaf: leaf + start, nothing)
             return model.apply(params, stats, batch.x, train=norms, key=key, mask=batch.mask)[1]
 
-        # Running statistics move by a share s of the batch's b: from 0 to s b, from 1 to 1 - s + s b.
-        both = jax.vmap(moved)(jnp.array([0, 1], dtype))
-        return jax.tree.map(lambda leaf: leaf[0] / (1 - (leaf[1] - leaf[0])), both)
+        # Running statistics move by a share s of the batch's b: from 0 to s b, from FAR to (1 - s) FAR + s b.
+        both = jax.vmap(moved)(jnp.array([0, FAR], dtype))
+        return jax.tree.map(lambda leaf: leaf[0] / (1 - (leaf[1] - leaf[0]) / FAR), both)
 
     def update(carry, batch, key):
         total, count = carry

@@ -94,7 +94,7 @@ class Case(NamedTuple):
       traffic_rates: other rates for the count of traffic, where the default ones leave it to chance.
       idle_rates: float options that have no effect in `test_protocol`; why, says a comment.
       returns: whether a client that is alone in a round gets back, or deploys, the model that it has trained;
-        not where the server goes beyond what it gets.
+        not where the server goes beyond what it gets, or clients are taught afterwards.
       all_clients: whether a round goes by more than its cohort's clients; it is refused then where no others
         are at hand.
       reductions: functions without arguments that compare it with another method, see `methods.rounds`.

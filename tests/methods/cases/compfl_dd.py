@@ -103,7 +103,7 @@ def acceptance(j, i, clients, heads, options):
 def walk(at, chance, draw, most):
     """The clients that a walker sees, the last of which has it; and whether that one accepts."""
     path = [at]
-    if not any(chance.values()):
+    if not any(chance.get(i) for i in reachable(at, chance)):
         return path, False
     for hop in range(most + 1):
         if hop:
@@ -113,9 +113,22 @@ def walk(at, chance, draw, most):
     return path, False
 
 
+def reachable(at, present):
+    """Who can get what a client has: itself, and along links those who are present."""
+    found = [at]
+    for i in found:
+        found += [k for k in neighbours(i, present) if k not in found]
+    return found
+
+
+def neighbours(at, present):
+    """Those that are present."""
+    return [k for k in range(len(SIZES)) if {(at, k), (k, at)} & set(EDGES) and k in present]
+
+
 def leave(at, chance, draw, hop=None):
     """A neighbour that is present; the client itself without any."""
-    linked = [k for k in range(len(SIZES)) if {(at, k), (k, at)} & set(EDGES) and k in chance]
+    linked = neighbours(at, chance)
     return draw.neighbour(hop, linked) if linked else at
 
 

@@ -132,6 +132,10 @@ def without_public_images_memory_and_pretraining_it_is_local():
         assert_same(fccl.weights, local.kept)
 
 
+def right_after_training_nobody_has_been_taught():
+    mnfl.right_after_training_nobody_has_been_taught("fccl", remember=0.0, pretraining_epochs=0)
+
+
 def a_constant_column_correlates_with_nothing():
     """Up to rounding; and it leaves the gradients of the others finite."""
     for value in (0.0, 0.1, 0.3, 1.7):
@@ -168,6 +172,7 @@ fccl = Case(
     view=view,
     images=mnfl.drawn_anew,
     traffic=lambda model, models, t: (8 * CLASSES, 8 * CLASSES + 8),  # of ten images two batches of four
+    returns=False,
     all_clients=True,
     short={"public_batch": 4, "public_lr": 1e-5},  # which rounding may turn, as gradients are small
     comparisons={
@@ -183,6 +188,7 @@ fccl = Case(
     },
     reductions=(
         without_public_images_memory_and_pretraining_it_is_local,
+        right_after_training_nobody_has_been_taught,
         a_constant_column_correlates_with_nothing,
         predictions_are_sent_in_every_pass,
         newcomers_remember_nothing,

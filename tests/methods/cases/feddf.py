@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from conftest import PUBLIC, assert_same
+from conftest import PUBLIC, SIZES, assert_same
 from reference import nets, sharing
 from reference.distillation import distilled
 from reference.training import softmax
@@ -10,7 +10,7 @@ from reference.training import softmax
 from jaxfl.core.streams import SERVER
 from methods import recording
 from methods.cases import Case, Comparison, fedavg, mnfl
-from methods.rounds import TRAINING, mixed, run
+from methods.rounds import TRAINING, billed, federated, mixed, mlp, run
 
 
 def step(state, clients, cohort, options):
@@ -42,6 +42,13 @@ def without_distillation_it_is_fedavg():
         assert_same(feddf.shared, averaged.shared)
 
 
+def a_network_that_nobody_has_trained_costs_the_server_nothing():
+    """As if its clients were no part of the federation."""
+    *_, some = billed("feddf", mixed(), present=(0, 1), **TRAINING)
+    *_, alone = billed("feddf", federated((mlp(), 2), sizes=SIZES[:2]), present=(0, 1), **TRAINING)
+    assert some[-1] == alone[-1] > 0
+
+
 OPTIONS = {
     "public_size": 7,
     "public_batch": 3,
@@ -62,7 +69,10 @@ feddf = Case(
     returns=False,
     short={"public_batch": 4},
     comparisons={"": Comparison(OPTIONS, [("server_lr", 0.021), ("temperature", 2.1)])},
-    reductions=(without_distillation_it_is_fedavg,),
+    reductions=(
+        without_distillation_it_is_fedavg,
+        a_network_that_nobody_has_trained_costs_the_server_nothing,
+    ),
 )
 
 pfeddf = feddf._replace(

@@ -84,6 +84,7 @@ fedmd = Case(
     view=mnfl.view,
     images=mnfl.drawn_anew,
     traffic=lambda model, models, t: (PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
+    returns=False,
     all_clients=True,
     short={"public_batch": 4},
     comparisons={

@@ -4,8 +4,10 @@ g_c is the prototype of class c, which only classes have that somebody has sent.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CLASSES, assert_same, differ, tiny_partition, tiny_source
@@ -14,8 +16,9 @@ from reference.class_means import of_client
 from reference.training import cross_entropy, descend
 
 from jaxfl.algorithms.class_means.fedproto import nearest
+from jaxfl.mechanisms.class_means import ClassMeans
 from jaxfl.models.blocks import DenseBlock
-from jaxfl.models.model import Block
+from jaxfl.models.model import Block, Weights
 from methods import recording
 from methods.cases import NORMALISED, Case, Comparison, local_statistics
 from methods.rounds import EVERYONE, TRAINING, alike, billed, federated, mlp, run
@@ -123,6 +126,17 @@ def only_classes_with_a_prototype_pull():
     assert np.isfinite(found).all()  # a score that is not ends the run
 
 
+def features_far_from_zero_are_told_apart():
+    """Also in single precision, where their squares are alike."""
+    identity = SimpleNamespace(body=SimpleNamespace(apply=lambda params, stats, x, train: (x, stats)))
+    z = np.random.default_rng(0).normal(size=(CLASSES, 4)).astype(np.float32) + np.float32(4096)
+    known = jnp.asarray([True] * (CLASSES - 1) + [False])
+    prototypes = ClassMeans(jnp.where(known[:, None], z, 0), known.astype(jnp.float32))
+    found = nearest(identity, prototypes, Weights({}, {}), jnp.asarray(z))
+    expected = -np.square(z[:, None].astype(float) - z[None, :-1]).sum(2)
+    np.testing.assert_allclose(found[:, :-1], expected, rtol=1e-4, atol=1e-4)
+
+
 def a_class_that_nobody_has_keeps_its_prototype():
     (first, _), (second, report) = run("fedproto", alike(), (EVERYONE, (3,)), **TRAINING)
     (c,) = classes_of(3)
@@ -156,6 +170,7 @@ fedproto = Case(
     reductions=(
         without_a_pull_it_is_local,
         only_classes_with_a_prototype_pull,
+        features_far_from_zero_are_told_apart,
         a_class_that_nobody_has_keeps_its_prototype,
         where_clients_count_alike_they_send_no_numbers_of_rows,
     ),

@@ -185,6 +185,22 @@ def batches_of_statistics_count_by_their_rows():
     np.testing.assert_allclose(found["fc1"]["norm"]["mean"], seen.mean(0), rtol=1e-4, atol=1e-5)
 
 
+def statistics_may_be_large():
+    """A variance of 1e10, of which running statistics move by a tenth, in single precision."""
+    model, federation = mlp(norm="batch"), alike()
+    params, rows = initial(model).params, jnp.arange(5, dtype=jnp.int32)
+
+    def variance(scale):
+        linear = jax.tree.map(lambda leaf: leaf * scale, params["fc1"]["linear"])
+        scaled = params | {"fc1": params["fc1"] | {"linear": linear}}
+        return gathered(model, scaled, rows, jnp.int32(5), federation, jax.random.key(0))["fc1"]["norm"][
+            "var"
+        ]
+
+    small, large = (np.asarray(jax.jit(variance)(jnp.float32(scale))) for scale in (1, 1e5))
+    np.testing.assert_allclose(large, 1e10 * small, rtol=1e-4)
+
+
 def statistics_are_of_those_who_take_part():
     """Not of newcomers."""
     (group,) = equal().groups
@@ -219,6 +235,7 @@ heterofl = Case(
         nobody_moves_what_only_wider_networks_hold,
         gathering_statistics_is_not_training,
         batches_of_statistics_count_by_their_rows,
+        statistics_may_be_large,
         statistics_are_of_those_who_take_part,
     ),
 )

@@ -15,7 +15,7 @@ from jaxfl.mechanisms.public_images import subset
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics
 from methods.recording import orders
-from methods.rounds import TRAINING, mixed, run
+from methods.rounds import ALWAYS, TRAINING, mixed, run
 
 
 def start(clients, initial, options):
@@ -117,6 +117,16 @@ def distillation_has_the_rate_of_training_if_no_other_is_given():
         assert_same(one.weights, other.weights)
 
 
+def right_after_training_nobody_has_been_taught(method="mnfl", **options):
+    """The models of that moment are Local's."""
+    ((_, report), *_), ((local, _), *_) = (
+        run(name, mixed(), ALWAYS[:1], **TRAINING, **of_method)
+        for name, of_method in ((method, options), ("local", {}))
+    )
+    for of_group, kept in zip(report.trained, local.kept, strict=True):
+        assert_same(of_group.stacked, kept, tolerance=1e-6)
+
+
 OPTIONS = {
     "public_size": 7,
     "public_batch": 3,
@@ -139,6 +149,7 @@ mnfl = Case(
     images=drawn_anew,
     # Predictions before and after; the teacher's, and the images' numbers.
     traffic=lambda model, models, t: (2 * PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
+    returns=False,
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS, mistakes=[("matrix_predictions", "before"), ("row_norm", "clip")]),
@@ -150,6 +161,7 @@ mnfl = Case(
     },
     reductions=(
         without_distillation_it_is_local,
+        right_after_training_nobody_has_been_taught,
         distillation_has_the_rate_of_training_if_no_other_is_given,
     ),
 )

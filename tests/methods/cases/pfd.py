@@ -68,6 +68,7 @@ sim_pfd = Case(
     view=mnfl.view,
     images=mnfl.drawn_anew,
     traffic=lambda model, models, t: (PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
+    returns=False,
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS, [("weights", "plain")]),
