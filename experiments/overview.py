@@ -205,8 +205,9 @@ def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
     """A figure as it is kept; the mean and deviation of several lines of a CSV that has one for each seed."""
     head, *lines = (from_csv if its.file.endswith(".csv") else from_markdown)(folder / its.file, its)
     found = [line for line in lines if f"{' | '.join(line)} | ".startswith(f"{row} | ")]
-    of_seeds = "seed" in head
-    if its.column not in head or not found or len(found) > 1 and not of_seeds:
+    of_seeds = "seed" in head and its.file.endswith(".csv")
+    seeds = {line[head.index("seed")] for line in found} if of_seeds else {""}
+    if its.column not in head or not found or len(seeds) < len(found):
         raise SystemExit(f"{folder / its.file} has no one figure of {row!r} under {its.column!r}.")
     if of_seeds and isinstance(item.seeds, int) and len(found) != item.seeds:
         raise SystemExit(

@@ -121,26 +121,35 @@ def paired(
     common = sorted(ours.keys() & others.keys())
     if not common:
         return UNPAIRED
-    if len(common) == 1 and of_clients is not None:
-        (draw,) = common
-        own, other = (np.array(of_clients(runs[draw]), float) for runs in (ours, others))
-        there = np.isfinite(own - other)  # newcomers are in no mean
-        return interval((own - other)[there], "clients") if there.any() else UNPAIRED
+
+    if of_clients is None:
+        of_draws = {draw: value(ours[draw]) - value(others[draw]) for draw in common}
+    else:
+        apart = {draw: _of_both(ours[draw], others[draw], of_clients) for draw in common}
+        apart = {draw: of_both for draw, of_both in apart.items() if of_both.size}
+        if len(apart) < 2:
+            return next((interval(of_both, "clients") for of_both in apart.values()), UNPAIRED)
+        of_draws = {draw: of_both.mean() for draw, of_both in apart.items()}
     differences = {}
-    for seed, partition in common:
-        draw = seed, partition
-        differences.setdefault(partition, []).append(value(ours[draw]) - value(others[draw]))
+    for (_, partition), difference in of_draws.items():
+        differences.setdefault(partition, []).append(difference)
     if len(differences) == 1:
         (of_seeds,) = differences.values()
         return interval(of_seeds, "seeds")
     return interval([np.mean(of_seeds) for of_seeds in differences.values()], "partitions")
 
 
+def _of_both(own: dict, other: dict, of_clients: Callable[[dict], Sequence[float | None]]) -> np.ndarray:
+    """Differences of two results, of the clients that have a value in both: newcomers have none."""
+    apart = np.array(of_clients(own), float) - np.array(of_clients(other), float)
+    return apart[np.isfinite(apart)]
+
+
 def explained(against: str, differences: Mapping[str, Difference]) -> list[str]:
     """What is to be known of differences, by label: what their pairs are, in a note for each kind."""
     counts, labels = {}, {}
     for label, its in differences.items():
-        if its.pairs:
+        if its.pairs and not math.isnan(its.mean):
             counts.setdefault(its.of, set()).add(its.pairs)
             labels.setdefault(its.of, []).append(label)
     said = {
@@ -151,7 +160,10 @@ def explained(against: str, differences: Mapping[str, Difference]) -> list[str]:
     notes = []
     for of, numbers in counts.items():
         number = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
-        of_pairs = said[of].format(number, "" if number == "1" else "s")
+        if number == "1":
+            notes.append(f"Minus {against}: the difference of one pair has no interval.")
+            continue
+        of_pairs = said[of].format(number, "s")
         whose = f" ({'; '.join(labels[of])})" if len(counts) > 1 else ""
         notes.append(
             f"Minus {against}{whose}: the mean of paired differences and its {100 * CONFIDENCE:g} % "

@@ -75,10 +75,13 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
     array([1.])
     >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 1]]))  # a class that is only predicted
     array([0.4])
+    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 0]]))  # or no class of its
+    array([0.4])
     """
     either = rows + predicted
     f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
-    return f1.sum(1) / (either > 0).sum(1)
+    astray = predicted.sum(1) < rows.sum(1)  # one class more that is only predicted
+    return f1.sum(1) / ((either > 0).sum(1) + astray)
 
 
 def _of(scores: PerGroup, present: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -289,7 +289,7 @@ def as_latex(table: Table) -> str:
     lines += [[label.translate(IN_LATEX), *map(typeset, cells)] for label, cells in table.rows]
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     columns = "l" + "r" * len(table.titles)
-    notes = "".join(f"% {note}\n" for note in table.notes)
+    notes = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
     lines = [f"\\begin{{tabular}}{{{columns}}}\n", "\\hline\n", head, "\\hline\n", *body, "\\hline\n"]
     return notes + "".join(lines) + "\\end{tabular}\n"
 

@@ -15,8 +15,8 @@ _, VALUE, OF_CLIENTS = measure("accuracy")
 OURS, THEIRS = [0.91, 0.93, 0.88, 0.94], [0.90, 0.91, 0.88, 0.91]
 
 
-def result(mean, per_client=()):
-    return {"accuracy": {"mean": mean, "per_client": list(per_client)}}
+def result(mean, per_client=None):
+    return {"accuracy": {"mean": mean, "per_client": per_client or [mean]}}
 
 
 def of_scipy(ours, theirs):
@@ -45,6 +45,13 @@ def test_one_seed_pairs_clients_and_leaves_newcomers_out():
     assert alone.text() == "+30.00" and alone.of == "seeds"
 
 
+def test_seeds_pair_over_the_clients_that_both_runs_have():
+    """One of them had newcomers, who are the others' best."""
+    ours = {(seed, 0): result(mean, [mean, None]) for seed, mean in enumerate(OURS)}
+    theirs = {(seed, 0): result((mean + 1) / 2, [mean, 1.0]) for seed, mean in enumerate(THEIRS)}
+    assert paired(ours, theirs, VALUE, OF_CLIENTS)[:3] == pytest.approx(of_scipy(OURS, THEIRS))
+
+
 def test_several_partitions_are_the_pairs():
     """Seeds of one partition are no independent runs."""
     draws = [(seed, partition) for partition in (0, 1) for seed in (0, 1)]
@@ -65,6 +72,9 @@ def test_notes_tell_which_differences_are_over_what():
     assert alone.startswith("Minus m0: ")
     seeds, clients = explained("m0", kinds)
     assert seeds.startswith("Minus m0 (a): ") and clients.startswith("Minus m0 (b): ")
+    (single,) = explained("m0", {"a": Difference(1.0, np.nan, np.nan, 1, "seeds")})
+    assert "no interval" in single and "Student" not in single
+    assert not explained("m0", {"a": Difference(np.nan, np.nan, np.nan, 2, "seeds")})
 
 
 @pytest.mark.parametrize(
