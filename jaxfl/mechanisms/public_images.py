@@ -7,6 +7,7 @@ client learns from public images by the same local training as from its own.
 from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 
 from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.streams import PUBLIC
@@ -60,8 +61,21 @@ def subset(key, federation: Federation, size: int):
     Raises:
       JaxflError: see `require`.
     """
+    return federation.public[shuffled(key, federation)[:size]]
+
+
+def shuffled(key, federation: Federation) -> jax.Array:
+    """(P,) int32, the places of the list of public images in an order of the round.
+
+    A state that is to say which images it means holds places, because rows are others where a round has its
+    own clients' images alone, see `jaxfl.core.window`.
+
+    Raises:
+      JaxflError: see `require`.
+    """
     require(federation)
-    return jax.random.permutation(jax.random.fold_in(key, PUBLIC), federation.public)[:size]
+    places = jnp.arange(len(federation.public), dtype=jnp.int32)
+    return jax.random.permutation(jax.random.fold_in(key, PUBLIC), places)
 
 
 def logits(weights: Weights, client: Client, federation: Federation, rows):

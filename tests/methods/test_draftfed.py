@@ -54,7 +54,7 @@ def test_images_of_the_global_set_have_labels_that_the_clients_know(federation):
     def drawn(labels, size):
         other = federation.labels.at[rows].set(jnp.asarray(labels, jnp.int32))
         found = global_set(jax.random.key(0), dataclasses.replace(federation, labels=other), size)
-        return np.asarray(found).tolist()
+        return rows[np.asarray(found)].tolist()
 
     every = np.arange(len(rows))
     known, order = (

@@ -78,7 +78,7 @@ class DraftFed(Training):
 
 
 class State(NamedTuple):
-    """The clients' models per group (n_g, ...), and the rows (|G|,) of the global set."""
+    """The clients' models per group (n_g, ...), and the places (|G|,) of the global set, see `global_set`."""
 
     hyper: DraftFed
     weights: PerGroup
@@ -105,7 +105,7 @@ def build(config: DraftFed) -> Algorithm:
         return State(hyper, own_models.start(key, federation), images)
 
     def step(key, state, federation, cohort):
-        hyper = state.hyper
+        hyper, rows = state.hyper, federation.public[state.images]
 
         def compute(key, client, nothing, w):
             depths = supplied(client.model, federation.models)
@@ -114,7 +114,7 @@ def build(config: DraftFed) -> Algorithm:
                 logits, _, taps = client.model.apply_with_taps(w.params, w.stats, x, depths, train=False)
                 return Drafts(dict(zip(depths, taps, strict=True)), logits)
 
-            guest = visiting(client, state.images)
+            guest = visiting(client, rows)
             return sweep(on_batch, guest.rows, guest.size, federation)
 
         def learn(key, client, targets, w):
@@ -122,7 +122,7 @@ def build(config: DraftFed) -> Algorithm:
                 draft_loss(client.model, targets, hyper),
                 w,
                 key,
-                public_rows(state.images, federation, client),
+                public_rows(rows, federation, client),
                 hyper,
                 epochs=config.draft_epochs,
                 batch_size=config.draft_batch,
@@ -146,12 +146,13 @@ def build(config: DraftFed) -> Algorithm:
 
 
 def global_set(key, federation: Federation, size: int):
-    """The rows of G, (|G|,): public images whose label in their set is below the clients' number of classes.
+    """G, (|G|,) int32 places in the list of public images.
 
-    Where these are fewer than `size` they come again, in turn; where there are none, all serve.
+    They are those whose label in their set is below the clients' number of classes. Where these are fewer than
+    `size` they come again, in turn; where there are none, all serve.
     """
-    drawn = public_images.subset(key, federation, len(federation.public))
-    fits = federation.labels[drawn] < federation.models[0].classes
+    drawn = public_images.shuffled(key, federation)
+    fits = federation.labels[federation.public[drawn]] < federation.models[0].classes
     count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(drawn))
     places = jnp.arange(min(size, len(drawn)), dtype=jnp.int32) % count
     return drawn[jnp.argsort(~fits)][places]

@@ -144,7 +144,7 @@ def draws(key, client, models, options):
 
 def drawn_once(init_key, round_key, federation, options):
     """The global set."""
-    return global_set(init_key, federation, options.global_size)
+    return federation.public[global_set(init_key, federation, options.global_size)]
 
 
 def traffic(model, models, t):
