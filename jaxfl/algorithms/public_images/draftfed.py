@@ -148,8 +148,8 @@ def build(config: DraftFed) -> Algorithm:
 def global_set(key, federation: Federation, size: int):
     """G, (|G|,) int32 places in the list of public images.
 
-    They are those whose label in their set is below the clients' number of classes. Where these are fewer than
-    `size` they come again, in turn; where there are none, all serve.
+    They are those whose label in their set is below the clients' number of classes. Where these are fewer
+    than `size` they come again, in turn; where there are none, all serve.
     """
     drawn = public_images.shuffled(key, federation)
     fits = federation.labels[federation.public[drawn]] < federation.models[0].classes
