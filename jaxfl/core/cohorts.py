@@ -156,7 +156,7 @@ def these_clients(
     federation: Federation, chosen: Sequence[np.ndarray], rounds: int, number: int = 0, part: bool = False
 ) -> Cohort:
     """Some clients, (n_g,) bool of each group, as the cohort of a round; `part`: see `Cohort`."""
-    slots = [_slots(of_group[None]) for of_group in chosen]
+    slots = [_slots(np.asarray(of_group)[None]) for of_group in chosen]
     places = balance(slots, [np.asarray(group.size) for group in federation.groups], federation)
     return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds, part)
 

@@ -97,7 +97,7 @@ class Federation:
     @property
     def clients(self) -> int:
         """N, the number of clients."""
-        return sum(map(len, self.apart))
+        return sum(map(len, self.newcomers))
 
     def require_all(self) -> None:
         """Refuse what goes by all clients where these are but some of them, with a `JaxflError`."""
@@ -105,14 +105,14 @@ class Federation:
             raise beyond_cohort("The method goes by all clients")
 
     @property
-    def apart(self) -> PerGroup:
-        """Per group (n_g,) bool, by their ids: which of all its clients are newcomers."""
+    def newcomers(self) -> PerGroup:
+        """Per group (n_g,) bool, by their ids: which of all its clients take part in no round."""
         return self.population or tuple(group.newcomer for group in self.groups)
 
     @property
     def participants(self) -> jax.Array:
         """(groups,) float, how many clients of each group are no newcomers."""
-        return jnp.stack([(~apart).sum(dtype=jnp.int32) for apart in self.apart]).astype(float)
+        return jnp.stack([(~apart).sum(dtype=jnp.int32) for apart in self.newcomers]).astype(float)
 
     @property
     def devices(self) -> int:
@@ -127,11 +127,6 @@ class Federation:
             for rows, size in zip(np.asarray(group.rows), np.asarray(group.size), strict=True):
                 counts.append(np.bincount(labels[rows[:size]], minlength=classes))
         return np.stack(counts)
-
-    @property
-    def newcomers(self) -> PerGroup:
-        """Per group (n_g,) bool NumPy array: who takes part in no round."""
-        return tuple(map(np.asarray, self.apart))
 
     def replicate(self, tree, known: bool = False):
         """The same arrays where all devices hold them in full.

@@ -84,7 +84,7 @@ def learn(matrix, i, share, gradient, hyper: LearnedMatrix, clients):
 
 def summary(matrix, federation: Federation) -> dict:
     """How far the weights have left equality: means over all but newcomers of two entries of their rows."""
-    apart = jnp.concatenate(federation.apart)  # (N,), by their ids
+    apart = jnp.concatenate(federation.newcomers)  # (N,), by their ids
     others = jnp.where(jnp.eye(len(matrix), dtype=bool) | apart[None], 0, matrix)
     counts = federation.participants.sum()
 

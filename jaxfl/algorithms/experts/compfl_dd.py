@@ -128,7 +128,7 @@ def build(config: CompFLDD) -> Algorithm:
         heads, walkers = zip(*parts, strict=True)
         start_key = jax.random.fold_in(key, len(groups))
         order = jax.random.permutation(start_key, federation.clients)
-        apart = jnp.concatenate(federation.apart)[order]
+        apart = jnp.concatenate(federation.newcomers)[order]
         places = jnp.arange(len(groups)) % jnp.maximum((~apart).sum(), 1)
         starts = order[jnp.argsort(apart, stable=True)[places]]
 
