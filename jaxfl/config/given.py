@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.config.options import alternatives, check_some, entries, hints, matches
+from jaxfl.config.options import alternatives, check_some, entries, hints, matches, path
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, nearest
 
@@ -63,8 +63,8 @@ def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[
                 return tuple(normal(entry, kinds[0]) if kinds else entry for entry in value)
             case "none" if None in allowed and not matches(value, annotation):
                 return None  # which TOML lacks
-            case str() if Path in allowed:
-                return Path(value)
+            case str() | Path() if Path in allowed:
+                return path(value)
             case Path() if str in allowed:
                 return str(value)
             case Path() if tuple[str, ...] in allowed:

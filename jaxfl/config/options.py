@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -214,10 +215,15 @@ def parse(annotation: Any, words: str) -> Any:
             if entries(kind) is not None:
                 return tuple(parse(entries(kind), word) for word in words.split("+") if word)
             if kind in WORDS:
-                return kind(words)
+                return path(words) if kind is Path else kind(words)
             if words.lower() == text(kind).lower():
                 return kind
     raise ValueError(f"must be {wanted(allowed)}, not {words!r}")
+
+
+def path(words: str | Path) -> Path:
+    """The path that a text stands for: its first ``~`` is the user's home."""
+    return Path(os.path.expanduser(words))
 
 
 def text(value: Any) -> str:

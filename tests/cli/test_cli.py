@@ -179,6 +179,7 @@ def test_every_method_can_be_named():
         (Literal[1, 2], "2", 2),
         (Literal["a", "b"] | None, "b", "b"),
         (Path, "a/b", Path("a/b")),
+        (Path, "~/b", Path.home() / "b"),
         (tuple[Literal["crop", "flip"], ...], "crop+flip", ("crop", "flip")),
         (tuple[int, ...], "", ()),
     ],
