@@ -18,9 +18,14 @@ def resize(
         width: In pixels.
         up: How an axis grows, with half-pixel centres.
     """
-    rows = _weights(maps.shape[1], height, up).astype(maps.dtype)
-    columns = _weights(maps.shape[2], width, up).astype(maps.dtype)
-    return jnp.einsum("bhwc,yh,xw->byxc", maps, rows, columns, precision="highest")
+    # An axis that stays is left alone: a product with the matrix of ones would cost as much as any.
+    if height != maps.shape[1]:
+        rows = _weights(maps.shape[1], height, up).astype(maps.dtype)
+        maps = jnp.einsum("bhwc,yh->bywc", maps, rows, precision="highest")
+    if width != maps.shape[2]:
+        columns = _weights(maps.shape[2], width, up).astype(maps.dtype)
+        maps = jnp.einsum("bhwc,xw->bhxc", maps, columns, precision="highest")
+    return maps
 
 
 def match(maps: jax.Array, shape: tuple[int, int, int]) -> jax.Array:

@@ -91,17 +91,14 @@ class Model:
         """The classifier: the last block, from z (B, d) to logits (B, classes)."""
         return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self.shapes[-1])
 
-    @functools.cached_property
+    @property
     def form(self) -> Weights:
-        """Shapes and dtypes of its weights."""
-
-        def of_blocks(collection):
-            return {
-                name: block.variables.get(collection, {})
-                for name, block in zip(self.names, self._outlines, strict=True)
-            }
-
-        return Weights(of_blocks("params"), of_blocks("batch_stats"))
+        """Shapes of its weights, and the dtypes that they have by JAX's default float dtype of the moment."""
+        params, stats = {}, {}
+        for (name, module), shape in zip(self.blocks, self.shapes, strict=True):
+            variables = outline(module, shape, jnp.result_type(float)).variables
+            params[name], stats[name] = variables.get("params", {}), variables.get("batch_stats", {})
+        return Weights(params, stats)
 
     def init(self, key: jax.Array) -> Weights:
         """Draws initial weights; those of a block depend on `key` and on its own name only."""

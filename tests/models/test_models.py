@@ -15,6 +15,7 @@ from conftest import initial, long
 from jax import lax
 
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.reassembly.networks import require_vectors
 from jaxfl.models import Block, Model, measured, repeated, zoo
 from jaxfl.models.blocks import AdaptiveMean, Bottleneck, ConvBlock, DenseBlock, Linear, Norm
 from jaxfl.models.build import scaled
@@ -799,3 +800,15 @@ def test_measuring_names_a_convolution_and_remembers(tmp_path, monkeypatch):
     assert measured.fastest([own], 1, cache) == "patches"
     monkeypatch.setattr(measured, "_seconds", None)  # asked again, it measures nothing
     assert measured.fastest([own], 1, cache) == "patches"
+
+
+def test_a_form_follows_the_default_dtype():
+    model = zoo.mlp(shape=(2, 2, 1), classes=2, hidden=3)
+
+    def dtypes():
+        return {leaf.dtype for leaf in jax.tree.leaves(model.form)}
+
+    assert dtypes() == {jnp.dtype("float32")}
+    with jax.enable_x64(True):
+        assert dtypes() == {jnp.dtype("float64")}
+        require_vectors(model)  # whose blocks are remembered

@@ -76,10 +76,12 @@ def initial(key, stitch: Stitch) -> dict:
 
 def apply(stitch: Stitch, weights: dict, x: jax.Array) -> jax.Array:
     """(B, *source) -> (B, *target)."""
+    maps = x.ndim == 4 and len(stitch.target) == 3 and not stitch.dense
+    height, width = stitch.target[:2] if maps else (1, 1)
     if stitch.dense:
         x = x.reshape(len(x), -1)
-    elif x.ndim == 4 and len(stitch.target) == 3:
-        x = resize(x, *stitch.target[:2], up="nearest")
+    elif maps:  # pixels are alike to the layer: it comes where there are the fewest
+        x = resize(x, min(height, x.shape[1]), min(width, x.shape[2]))
     elif x.ndim == 4:
         x = x.reshape(len(x), -1) if stitch.shape[0] > x.shape[-1] else x.mean((1, 2))
     kernel, bias = weights["kernel"], weights["bias"]
@@ -87,6 +89,8 @@ def apply(stitch: Stitch, weights: dict, x: jax.Array) -> jax.Array:
     y = jax.nn.relu(y) if stitch.relu else y
     if stitch.dense:
         return y.reshape(len(y), *stitch.target)
-    if y.ndim == 2 and len(stitch.target) == 3:
+    if maps:
+        return resize(y, height, width, up="nearest")
+    if len(stitch.target) == 3:
         y = jnp.broadcast_to(y[:, None, None], (len(y), *stitch.target))
     return y
