@@ -27,6 +27,7 @@ def options(cls: type) -> type:
     Its float fields are leaves: traced, so a change of a rate does not recompile (None where a float may be
     None selects a program). All other fields are static: they select a program.
     """
+    cls.__doc__ = cls.__doc__ or f"Options of {cls.__name__}."  # else it is a list of all of them
     cls = dataclasses.dataclass(frozen=True)(cls)
     _check_declared(cls)
     floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]

@@ -27,6 +27,13 @@ def combine(tree, other):
     return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=lambda leaf: leaf is None)
 
 
+def like(tree, other):
+    """The leaves of a tree that stand where `other` has some, None elsewhere."""
+    return jax.tree.map(
+        lambda there, leaf: None if there is None else leaf, other, tree, is_leaf=lambda leaf: leaf is None
+    )
+
+
 def names(path) -> tuple[str, ...]:
     """A JAX key path as plain names."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

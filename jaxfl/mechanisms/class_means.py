@@ -66,9 +66,13 @@ def unknown(federation: Federation) -> ClassMeans:
 
 def features(model: Model, weights: Weights, rows, size, federation: Federation):
     """The features z = f(x) of some images (m,) in evaluation mode: (m, d), 0 from `size` on."""
-    return sweep(
-        lambda x: model.body.apply(weights.params, weights.stats, x, train=False)[0], rows, size, federation
-    )
+
+    def of_batch(x):
+        return model.body.apply(weights.params, weights.stats, x, train=False)[0]
+
+    z = sweep(of_batch, rows, size, federation)
+    real = jnp.arange(len(rows), dtype=jnp.int32) < size
+    return jnp.where(real[:, None], z, 0)
 
 
 def class_means(z, y, size, classes: int) -> ClassMeans:

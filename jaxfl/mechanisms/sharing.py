@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.config.options import options, within
-from jaxfl.config.own_code import line_of, require_call
+from jaxfl.config.own_code import require_call
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
@@ -26,6 +26,7 @@ from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.hooks import check_hooks, keep_form, pair, require_floats
 from jaxfl.models.model import Model, Weights
 
 
@@ -284,30 +285,6 @@ def predict(model, shared, own, x):
     return model.apply(weights.params, weights.stats, x, train=False)[0]
 
 
-def _check_hooks(keep: Keep, train: Train, tune: Train | None, memory: Memory, extend: Callable) -> None:
-    """Refuse a hook that cannot be called as it will be."""
-    for what, hook, *arguments in (
-        ("keep", keep, "model"),
-        ("train", train, "key", "participant", "federation"),
-        ("tune", tune, "key", "participant", "federation"),
-        ("extend", extend, "model", "weights"),
-        ("Memory.client", memory.client, "shared"),
-        ("Memory.server", memory.server, "shared"),
-        ("Memory.broadcast", memory.broadcast, "server"),
-        ("Memory.update", memory.update, "participant", "trained"),
-        ("Memory.aggregate", memory.aggregate, "shared", "server", "means", "hyper"),
-    ):
-        if hook is not None:
-            require_call(what, hook, *arguments)
-
-
-def _pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
-    """What a hook returns, if it is a pair."""
-    if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
-        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, and not a pair.")
-    return tuple(made)
-
-
 def sharing(
     config: Training,
     *,
@@ -330,7 +307,7 @@ def sharing(
       predict: see `Predictor`.
     """
     train = train or local_training(config)
-    _check_hooks(keep, train, tune, memory, extend)
+    check_hooks(keep, train, tune, memory, extend)
 
     def divide(model, weights):
         """(kept, shared)."""
@@ -366,7 +343,9 @@ def sharing(
         def client(key, participant):
             trained = train(key, participant, federation)
             kept, shared = divide(participant.model, trained.weights)
-            remembered, message = _pair("Memory.update", memory.update(participant, trained), memory.update)
+            remembered, message = pair("Memory.update", memory.update(participant, trained), memory.update)
+            keep_form("Memory.update", remembered, participant.memory, memory.update)
+            require_floats("Memory.update", message, memory.update)
             return (kept, shared, remembered, trained.loss), (shared, message)
 
         n = rows_uploaded(federation, cohort)
@@ -379,7 +358,8 @@ def sharing(
             model, message = mean
             means = Means(model, message, present.sum() / federation.participants[g])
             after = memory.aggregate(before, server, means, state.hyper)
-            after = _pair("Memory.aggregate", after, memory.aggregate)
+            after = pair("Memory.aggregate", after, memory.aggregate)
+            keep_form("Memory.aggregate", after, (before, server), memory.aggregate)
             return tree.where(present.any(), after, (before, server))
 
         groups = range(len(federation.groups))

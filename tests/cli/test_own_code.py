@@ -161,6 +161,12 @@ REFUSED = [
         "Memory.update has the parameters (participant), but is called with (participant, trained)",
     ),
     ("run wrong.py:aggregates_alone", "def alone", "Memory.aggregate returns a Weights, and not a pair"),
+    (
+        "run wrong.py:remembers_more",
+        "def hoarding",
+        "float32[3], which was nothing; it has to",
+    ),
+    ("run wrong.py:sends_integers", "def counting", "a message of int32, and the server takes the mean"),
     ("run wrong.py:needs_a_word", "needs_a_word =", "a set of some of public, validation, links"),
     ("run wrong.py:undecorated", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),
     ("run wrong.py:no_options", "", "config has to be a subclass of jaxfl.Training"),

@@ -191,6 +191,14 @@ def forgetful(participant):
     return None, None
 
 
+def hoarding(participant, trained):
+    return trained.weights, None
+
+
+def counting(participant, trained):
+    return None, trained.steps
+
+
 def alone(shared, server, means, hyper):
     return means.model
 
@@ -198,6 +206,8 @@ def alone(shared, server, means, hyper):
 integers = method(sums_integers)
 updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))
 aggregates_alone = method(lambda config: sharing(config, memory=Memory(aggregate=alone)))
+remembers_more = method(lambda config: sharing(config, memory=Memory(update=hoarding)))
+sends_integers = method(lambda config: sharing(config, memory=Memory(update=counting)))
 needs_a_word = method(needs=lambda config: "public")
 ungathered = method(gathers_nothing)
 returns_a_value_alone = with_loss(value_alone)

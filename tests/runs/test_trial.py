@@ -55,6 +55,10 @@ def means_over_places(state, info, federation, cohort):
     return moved(state, 1 / cohort.groups[0].mask.size), info
 
 
+def reads_padding(state, info, federation, cohort):
+    return moved(state, federation.labels[federation.groups[0].rows].astype(float).mean()), info
+
+
 def touches_everybody(state, info, federation, cohort):
     return state._replace(kept=jax.tree.map(lambda leaf: leaf / 2, state.kept)), info
 
@@ -73,6 +77,7 @@ def nothing(state, info, federation, cohort):
         long(altered(divides_by_those_there), trial.stays_finite, "round.state.shared[0].params"),
         long(altered(draws_in_python), trial.is_repeatable, "another program when it is traced again"),
         long(altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
+        long(altered(reads_padding), trial.ignores_padding, "other images in the places behind"),
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
         long(altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
