@@ -89,6 +89,11 @@ def initial(init: Callable, key, federation: Federation, hyper: Any, most: int) 
     there = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
     if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, there))):
         raise beyond_cohort("What a client begins with goes by others than itself")
+    of_server = [
+        jax.tree.map(lambda o, leaf: leaf if o == SERVER else (), owners, its) for its in (made.state, alone)
+    ]
+    if not _equal(*of_server):
+        raise beyond_cohort("What the server begins with goes by which clients are there")
     # Copied, because an array that stands in two places cannot be donated.
     copied = jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
     return OnHost(copied, owners)

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions
+from jaxfl.data.absent import ABSENT
 from jaxfl.data.federation import NOBODY, Client, Federation, PerGroup
 from jaxfl.machine import placement
 
@@ -59,7 +60,9 @@ def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0])
     def of_group(group: Client, slots: Slots):
         many = 10 * group.rows.shape[1] if stranger else 0  # more than anybody has
         sizes = {name: np.full(1, many, np.int32) for name in ("size", "validation_size", "test_size")}
-        counts = np.full((1, *group.class_counts.shape[1:]), many, np.int32)
+        counts = ABSENT
+        if group.class_counts is not ABSENT:
+            counts = np.full((1, *group.class_counts.shape[1:]), many, np.int32)
         order = np.argsort(slots.index, kind="stable")  # empty places last
         rows, real = np.minimum(slots.index[order], len(group.id) - 1), slots.mask[order]
         ranks = np.empty(len(order), np.int32)
@@ -73,7 +76,8 @@ def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0])
         return clients, places, rows, real
 
     clients, places, rows, real = zip(*map(of_group, federation.groups, cohort.groups), strict=True)
-    own = _with_images(federation, clients, stranger) | {"population": federation.newcomers}
+    own = {"groups": clients} if federation.images is ABSENT else _with_images(federation, clients, stranger)
+    own["population"] = federation.newcomers
     there = replace(federation, **federation.replicate(own, known=True), initial=None)
     return Window(there, replace(cohort, groups=places), rows, real, stranger)
 

@@ -75,7 +75,8 @@ class Means(NamedTuple):
     Args:
       model: the mean of the shared leaves after local training.
       message: the mean of what `Memory.update` sends.
-      share: () float, |S|/N, of the clients of this architecture who have answered; newcomers left out.
+      share: () float, |S|/N, of the clients of this architecture who have answered; newcomers count where
+        they join.
     """
 
     model: Weights
@@ -356,7 +357,9 @@ def sharing(
 
         def serve(g, before, server, mean, present):
             model, message = mean
-            means = Means(model, message, present.sum() / federation.participants[g])
+            joining = tree.take(federation.groups[g].newcomer, cohort.groups[g]).astype(present.dtype)
+            clients = federation.participants[g] + (joining * present).sum()
+            means = Means(model, message, present.sum() / clients)
             after = memory.aggregate(before, server, means, state.hyper)
             after = pair("Memory.aggregate", after, memory.aggregate)
             keep_form("Memory.aggregate", after, (before, server), memory.aggregate)

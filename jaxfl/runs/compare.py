@@ -134,8 +134,10 @@ def compare(
 
     store.forget_end(folder)
     errors, data = {}, None
-    with follow, limited(max_seconds):
+    with follow, limited(max_seconds), deferred() as request:
         for number in partitions:
+            if stop := request.made:
+                raise _stopped(folder, len(planned), stop)
             these = {run: its for run, its in planned.items() if its.setup.partition.partition_seed == number}
             begun = [run for run in these if store.holds(run, store.CONFIG)]
             source = data and data.source
@@ -354,11 +356,15 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
                     raise Interrupted("", code)
                 failures |= run_batch(runs, parts[:i], data, watch, say)
         except Interrupted as stopped:
-            finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
-            raise Interrupted(
-                f"The comparison in {folder} has stopped with {finished} of {total} runs finished"
-                f"{reason(stopped.code)}; repeat the command, with --run-dir {shlex.quote(str(folder))}, to "
-                "continue.",
-                stopped.code,
-            ) from None
+            raise _stopped(folder, total, stopped.code) from None
     return failures
+
+
+def _stopped(folder: Path, total: int, code: int) -> Interrupted:
+    """What to raise where a comparison of so many runs ends early."""
+    finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
+    return Interrupted(
+        f"The comparison in {folder} has stopped with {finished} of {total} runs finished{reason(code)}; "
+        f"repeat the command, with --run-dir {shlex.quote(str(folder))}, to continue.",
+        code,
+    )

@@ -117,7 +117,7 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
     going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
     if not going:  # they were stopped between their last round and their result
         return ended
-    writing = 0.0  # the longest, in seconds
+    compiling, writing = _meter(job.programs, seconds), 0.0  # the longest, in seconds
     wrote = dict.fromkeys(going, 0.0)  # what each run has written since its last record, in seconds
     try:
         chunks = simulate(job, done, [run.state for run in runs] if done else None)
@@ -126,27 +126,23 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
         with memory.explained(job.federation), deferred() as request:
             asked = time.perf_counter()
             for of_runs in chunks:
-                there, (_, compiled) = time.perf_counter(), compilation(job.programs)
+                there, spent = time.perf_counter(), compiling()
                 # What is still to be written, the next rounds, and what is to be written of them.
-                request.measured(there - asked - (compiled - seconds) + 2 * writing)
+                request.measured(there - asked - spent + 2 * writing)
                 stop = request.made
                 for i, run in list(going.items()):
-                    _, now = compilation(job.programs)
-                    compiling, seconds = now - seconds, now
-                    where = job.federation, job.cohorts[i]
-                    deadline = run.config["options"].get("deadline")
-                    new = records(of_runs[i], *where, compiling, devices, len(runs), deadline)
+                    where, deadline = (job.federation, job.cohorts[i]), run.config["options"].get("deadline")
+                    new = records(of_runs[i], *where, spent, devices, len(runs), deadline)
                     new[-1]["seconds"]["write"] = wrote[i]
-                    begun = time.perf_counter()
+                    spent, begun = 0.0, time.perf_counter()
                     try:
                         _write(job, i, run, of_runs[i], new, stop)
                         wrote[i] = time.perf_counter() - begun
-                        _, seconds = compilation(job.programs)
-                        if stops(run.config, run.metrics):
-                            del going[i]
                     except JaxflError as error:
                         ended[i] = error
+                    if i in ended or stops(run.config, run.metrics):
                         del going[i]
+                compiling()  # what joining has compiled stands in its record
                 of_runs.clear()  # the next rounds need the memory
                 if not going:
                     break
@@ -162,6 +158,17 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
     except JaxflError as error:
         return dict.fromkeys(going, error) | ended
     return ended
+
+
+def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
+    """A function that tells the seconds of compilation since it was last asked; at first since `seconds`."""
+
+    def since():
+        nonlocal seconds
+        before, seconds = seconds, programs.seconds
+        return seconds - before
+
+    return since
 
 
 def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:

@@ -41,48 +41,10 @@ def records(
     vain; findings where the method has some. What a method does before the first round counts for it, and
     stands there as preparation. Accuracies are of all clients but newcomers.
     """
-    lines = []
-    for t, report in enumerate(chunk.reports, chunk.first):
-        total, members = float(sum(of_group.sum() for of_group in report.flops)), []
-        for member in _members(report, t, cohorts, federation):
-            if member.lost and deadline and devices:
-                total -= member.flops
-                member = _until(deadline, devices, member)
-                total += member.flops
-            members.append(member)
-        told = np.array([not (one.idle or one.lost) for one in members])
-        loss = np.mean([one.loss for one in members], where=told) if told.any() else np.nan
-        lines.append(
-            {
-                "round": t + 1,
-                "loss": _finite(float(loss)),
-                "bytes_up": sum(one.up for one in members),
-                "bytes_down": sum(one.down for one in members),
-                "flops": total,
-                "clients": [one.id for one in members],
-                "client_loss": [
-                    _finite(one.loss) if has else None for one, has in zip(members, told, strict=True)
-                ],
-                "client_bytes_up": [one.up for one in members],
-                "client_bytes_down": [one.down for one in members],
-                "client_flops": [one.flops for one in members],
-            }
-        )
-        lost = [one.id for one in members if one.lost]
-        if report.lost:
-            lines[-1]["lost"] = lost
-        if devices:
-            busy = [clock.seconds(devices[one.model], one.flops, one.up + one.down) for one in members]
-            lines[-1]["simulated_seconds"] = deadline if deadline and lost else max(busy)
-        if report.info.findings:
-            lines[-1]["findings"] = jax.tree.map(_plain, report.info.findings)
-        if report.scores and len(lost) < len(members):
-            present = [slots.mask[t] for slots in cohorts]
-            if report.lost:
-                present = [mask & ~gone for mask, gone in zip(present, report.lost, strict=True)]
-            lines[-1]["cohort"] = {
-                name: of_present(report.scores[name], present) for name in MOMENTS if name in report.scores
-            }
+    lines = [
+        _line(report, t, cohorts, federation, devices, deadline)
+        for t, report in enumerate(chunk.reports, chunk.first)
+    ]
     if chunk.preparation is not None:
         before = _preparation(chunk.preparation, federation, devices)
         lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
@@ -98,6 +60,42 @@ def records(
     if together > 1:
         lines[-1]["together"] = together
     return lines
+
+
+def _line(report: Report, t: int, cohorts, federation: Federation, devices, deadline) -> dict:
+    """What round `t` did, see `records`."""
+    whole = list(_members(report, t, cohorts, federation))
+    late = deadline and devices
+    members = [_until(deadline, devices, one) if late and one.lost else one for one in whole]
+    lost = [one.id for one in members if one.lost]
+    losses = [None if one.idle or one.lost else one.loss for one in members]
+    told = [loss for loss in losses if loss is not None]
+    line = {
+        "round": t + 1,
+        "loss": _finite(float(np.mean(told))) if told else None,
+        "bytes_up": sum(one.up for one in members),
+        "bytes_down": sum(one.down for one in members),
+        "flops": float(sum(of_group.sum() for of_group in report.flops))
+        + sum(now.flops - then.flops for now, then in zip(members, whole, strict=True)),
+        "clients": [one.id for one in members],
+        "client_loss": [None if loss is None else _finite(loss) for loss in losses],
+        "client_bytes_up": [one.up for one in members],
+        "client_bytes_down": [one.down for one in members],
+        "client_flops": [one.flops for one in members],
+    }
+    if report.lost:
+        line["lost"] = lost
+    if devices:
+        busy = [clock.seconds(devices[one.model], one.flops, one.up + one.down) for one in members]
+        line["simulated_seconds"] = deadline if deadline and lost else max(busy)
+    if report.info.findings:
+        line["findings"] = jax.tree.map(_plain, report.info.findings)
+    if report.scores and len(lost) < len(members):
+        gone = report.lost or [False] * len(cohorts)
+        present = [slots.mask[t] & ~np.asarray(them) for slots, them in zip(cohorts, gone, strict=True)]
+        scored = [name for name in MOMENTS if name in report.scores]
+        line["cohort"] = {name: of_present(report.scores[name], present) for name in scored}
+    return line
 
 
 class _Member(NamedTuple):

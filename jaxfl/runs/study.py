@@ -23,11 +23,11 @@ from jaxfl.errors import JaxflError, nearest, read_text
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
-from jaxfl.runs.interrupt import Interrupted, limited, reason
+from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.paired import UNPAIRED, Draw, explained, paired
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, measure
+from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, cell, measure
 from jaxfl.runs.target import by_target
 from jaxfl.runs.variant import Variant, choose, provided
 
@@ -198,11 +198,13 @@ def run(
     if not store.holds(folder, store.STUDY) and not any(_folder(folder, its).exists() for its in everything):
         store.check_free(folder)
     mine = everything[number - 1 :: parts]
-    with limited(max_seconds):
+    with limited(max_seconds), deferred() as request:
         for done, setting in enumerate(mine, 1):
             its = f"{': ' * bool(setting)}{named(setting)}"
             observer.said(f"{study.title}: setting {done} of {len(mine)}{its}")
             try:
+                if stop := request.made:
+                    raise Interrupted("", stop)
                 variants, setup = _planned(study, setting)
                 made = compare(
                     variants,
@@ -270,9 +272,6 @@ def tabulate(cells: Cells) -> Table:
     expected = study.seeds * study.partition_seeds
     rows, differences, incomplete, missed = {}, {}, [], []
 
-    def title(value):
-        return value if study.columns == METHOD else named({study.columns: value})
-
     for choice, setting in itertools.product(study.methods, settings(study)):
         of_seeds = cells.results.get((named(setting), choice), {})
         its = f"{choice} {named(setting)}".rstrip()
@@ -283,12 +282,8 @@ def tabulate(cells: Cells) -> Table:
             reached = int(np.isfinite(values).sum())
             if study.show.endswith("to-target") and 0 < reached < len(values):
                 missed.append(f"{its} in {reached} of {len(values)} runs")
-            where = setting | {METHOD: choice}
-            column = title(where.pop(study.columns))
-            method, others = where.pop(METHOD, None), named(where)
-            row = " ".join(filter(None, [method, others])) or study.title
-            std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            rows.setdefault(row, {})[column] = Cell(float(np.mean(values)), std)
+            row, column = _place(study, setting | {METHOD: choice})
+            rows.setdefault(row, {})[column] = cell(values)
             rivals = cells.results.get((named(setting), study.against), {})
             if rivals and choice != study.against:
                 differences[its] = paired(of_seeds, rivals, value, of_clients)
@@ -301,7 +296,8 @@ def tabulate(cells: Cells) -> Table:
     missing = expected * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
     notes += [f"{missing} of its runs are not there: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed(missed)}."] if missed else []
-    means = list(map(title, study.methods if study.columns == METHOD else study.axes[study.columns]))
+    values = study.methods if study.columns == METHOD else study.axes[study.columns]
+    means = [_place(study, {study.columns: value})[1] for value in values]
     nothing = dict.fromkeys(means, Cell(float("nan"), None))
     nothing |= {f"{column} minus {study.against}": UNPAIRED for column in means}
     nothing = {
@@ -310,6 +306,15 @@ def tabulate(cells: Cells) -> Table:
     body = [(row, [*(nothing | of_row).values()]) for row, of_row in rows.items()]
     notes = (*notes, *explained(study.against, differences))
     return Table([*nothing], body, notes, of_rows="setting" if study.columns == METHOD else METHOD)
+
+
+def _place(study: Study, where: Mapping[str, Any]) -> tuple[str, str]:
+    """The row and the column of a method in a setting, by the values of all axes."""
+    others = {name: value for name, value in where.items() if name not in (study.columns, METHOD)}
+    if study.columns == METHOD:
+        return named(others) or study.title, where[METHOD]
+    row = f"{where.get(METHOD, '')} {named(others)}".strip()
+    return row, named({study.columns: where[study.columns]})
 
 
 def _listed(sentences: list[str]) -> str:

@@ -130,7 +130,7 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     for target in targets:
         columns += _until(target, timed=any(result["simulated_seconds"] for _, result in results))
     rows = [
-        (label, [_cell([value(result) for result in of_label]) for _, value in columns])
+        (label, [cell([value(result) for result in of_label]) for _, value in columns])
         for label, of_label in seeds.items()
     ]
     notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
@@ -241,7 +241,8 @@ def _reaching(label: str, target: str, results: list[dict]) -> str | None:
     return f"{label} reaches {100 * float(target):g} % in {number} of {len(results)} runs."
 
 
-def _cell(values: list[float]) -> Cell:
+def cell(values: Sequence[float]) -> Cell:
+    """The mean of a run's figure over its repetitions, and their standard deviation if there are several."""
     std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Cell(float(np.mean(values)), std)
 

@@ -54,8 +54,12 @@ def test_newcomers_are_in_nobodys_mixture():
     config = METHODS["fedavg"].config(epochs=1)
     algorithm = sharing(config, memory=memory)
     state = algorithm.init(jax.random.key(0), apart, config)
-    algorithm.step(jax.random.key(1), state, apart, cohort)
-    assert [float(of_group) for of_group in shares] == [1.0, 1.0]  # of two and one who are no newcomers
+    members = these_clients(apart, [np.array([True, False, True]), np.array([True, False])], rounds=1)
+    joining = these_clients(apart, list(apart.newcomers), rounds=1)
+    for whose in (members, joining):
+        algorithm.step(jax.random.key(1), state, apart, whose)
+    found = [float(of_group) for of_group in shares]
+    assert found == pytest.approx([1, 1, 1 / 3, 1 / 2])  # newcomers are clients once they join
 
 
 def class_counts_of(federation):
