@@ -291,6 +291,11 @@ def draws_by_place(returned, key, federation, hyper):
     return of_kept(returned, lambda leaf: jax.random.normal(key, leaf.shape))
 
 
+def begins_with_rows(returned, key, federation, hyper):
+    rows = federation.groups[0].size.sum().astype(float)
+    return returned._replace(shared=jax.tree.map(lambda leaf: leaf + rows, returned.shared))
+
+
 def receives_a_mixture(returned, key, state, federation, cohort):
     one, others = returned[0].stacked, state.kept[0]
     mixed = jax.tree.map(lambda leaf, of_all: leaf.at[..., 0].add(of_all.sum()), one, others)
@@ -304,6 +309,7 @@ def receives_a_mixture(returned, key, state, federation, cohort):
         long(changed(step=writes_models), "A round writes to clients that are not in its cohort"),
         long(changed(step=counts_rows), "A round goes by clients that are not in its cohort"),
         long(changed(init=draws_by_place), "What a client begins with goes by others"),
+        long(changed(init=begins_with_rows), "What the server begins with goes by which clients are there"),
         long(changed(receive=receives_a_mixture), "What clients receive or deploy goes by others"),
     ],
 )

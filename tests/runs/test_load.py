@@ -123,6 +123,12 @@ def test_there_are_no_other_clients_and_no_data(run, tmp_path):
         jaxfl.load(tmp_path / "run").models[0]
 
 
+def test_what_the_host_kept_needs_no_data_either(tmp_path):
+    run = begun(tmp_path, "local", "--client-state", "host")
+    (tmp_path / "tiny.npz").unlink()
+    assert run.models[3].predict(SOURCE.images[:5]).shape == (5,)
+
+
 def test_models_are_drawn_with_the_key_of_their_score(tmp_path):
     """Of a method whose clients deploy something at random, another one after every round."""
     fedavg = registry.METHODS["fedavg"]

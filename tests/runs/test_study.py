@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from conftest import drawing
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store, study
 from jaxfl.runs.interrupt import Interrupted
+from jaxfl.runs.observer import Observer
 
 TEXT = """
 title = "Toy"
@@ -128,6 +130,19 @@ def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     assert len(results(tmp_path / "parts")) == 4
     study.run(found, tmp_path / "parts", part=(1, 2))
     assert rows(tmp_path / "parts") == rows(whole)
+
+
+def test_ctrl_c_in_the_last_rounds_of_a_setting_begins_no_other(toy, tmp_path):
+    found, _ = toy
+
+    def pressed(run, records):
+        signal.raise_signal(signal.SIGINT)
+
+    axes = {"partition": found.axes["partition"]}
+    found = found._replace(methods=("local",), axes=axes, columns="method")
+    with pytest.raises(Interrupted, match="has stopped in setting 2 of 3"):
+        study.run(found, tmp_path / "run", observer=Observer(progressed=pressed))
+    assert len(results(tmp_path / "run")) == 1
 
 
 def test_the_table_has_no_runs_of_another_study(toy):
