@@ -10,7 +10,7 @@ import numpy as np
 from jaxfl import registry
 from jaxfl.config.commands import Columns, Continuation, Limit, Output, RunFolder, Seeds, Targets
 from jaxfl.config.given import divide, stated
-from jaxfl.config.options import path as path_of
+from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
@@ -249,7 +249,7 @@ def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, d
 
 def _folder(path: str | Path) -> Path:
     try:
-        return path_of(path)
+        return as_path(path)
     except TypeError:
         raise JaxflError(f"A run's folder is a path or a text, not {path!r}.") from None
 

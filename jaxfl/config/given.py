@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.config.options import alternatives, check_some, entries, hints, matches, path
+from jaxfl.config.options import alternatives, as_path, check_some, entries, hints, matches
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, nearest
 
@@ -64,7 +64,7 @@ def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[
             case "none" if None in allowed and not matches(value, annotation):
                 return None  # which TOML lacks
             case str() | Path() if Path in allowed:
-                return path(value)
+                return as_path(value)
             case Path() if str in allowed:
                 return str(value)
             case Path() if tuple[str, ...] in allowed:

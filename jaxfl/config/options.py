@@ -216,13 +216,13 @@ def parse(annotation: Any, words: str) -> Any:
             if entries(kind) is not None:
                 return tuple(parse(entries(kind), word) for word in words.split("+") if word)
             if kind in WORDS:
-                return path(words) if kind is Path else kind(words)
+                return as_path(words) if kind is Path else kind(words)
             if words.lower() == text(kind).lower():
                 return kind
     raise ValueError(f"must be {wanted(allowed)}, not {words!r}")
 
 
-def path(words: str | Path) -> Path:
+def as_path(words: str | Path) -> Path:
     """The path that a text stands for: its first ``~`` is the user's home."""
     return Path(os.path.expanduser(words))
 

@@ -48,10 +48,14 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
                 f"{known.sum()} are classes that it knows; give one such label for each image."
             )
 
+    if not len(own.labels):
+        raise JaxflError(f"Client {client} has no training images; give it one at least.")
+    test_images, test_labels = own[2:] if len(own.test_labels) else own[:2]  # of which none counts
+
     def filled(array):  # clients whose rows are filled up to the same number share a program
         return np.resize(array, (1 << max(0, len(array) - 1).bit_length(), *array.shape[1:]))
 
-    train, test = filled(np.arange(len(own.labels))), filled(np.arange(len(own.test_labels)))
+    train, test = filled(np.arange(len(own.labels))), filled(np.arange(len(test_labels)))
     class_counts = np.bincount(relabel[own.labels], minlength=group.model.classes)
     leaves = {
         "id": client,
@@ -66,10 +70,10 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     }
     arrays = {name: jnp.asarray(leaf, jnp.int32)[None] for name, leaf in leaves.items()}
     arrays["newcomer"] = jnp.zeros(1, bool)
-    labels = np.concatenate([own.labels[train], own.test_labels[test]])
+    labels = np.concatenate([own.labels[train], test_labels[test]])
     return dataclasses.replace(
         whole,
-        images=jnp.asarray(np.concatenate([own.images[train], own.test_images[test]])),
+        images=jnp.asarray(np.concatenate([own.images[train], test_images[test]])),
         labels=jnp.asarray(labels, jnp.int32),
         groups=(Client(**arrays, model=group.model),),
         training_rows=jnp.array([len(own.labels)], float),

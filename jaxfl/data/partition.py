@@ -150,6 +150,8 @@ def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
     """Per client the value (N,) that all of its rows have; nothing where those of one differ."""
     if any((values[rows] != values[rows[0]]).any() for rows in held):
         return ()
+    if values.dtype.kind == "S":  # text as bytes
+        values = np.char.decode(values, "utf-8", "replace")
     return tuple(str(values[rows[0]]) for rows in held)
 
 

@@ -161,9 +161,10 @@ def compare(
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
         files.write_json(folder / store.END, end)
+    objects = {run: its.variant for run, its in planned.items() if its.variant.name is None}
     opened = [
-        dataclasses.replace(open_run(run), variant=its.variant if its.variant.name is None else None)
-        for run, its in planned.items()
+        dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
+        for run in planned
         if store.holds(run, store.CONFIG)
     ]
     return Comparison(folder, table, _by_label(opened), failures)

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.options import alternatives, hints
+from jaxfl.config.options import alternatives, as_path, hints
 from jaxfl.config.setup import MachineOptions, Setup, is_edges, is_saved
 from jaxfl.core.training import Training
 from jaxfl.data import sources
@@ -42,7 +42,7 @@ def absolute(setup: Setup) -> Setup:
     dataset = sources.absolute(choices.absolute(setup.data.dataset))
     partition = choices.absolute(setup.partition.partition)
     if is_saved(partition):
-        partition = str(Path(partition).resolve())
+        partition = str(as_path(partition).resolve())
     elif partition.startswith("listed,"):
         name, options = choices.split(partition)
         files = {"file": str(Path(options["file"]).resolve())} if "file" in options else {}
@@ -52,8 +52,8 @@ def absolute(setup: Setup) -> Setup:
         public = sources.absolute(public)
     edges = choices.absolute(setup.run.topology)
     if is_edges(edges):
-        edges = str(Path(edges).expanduser().resolve())
-    init_from = (str(Path(place).expanduser().resolve()) for place in setup.run.init_from)
+        edges = str(as_path(edges).resolve())
+    init_from = (str(as_path(place).resolve()) for place in setup.run.init_from)
     disjoint_from, data_dir = setup.partition.disjoint_from, setup.machine.data_dir
     return setup.replace(
         dataset=dataset,

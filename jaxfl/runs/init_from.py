@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
 from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
@@ -20,10 +21,10 @@ from jaxfl.machine import files
 from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.model import Model
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
-from jaxfl.runs import checkpoint, store
+from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import restore
 from jaxfl.runs.job import at_rest, form_of_state
-from jaxfl.runs.observer import Observer
+from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data, prepare
 
 
@@ -60,7 +61,7 @@ def started(
     """
     if not setup.run.init_from:
         return federation, ()
-    places = [saved / store.INITIAL] if saved else [*map(Path, setup.run.init_from)]
+    places = [saved / store.INITIAL] if saved else [*map(as_path, setup.run.init_from)]
     given = [Given(name, its, place) for place in places for name, its in _arrays(place).items()]
     starts, sentences, tell = [], [], []
     for model, group in zip(federation.models, federation.groups, strict=True):
@@ -97,6 +98,8 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
       JaxflError: if it has no checkpoint that can be read, or its data or its method are not at hand.
     """
     config = store.read_config(folder)
+    if changed := code.changed(code.latest(config, store.read_metrics(folder))):
+        NOBODY.warned(f"{changed[0]} is not what it was when {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
     like = partial(form_of_state, variant, setup, federation)

@@ -52,8 +52,10 @@ def owned(folder: Path) -> Iterator[None]:
         yield
     finally:
         if is_first():
-            # Removed while it is locked: who has opened it meanwhile finds that it is no longer there.
-            (folder / OWNER).unlink(missing_ok=True)
+            # Removed while it is locked: who has opened it meanwhile finds that it is no longer there. A
+            # folder that was removed with it may have another owner by now.
+            if _is_there(held.descriptor, folder / OWNER):
+                (folder / OWNER).unlink()
             os.close(held.descriptor)
             for path in held.made:
                 with contextlib.suppress(OSError):  # it holds a run, or is gone with one
@@ -88,7 +90,7 @@ def _take(folder: Path) -> _Held:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(descriptor, path)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            if _is_there(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
                 return _Held(descriptor, made)
@@ -96,6 +98,11 @@ def _take(folder: Path) -> _Held:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -16,6 +16,7 @@ import networkx
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.config.options import as_path
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup, is_edges, is_saved
 from jaxfl.core import memory
@@ -299,7 +300,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     """The partition: drawn by `partition_seed`, or read from a file."""
     choice = setup.partition.partition
     if saved is None and is_saved(choice):
-        saved = Path(choice)
+        saved = as_path(choice)
     if saved is not None:
         read = peers.read if saved.suffix == ".json" else partitions.load
         partition = on_first_process(read)(saved, source)
@@ -368,7 +369,7 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
         return None
     kept = saved / store.TOPOLOGY if saved and store.holds(saved, store.TOPOLOGY) else None
     if kept or is_edges(choice):
-        return on_first_process(topology.read)(kept or Path(choice), clients)
+        return on_first_process(topology.read)(kept or as_path(choice), clients)
     name, make, options = choices.function("topology", topology.TOPOLOGIES, choice)
     require_call(name, make, "clients", "rng", **options)
     rng = np.random.default_rng([setup.partition.partition_seed, topology.STREAM])

@@ -186,7 +186,8 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
       The options with as many rounds, as the configuration has them from now on.
 
     Raises:
-      JaxflError: if these are fewer than before, or a round of the method is another one in a longer run.
+      JaxflError: if these are fewer than before, a round of the method is another one in a longer run, or
+        no checkpoint is left to go on from.
     """
     before = setup.run.rounds
     if rounds < before:
@@ -201,6 +202,11 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     metrics = store.read_metrics(folder)
     # The last rounds of a run may be fewer than --eval-every: the longer run is not scored behind these.
     kept = len(metrics) - len(metrics) % setup.run.eval_every
+    if kept and not checkpoint.saved(folder, kept):
+        raise JaxflError(
+            f"A longer run would go on from round {kept} of {folder}, which keeps no checkpoint of it; start "
+            f"a new run with --rounds {rounds}, or next time keep more of them, --keep-checkpoints."
+        )
     beyond = {"beyond_target": True} if stops(config, metrics) else {}
     store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
     return setup.replace(rounds=rounds)

@@ -71,12 +71,14 @@ TARGET = {
     "simulated_seconds": NUMBER | None,
 }
 RESULT = {
+    "method": str,
     "seed": int,
     "rounds": int,
     "accuracy": ACCURACY,
     "received": ACCURACY,
     "bytes_up": int,
     "bytes_down": int,
+    "flops": NUMBER,
     "simulated_seconds": NUMBER | None,
     "newcomers?": NEWCOMERS,
     "lost_answers?": int | None,

@@ -110,6 +110,10 @@ def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
         JaxflError, match="Client 1 has 4 training images and 4 labels, of which 0 are classes"
     ):
         nodes.node(folder, 1, 0, Own(images, labels + 7, images, labels))
+    with pytest.raises(JaxflError, match="Client 1 has no training images"):
+        nodes.node(folder, 1, 0, Own(images[:0], labels[:0], images, labels))
+    unscored = nodes.node(folder, 1, 0, Own(images, labels, images[:0], labels[:0]))
+    assert unscored.score(nodes.sent_first(folder, 0), unscored.kept, 0, 1).rows == 0
     me = nodes.node(folder, 1, 0)
     with pytest.raises(JaxflError, match="arrays of a round are not those of the run: params/classifier"):
         me.train(me.kept, me.kept, 0, 1)

@@ -550,6 +550,11 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     cli.main([*words, "--rounds", "3", "--run-dir", str(run)])
     cli.main([*words, "--run-dir", str(whole)])
     assert len(metrics(run)) == read(run / "result.json")["rounds"] == 3
+    last = shutil.copytree(run, tmp_path / "last")
+    shutil.rmtree(last / "checkpoints" / "2")  # as with --keep-checkpoints 1
+    with pytest.raises(JaxflError, match="would go on from round 2 of .*, which keeps no checkpoint of it"):
+        jaxfl.resume(last, rounds=ROUNDS)
+    assert [path.name for path in (last / "checkpoints").iterdir()] == ["3"]
     cli.main(["resume", str(run), "--rounds", str(ROUNDS - 1)])
     (run / "result.json").unlink()  # stopped, and made still longer
     assert jaxfl.resume(run, rounds=ROUNDS).result["rounds"] == ROUNDS
