@@ -518,16 +518,6 @@ def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
 
 
 @pytest.mark.long
-def test_who_made_a_folder_anew_owns_it(tmp_path):
-    first, second = owner.owned(tmp_path / "run"), owner.owned(tmp_path / "run")
-    with first:
-        shutil.rmtree(tmp_path / "run")  # as of a run that never began
-        second.__enter__()
-    assert owner.is_owned(tmp_path / "run")
-    second.__exit__(None, None, None)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset, tmp_path):
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", "fedavg,epochs=2", "fedper", *dataset, *PLAIN, "--run-dir", folder]

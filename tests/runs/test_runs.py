@@ -23,7 +23,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.runs import checkpoint, plot, report, run, store
+from jaxfl.runs import checkpoint, owner, plot, report, run, store
 from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
@@ -571,6 +571,16 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     setup = Setup.of(schedule="cosine", rounds=3)
     assert rates_depend_on_length(setup, 4)
     assert not rates_depend_on_length(setup.replace(schedule="step,every=2"), 4)
+
+
+def test_who_made_a_folder_anew_owns_it(tmp_path):
+    first, second = owner.owned(tmp_path / "run"), owner.owned(tmp_path / "run")
+    with first:
+        shutil.rmtree(tmp_path / "run")  # as of a run that never began
+        second.__enter__()
+    assert owner.is_owned(tmp_path / "run")
+    second.__exit__(None, None, None)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
