@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
       diverged: None, or (round, client id, what) of the first "loss" or "predictions" not finite; `reports`
         ends there.
       preparation: what the phase before the first round reports, of the first chunk of a new run; leaves
-        (k_g,) are (n_g,) here, for all clients by their order.
+        (k_g,) are (n_g,) here, for all clients by their order; `idle` stays in places.
     """
 
     first: int

@@ -410,7 +410,7 @@ def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) ->
     def padded(rows):
         # One capacity for all groups: a client's batches do not depend on whom it is grouped with.
         capacity = max(len(of_client) for of_client in rows)
-        # Filled up with the client's own rows: masked or not, nobody computes on another's images.
+        # Filled up with the client's own rows (row 0 where it has none): nobody looks at another's images.
         table = np.stack([np.resize(rows[i], capacity) for i in ids]).astype(np.int32)
         return jax.device_put(table), jax.device_put(np.array([len(rows[i]) for i in ids], np.int32))
 

@@ -80,7 +80,7 @@ class Loaded:
 
     @property
     def loss(self) -> np.ndarray:
-        """(R,), of every round the mean training loss; NaN where it is not finite."""
+        """(R,), of every round the mean training loss; NaN where it is not finite, or nobody answered."""
         return np.array([record["loss"] for record in self.metrics], float)
 
     @property

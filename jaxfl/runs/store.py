@@ -5,7 +5,7 @@ Its files are
     config.json      options, models, versions, device, fingerprints of the code
     code/round-1/    the user's own source files, to be read and never executed; code/round-7/ where others
                      took over at that round
-    partition.npz    whose rows are whose
+    partition.npz    whose rows are whose; clients.csv, partition.png: the same to read
     topology.txt     the edges between clients, of methods without a server
     initial.npz      what its models began from, where weights were given
     metrics.jsonl    one object per round, flushed
