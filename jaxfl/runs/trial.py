@@ -285,8 +285,8 @@ def uses_every_rate(trial: Trial) -> str | None:
     same, compiled = outcome(trial.state), trial.play.compilations
     others = {name: {name: 0.46 + 0.47 * rate} for name, rate in usual.items()}
 
-    def begun(changed):
-        """The state before the first round with other rates, but for these."""
+    def initial(changed):
+        """The state before the first round with other rates, but for these themselves."""
         hyper = dataclasses.replace(traced(trial.variant.config), **traced(changed))
         return with_rates(trial.algorithm.init(jax.random.key(0), trial.federation, hyper), usual)
 
@@ -294,7 +294,7 @@ def uses_every_rate(trial: Trial) -> str | None:
         name
         for name, changed in others.items()
         if not differ(outcome(with_rates(trial.state, changed)), same)
-        and not differ(begun(changed), begun({}))
+        and not differ(initial(changed), initial({}))
     ]
     if trial.play.compilations != compiled:
         return "a rate needs a new program"
