@@ -187,7 +187,8 @@ def report(
       show: further columns, one or a list of those of ``jaxfl report --help``.
       target: accuracies: further columns say what runs have spent until they reached them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
-      out: where the table and the curves are written; by default the folder if it is one, else runs/report.
+      out: where the table and the curves are written; by default the folder if it is one, else a new one,
+        runs/report, runs/report-2, ...
 
     Returns:
       The table; as text it is Markdown.

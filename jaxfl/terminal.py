@@ -47,7 +47,8 @@ def announce(setup: Setup, data: Data) -> None:
     if len(data.federation.public):
         OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
     for model, count in data.models:
-        OUT.print(f"{count} clients run {model.name} ({model.size:,} parameters). {model.note}".strip())
+        run = "1 client runs" if count == 1 else f"{count} clients run"
+        OUT.print(f"{run} {model.name} ({model.size:,} parameters). {model.note}".strip())
     if len(data.models) > 1:
         (first, *_), _ = architectures(setup, data.source.images.shape[1:], 1)
         OUT.print(
@@ -74,8 +75,9 @@ def describe(partition: Partition, source: Source) -> str:
     shared = (
         f", {np.count_nonzero(owners > 1):,} of them on several clients" if sum(train) > len(rows) else ""
     )
+    clients = "1 client" if len(train) == 1 else f"{len(train):,} clients"
     return (
-        f"{len(train):,} clients with {span(train)} training and {span(test)} test rows each, "
+        f"{clients} with {span(train)} training and {span(test)} test rows each, "
         f"{partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
         f"{there:,} {examples(source)}{shared}"
     )

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table as RichTable
 
@@ -47,6 +47,7 @@ from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
 STUDIES = Path("experiments")  # where those of a checkout stand
+HELP = (["-h"], ["--help"])
 
 
 class Command(NamedTuple):
@@ -71,8 +72,13 @@ def _run(arguments: list[str]) -> None:
         return
     others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
     others["processes"] = Processes()
-    if arguments in (["-h"], ["--help"]):
+    if arguments in HELP:
         parse("run METHOD", arguments, federation=Setup(), method=Training(), **others)
+    if "--from" in arguments:
+        raise JaxflError(
+            "jaxfl run --from RUN repeats a run with its method and its options; leave out what stands "
+            "before --from."
+        )
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen = registry.method(choice)
     default = method.config(**chosen)
@@ -128,13 +134,12 @@ def _compare(arguments: list[str]) -> None:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
         total = len(variants) * seeds.seeds * seeds.partition_seeds
-        raise JaxflError(_unfinished(f"{total} runs", made.failures))
+        left = total - sum(run.result is not None for run in made.runs.values())
+        raise JaxflError(f"{left} of {total} runs have not finished: {' '.join(made.failures)}")
 
 
 def _study(arguments: list[str]) -> None:
     others = {"studied": Studied(), "insist": Insist(), "limit": Limit()}
-    if arguments in (["-h"], ["--help"]):
-        parse("study FILE", arguments, **others)
     if arguments == ["--list"]:
         table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
         if not found:
@@ -143,8 +148,7 @@ def _study(arguments: list[str]) -> None:
             runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
-    name, rest = _positional(arguments, "study", "FILE")
-    studied, insist, limit = parse("study FILE", rest, **others)
+    name, (studied, insist, limit) = _named(arguments, "study", "FILE", **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not file.is_file() and file == Path(name):
         raise JaxflError(f"There is no file {file} with a study; check the path.")
@@ -168,21 +172,14 @@ def _study(arguments: list[str]) -> None:
         OUT.print(as_text(table))
         OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, and a folder per setting")
     if failures:
-        raise JaxflError(_unfinished("the study's runs or settings", failures))
-
-
-def _unfinished(of: str, failures: list[str]) -> str:
-    """Why not all runs have finished; what holds of several seeds is said once."""
-    return f"{len(failures)} of {of} have not finished: {' '.join(dict.fromkeys(failures))}"
+        raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")
 
 
 def _resume(arguments: list[str]) -> None:
     others = {"continuation": Continuation(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
     others |= {"processes": Processes()}
-    if arguments in (["-h"], ["--help"]):
-        parse("resume RUN", arguments, **others)
-    name, rest = _positional(arguments, "resume", "RUN")
-    continuation, logs, insist, limit, processes = parse("resume RUN", rest, **others)
+    name, parsed = _named(arguments, "resume", "RUN", **others)
+    continuation, logs, insist, limit, processes = parsed
     _join(processes)
     had_finished = store.holds(Path(name), store.RESULT)
     with Bar() as bar:
@@ -195,21 +192,14 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    others = {"exported": Exported(), "insist": Insist()}
-    if arguments in (["-h"], ["--help"]):
-        parse("export RUN", arguments, **others)
-    name, rest = _positional(arguments, "export", "RUN")
-    exported, insist = parse("export RUN", rest, **others)
+    name, (exported, insist) = _named(arguments, "export", "RUN", exported=Exported(), insist=Insist())
     if exported.out is None:
         raise JaxflError(f"Say where to: jaxfl export {name} --out FOLDER.")
     print_exported(load(Path(name), insist.changed_code).export(exported.out, exported.client or None))
 
 
 def _flower(arguments: list[str]) -> None:
-    if arguments in (["-h"], ["--help"]):
-        parse("flower RUN", arguments, app=Flower())
-    name, rest = _positional(arguments, "flower", "RUN")
-    (app,) = parse("flower RUN", rest, app=Flower())
+    name, (app,) = _named(arguments, "flower", "RUN", app=Flower())
     if app.out is None:
         raise JaxflError(f"Say where to: jaxfl flower {name} --out FOLDER.")
     print_app(flower.write(Path(name), app.out, app.after))
@@ -362,6 +352,14 @@ COMMANDS = {
     ),
     "cite": Command("cite METHOD", "BibTeX", _cite),
 }
+
+
+def _named(arguments: list[str], command: str, what: str, **others: Any) -> tuple[str, list[Any]]:
+    """What a command is about, and its flags as dataclasses like `others`; a lone --help is about nothing."""
+    if arguments in HELP:
+        parse(f"{command} {what}", arguments, **others)
+    name, rest = _positional(arguments, command, what)
+    return name, parse(f"{command} {what}", rest, **others)
 
 
 def _positional(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:

@@ -115,6 +115,12 @@ def absolute(choice: str) -> str:
     return f"{path.resolve()}:{_file_and_rest(choice)[1]}" if path else choice
 
 
+def without_folder(choice: str) -> str:
+    """The choice with the bare name of its Python file where it names an object in one."""
+    path = file(choice)
+    return f"{path.name}:{_file_and_rest(choice)[1]}" if path else choice
+
+
 def file(choice: str) -> Path | None:
     """The Python file in which a choice names an object, if it does."""
     path, _ = _file_and_rest(choice)

@@ -78,7 +78,7 @@ def adapt(
     if not 0.5 <= tops[0] / tops[1] <= 2:
         raise JaxflError(
             f"Values reach {tops[0]} in the public images of {other.name} and {tops[1]} in {source.name}; "
-            "bring both to one scale."
+            "bring both to one scale, or take --public held-out, some of the clients' own set."
         )
     rows = rows[:size]
     height, width, channels = source.images.shape[1:]
@@ -103,5 +103,6 @@ def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:
     if (given, channels) == (3, 1):
         return grey(images)
     raise JaxflError(
-        f"The public images of {name} have {given} channels, the clients' {channels}; convert them."
+        f"The public images of {name} and the clients' differ in channels, {given} and {channels}; "
+        "convert them, or take --public held-out, some of the clients' own set."
     )

@@ -169,8 +169,8 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
     for kind in kinds:
         if kind == "colour" and shape[-1] != 3:
             raise JaxflError(
-                f"--shift colour moves the hue of red, green and blue, but {name} has {shape[-1]} channels; "
-                "take rotate or noise."
+                f"--shift colour moves the hue of red, green and blue, but {name} has channels in another "
+                f"number, {shape[-1]}; take rotate or noise."
             )
         if kind == "rotate" and 1 in shape[:2]:
             what = "vectors" if tuple(shape[:2]) == (1, 1) else f"windows of {max(shape[:2])} steps"

@@ -85,7 +85,10 @@ def _check_prepared(builder, name: str, data_dir) -> None:
         f"tfds.builder({name!r}, {where}file_format='array_record').download_and_prepare()\""
     )
     if not builder.is_prepared():
-        raise JaxflError(f"{name} is not prepared in {builder.data_dir}; prepare it with {recipe}")
+        raise JaxflError(
+            f"{name} is not prepared in {builder.data_dir}; say by --data-dir where it is, or prepare it "
+            f"with {recipe}"
+        )
     if builder.info.file_format.value not in ("array_record", "parquet"):
         raise JaxflError(
             f"{name} is prepared in {builder.data_dir} as {builder.info.file_format.value}, which "

@@ -2,13 +2,15 @@
 
 import dataclasses
 import shlex
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxfl.config import choices
 from jaxfl.config.options import text
 from jaxfl.config.setup import Setup, is_saved
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
@@ -21,7 +23,7 @@ from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import Taken
-from jaxfl.runs.paired import label_of
+from jaxfl.runs.paired import label_of, written
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report, table_of
 from jaxfl.runs.table import Table, check_columns
@@ -34,14 +36,15 @@ class Comparison(NamedTuple):
     Args:
       folder: of all its runs, and of table.csv, table.md, table.tex and pictures.
       table: of the runs that have finished, None if none has.
-      runs: all that have begun, by label and seed (and partition seed, where there are several).
-      failures: for every run that has not finished the sentence that says why not. Of a folder that is
-        opened, as the comparison last ended; none while it goes on, or where it was stopped.
+      runs: all that have begun, by label and seed (and partition seed, where there are several), see `Begun`.
+      failures: why runs have not finished, a sentence for each method and reason, with the seeds where others
+        of the method did not end so. Of a folder that is opened, as the comparison last ended; none while it
+        goes on, or where it was stopped.
     """
 
     folder: Path
     table: Table | None
-    runs: dict[tuple, Loaded]
+    runs: "Begun"
     failures: list[str]
 
     def __repr__(self) -> str:
@@ -61,6 +64,29 @@ class Comparison(NamedTuple):
         if table is None:
             raise JaxflError(f"No run in {self.folder} has finished: there is nothing to compare.")
         return table
+
+
+class Begun(dict[tuple, Loaded]):
+    """Runs by label, seed and, where these differ, partition seed: ``runs["ditto,lam=1.0", 0]``.
+
+    A label's numbers may be written otherwise: ``runs["ditto,lam=1", 0]`` is the same run.
+    """
+
+    def __missing__(self, key):
+        """Find the run whose label is written otherwise.
+
+        Raises:
+          JaxflError: if there is none, naming one like it.
+        """
+        label, *draw = key if isinstance(key, tuple) else (key,)
+        known = list(dict.fromkeys(label for label, *_ in self))
+        found = written(str(label), known)
+        if found is None:
+            raise JaxflError(f"There is no run of {label!r} here; {nearest(str(label), known)}")
+        if (found, *draw) in self:
+            return self[found, *draw]
+        draws = ", ".join(repr(own[1] if len(own) == 2 else own[1:]) for own in self if own[0] == found)
+        raise JaxflError(f"runs[{key!r}]: {found} has begun with {draws}; ask for runs[{found!r}, SEED].")
 
 
 def compare(
@@ -88,8 +114,8 @@ def compare(
         runs/compare-DATASET.
       partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
-      against: a variant's label: a further column has how much more accurate the others are, see
-        `jaxfl.runs.paired`, once all runs have finished.
+      against: a variant as it is named or labelled: a further column has how much more accurate the others
+        are, see `jaxfl.runs.paired`, once all of its own runs have finished.
       log: where else metrics go, see `Log`.
       changed_code: whether to go on where the user's own files are not what they were.
       max_seconds: after which the rounds are saved that were done, see `Interrupted`.
@@ -112,7 +138,7 @@ def compare(
         )
     check_columns(show)
     if against is not None:
-        against = label_of(against, [variant.label for variant in variants])
+        against = _named(against, variants)
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
     first_partition = setup.partition.partition_seed
@@ -125,11 +151,7 @@ def compare(
     _check_code(folder, begun, changed_code, observer.warned)
 
     def watch(run, new):
-        variant, setup, _ = planned[run]
-        draw = f"seed {setup.run.seed}"
-        if partition_seeds > 1:
-            draw += f", partition seed {setup.partition.partition_seed}"
-        observer.progressed(f"{variant.label}, {draw}", new)
+        observer.progressed(f"{planned[run].variant.label}, {_draw(planned[run], partition_seeds > 1)}", new)
         follow(run, new)
 
     store.forget_end(folder)
@@ -154,8 +176,14 @@ def compare(
     finished = [run for run in planned if store.holds(run, store.RESULT)]
     errors = {run: error for run, error in errors.items() if run not in finished}
     failures = _told(planned, errors)
-    paired = against if len(finished) == len(planned) else None
     notes = _left_out(failures)
+    paired = None
+    if against is not None:
+        its = {run for run, of_run in planned.items() if of_run.variant.label == against}
+        if its <= set(finished):
+            paired = against
+        else:
+            notes.append(f"Nothing is compared with {against}, of which not all runs have finished.")
     table = report(finished, folder, show, setup.run.target, paired, notes) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         order = list(dict.fromkeys(run.parent.name for run in planned))
@@ -170,15 +198,38 @@ def compare(
     return Comparison(folder, table, _by_label(opened), failures)
 
 
+def _named(against: str, variants: Sequence[Variant]) -> str:
+    """The label of the variant that others are compared with, which may be called as on the command line."""
+    labels = {variant.label: choices.split(variant.label)[1] for variant in variants}
+    in_files = {choices.join(its.name, labels[its.label]): its.label for its in variants if its.name}
+    found = written(choices.absolute(against), in_files)
+    return in_files[found] if found else label_of(against, labels)
+
+
+def _draw(its: Planned, several: bool) -> str:
+    """A run's seed in words, and its partition seed where there are several."""
+    partition = f", partition seed {its.setup.partition.partition_seed}" if several else ""
+    return f"seed {its.setup.run.seed}{partition}"
+
+
 def _told(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
-    """Why runs have not finished, and of which method they are, where the sentence does not say it."""
-    said = ((planned[run].variant.label, str(error)) for run, error in errors.items())
-    return [sentence if label in sentence else f"{label}: {sentence}" for label, sentence in said]
+    """Why runs have not finished, see `Comparison`."""
+    several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
+    number = Counter(its.variant.label for its in planned.values())
+    draws = defaultdict(list)
+    for run, error in errors.items():
+        label = planned[run].variant.label
+        draws[label, str(error).removeprefix(f"{label}: ")].append(_draw(planned[run], several))
+    which = {
+        (label, sentence): "" if len(failed) == number[label] else f" ({'; '.join(failed)})"
+        for (label, sentence), failed in draws.items()
+    }
+    return [f"{label}{some}: {sentence}" for (label, sentence), some in which.items()]
 
 
 def _left_out(failures: list[str]) -> list[str]:
     """What a table says of runs that it lacks."""
-    return [f"Left out, as {failure}" for failure in dict.fromkeys(failures)]
+    return [f"Left out, as {failure}" for failure in failures]
 
 
 def load(folder: Path, changed_code: bool = False) -> Comparison:
@@ -195,14 +246,14 @@ def load(folder: Path, changed_code: bool = False) -> Comparison:
     return Comparison(folder, table_of(folder), _by_label(opened), store.failures_in(folder))
 
 
-def _by_label(opened: list[Loaded]) -> dict[tuple, Loaded]:
+def _by_label(opened: list[Loaded]) -> Begun:
     """Runs by label, seed and, where these differ, partition seed."""
     options = [run.config["options"] for run in opened]
     several = len({of_run["partition_seed"] for of_run in options}) > 1
-    return {
-        (run.config["label"], its["seed"], *([its["partition_seed"]] if several else [])): run
+    return Begun(
+        ((run.config["label"], its["seed"], *([its["partition_seed"]] if several else [])), run)
         for run, its in zip(opened, options, strict=True)
-    }
+    )
 
 
 def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
@@ -312,8 +363,8 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
                 more = max(has, wanted)
                 raise JaxflError(
                     f"{run} is a run of {has} rounds, not {wanted}; lengthen the runs of {folder} to {more}, "
-                    f"each by `jaxfl resume RUN --rounds {more}`, and repeat this command with "
-                    f"--rounds {more}; or choose another --run-dir."
+                    f"each by `jaxfl resume RUN --rounds {more}`, and repeat this command, with {more} for "
+                    "its rounds; or choose another --run-dir."
                 )
             raise JaxflError(
                 f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "

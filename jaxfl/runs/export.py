@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxfl.config import choices
 from jaxfl.errors import JaxflError, optional
 from jaxfl.machine import files
 from jaxfl.models.model import Model
@@ -65,10 +66,10 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
 
 def _about(its: Opened, model: Deployed) -> dict[str, str]:
     """What a file says of itself: values of JSON by name."""
-    choices, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
+    named, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
     about = {
         "method": its.variant.label,
-        "architecture": choices[its.federation.models.index(model.model)],
+        "architecture": choices.without_folder(named[its.federation.models.index(model.model)]),
         "shape": model.images.shape,
         "dtype": str(model.images.dtype),
         "mean": np.ravel(model.images.mean).tolist(),
@@ -88,6 +89,8 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
     tried = experiment(config) | {"seed": options["seed"]}
     any_file, (model, *_) = next(iter(files.items()))
     train, test = ([*map(len, part)] for part in (its.partition.train, its.partition.test))
+    sees = "as the client sees them" if model.images.shifted else "as the data set has them"
+    named, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
     parts = [
         FRONT,
         f"# {its.variant.label} on {options['dataset']}",
@@ -106,17 +109,18 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         f"{options['partition_seed']}) among {len(train)} clients with {span(train)} training and "
         f"{span(test)} test rows each; labels are {options['labels']}."
         + (
-            f" Each client sees images of its own: `{' '.join(options['shift'])}`."
+            f" Each client sees images of its own: `{' '.join(options['shift'])}`; "
+            f'`jaxfl.load("{run}").seen(CLIENT, rows)` makes them.'
             if options.get("shift")
             else ""
         ),
-        f"## Input and output\n\nImages (batch, {_shape(model.images.shape)}) of {model.images.dtype}, as "
-        "the data set has them; each channel is normalised as (value - mean) / std with mean "
+        f"## Input and output\n\nImages (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
+        f"{sees}; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
         "`classes[k]` of the data set, in the metadata of the file; -1: for none.",
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
-        PLAIN.format(file=any_file)
+        PLAIN.format(file=any_file, sees=sees) + _layout(named)
         if all(of.plain for of in first.values())
         else BEYOND.format(run=run, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
@@ -140,6 +144,13 @@ def _architecture(model: Model, weights: dict) -> str:
     precision = "" if model.precision == "full" else f" It computes in {model.precision}."
     title = f"## Architecture {model.name}\n\n{model.size:,} parameters.{precision}"
     return f"{title}\n\n{_table(['block', 'takes', 'puts out', 'arrays'], lines)}"
+
+
+def _layout(named: list[str]) -> str:
+    """How the arrays of these architectures lie, or where that is said."""
+    own = sorted({path.name for choice in named if (path := choices.file(choice))})
+    zoo = LAYOUT if any(choices.file(choice) is None for choice in named) else ""
+    return zoo + (OF_FILES.format(files=", ".join(own)) if own else "")
 
 
 def _table(titles: list[str], lines: list[list[str]]) -> str:
@@ -202,15 +213,22 @@ with safe_open("{file}", "numpy") as file:
     about = {{name: json.loads(text) for name, text in file.metadata().items()}}
     arrays = {{name: file.get_tensor(name) for name in file.keys()}}
 
-x = (images - np.float32(about["mean"])) / np.float32(about["std"])  # images as the data set has them
+x = (images - np.float32(about["mean"])) / np.float32(about["std"])  # images {sees}
 model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]))
 weights = {{name: {{}} for name in model.names}} | unflatten_dict(arrays, sep="/")
 scores, _ = model.apply(weights, weights, x, train=False)  # parameters and statistics: each takes its own
 labels = np.array(about["classes"])[scores.argmax(1)]
 ```
+"""
 
-Without jaxfl: images are (batch, height, width, channels) and are flattened in this order; kernels of dense
-layers are (in, out), those of convolutions (height, width, in, out).
+LAYOUT = """
+Without jaxfl: in its networks images are (batch, height, width, channels) and are flattened in this order;
+kernels of dense layers are (in, out), those of convolutions (height, width, in, out).
+"""
+
+OF_FILES = """
+The networks are made by {files}, of whoever trained them, which has to be in the folder where this runs; how
+their arrays lie is said there.
 """
 
 BEYOND = """\

@@ -61,19 +61,27 @@ UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")
 
 
 def label_of(against: str, labels: Iterable[str]) -> str:
-    """The label of what others are compared with, whose numbers may be written otherwise (1 for 1.0).
+    """The label of what others are compared with, see `written`.
 
     Raises:
       JaxflError: if there is none, naming a label like it, or all of them.
     """
     labels = list(labels)
-    if against in labels:
-        return against
+    if found := written(against, labels):
+        return found
+    raise JaxflError(f"--against {against}: there is no such row in the table; {nearest(against, labels)}")
+
+
+def written(wanted: str, labels: Iterable[str]) -> str | None:
+    """The label that somebody means, or None; its numbers may be written otherwise (1 for 1.0)."""
+    labels = list(labels)
+    if wanted in labels:
+        return wanted
     for label in labels:
         with contextlib.suppress(JaxflError):  # of options that stand twice, as those of several models
-            if _numbers(label) == _numbers(against):
+            if _numbers(label) == _numbers(wanted):
                 return label
-    raise JaxflError(f"--against {against}: there is no such row in the table; {nearest(against, labels)}")
+    return None
 
 
 def _numbers(label: str) -> tuple:

@@ -271,8 +271,8 @@ def _read_json(path: Path, form: dict) -> dict:
             raise JaxflError(f"{path.parent} is a study's; name one of the folders in it, a comparison each.")
         if next(path.parent.glob(f"*/seed-*/{CONFIG}"), None):
             raise JaxflError(
-                f"{path.parent} is a comparison's; repeat its command to go on with it, or name one of the "
-                "runs in it, METHOD/seed-S."
+                f"{path.parent} is a comparison's; name one of the runs in it, METHOD/seed-S, or repeat its "
+                "command to go on with all of them."
             )
         if not path.parent.exists():
             raise JaxflError(f"There is no folder {path.parent}.")

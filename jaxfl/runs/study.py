@@ -25,7 +25,7 @@ from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import NOBODY, Observer
-from jaxfl.runs.paired import UNPAIRED, Draw, explained, paired
+from jaxfl.runs.paired import UNPAIRED, Draw, explained, paired, written
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, cell, measure
 from jaxfl.runs.target import by_target
@@ -114,10 +114,13 @@ def read(path: Path) -> Study:
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, (METHOD, *axes))}")
     study = Study(path.stem, tuple(said.pop("methods")))._replace(**said)
     measure(study.show)
-    if study.against and study.against not in study.methods:
-        raise JaxflError(
-            f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
-        )
+    if study.against:
+        against = written(study.against, study.methods)
+        if against is None:
+            raise JaxflError(
+                f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
+            )
+        study = study._replace(against=against)
     for choice, name in itertools.product(study.methods, axes):
         if name in choices.split(choice)[1]:
             raise JaxflError(

@@ -122,7 +122,7 @@ REFUSED = [
     ("run --from", "needs a RUN first: jaxfl run METHOD | --from RUN"),
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
-    ("run fedavg --from runs/fedavg-own", "jaxfl run fedavg has no option --from"),
+    ("run fedavg --from runs/fedavg-own", "its options; leave out what stands before --from"),
     ("list everything", "no method, model, partition, topology, shift or schedule 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers out of their range

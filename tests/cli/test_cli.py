@@ -304,7 +304,7 @@ def test_the_same_from_python(folder, from_python):
     assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
 
 
-def test_models_of_ones_own_predict(folder, from_python):
+def test_models_of_ones_own_predict(folder, from_python, monkeypatch):
     """Of a method object they are there while it is; of one that is found by its name, always."""
     named = jaxfl.load(folder / "runs" / "fedavg-own")
     source, rows = from_python.source, named.partition.test[1]
@@ -312,6 +312,14 @@ def test_models_of_ones_own_predict(folder, from_python):
         right = run.models[1].predict(source.images[rows]) == source.labels[rows]
         assert right.mean() == run.models[1].accuracy == run.personal.per_client[-1, 1]
         assert list(run.models[1].weights) == ["body", "classifier"] and run.models[1].shared
+    *_, card = named.export(folder / "exported", clients=1)
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
+    assert "networks are made by own.py," in card.read_text() and f"{folder}/own.py:linear" not in code
+    monkeypatch.chdir(folder / "exported")
+    shutil.copy(folder / "own.py", ".")
+    names = {"images": source.images[rows]}
+    exec(code, names)
+    np.testing.assert_array_equal(names["labels"], named.models[1].predict(source.images[rows]))
     with pytest.raises(jaxfl.JaxflError, match="made from Python with a method of its own"):
         jaxfl.load(folder / "python").models[1]
 
@@ -330,6 +338,11 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     assert str(made.table) == (tmp_path / "word" / "table.md").read_text()
 
     assert list(made.runs) == [(f"fedavg{lr}", seed) for seed in (0, 1) for lr in ("", ",lr=0.2")]
+    assert made.runs["fedavg,lr=2e-1", 1] is made.runs["fedavg,lr=0.2", 1]
+    with pytest.raises(jaxfl.JaxflError, match="no run of 'fedav' here; did you mean 'fedavg'?"):
+        made.runs["fedav", 0]
+    with pytest.raises(jaxfl.JaxflError, match="fedavg has begun with 0, 1; ask for"):
+        made.runs["fedavg", 2]
     opened = jaxfl.load(tmp_path / "python")
     assert opened.runs.keys() == made.runs.keys()
     assert (opened.folder, opened.failures) == (made.folder, made.failures)
@@ -368,8 +381,12 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
 
 def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 1, "epochs": 1}
-    made = jaxfl.compare("fedavg", "fedavg,lr=1e30", run_dir=tmp_path / "run", **options)
+    asked = {"run_dir": tmp_path / "run", "against": "fedavg,lr=1e30"}
+    made = jaxfl.compare("fedavg", "fedavg,lr=1e30", **asked, **options)
     assert [row[0] for row in made.table.rows] == ["fedavg"]
+    assert (
+        "Nothing is compared with fedavg,lr=1e+30, of which not all runs have finished." in made.table.notes
+    )
     assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"]
     (sentence,) = made.failures
     assert sentence.startswith("fedavg,lr=1e+30: the loss of client")

@@ -111,7 +111,7 @@ def test_amounts_out_of_range_are_refused(name, options, sentence):
 
 
 def test_shifts_that_do_not_fit_the_data_are_refused():
-    with pytest.raises(JaxflError, match="grey has 1 channels; take rotate or noise"):
+    with pytest.raises(JaxflError, match="grey has channels in another number, 1; take rotate or noise"):
         require("grey", ["colour"], (8, 8, 1))
     with pytest.raises(JaxflError, match="sensors holds vectors; take noise"):
         require("sensors", ["rotate"], (1, 1, 9))
@@ -136,3 +136,6 @@ def test_a_run_under_a_shift_ends_and_predicts_what_its_clients_see(tmp_path):
         assert right.mean() == model.accuracy
     with pytest.raises(JaxflError, match=r"sees images of its own .*run.seen\(3, rows\) makes them"):
         model.predict(run.source.images[rows])
+    card = run.export(tmp_path / "export", clients=3)[-1].read_text()
+    assert "of float32, as the client sees them;" in card and "as the data set has them" not in card
+    assert f'`jaxfl.load("{run.folder}").seen(CLIENT, rows)` makes them' in card

@@ -124,7 +124,7 @@ def test_of_the_clients_own_set_nothing_is_public_that_clients_have():
             {},
             "Values reach 1.0 in the public images of other and 2.. in tiny",
         ),
-        (other((6, 4, 2)), {}, "of other have 2 channels, the clients' 1; convert them"),
+        (other((6, 4, 2)), {}, "of other and the clients' differ in channels, 2 and 1; convert them"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(given, options, sentence):

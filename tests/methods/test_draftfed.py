@@ -23,7 +23,7 @@ from jaxfl.core import tree
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Batch
-from jaxfl.mechanisms.public_images import subset
+from jaxfl.mechanisms.public_images import shuffled, subset
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
@@ -53,7 +53,9 @@ def test_images_of_the_global_set_have_labels_that_the_clients_know(federation):
 
     def drawn(labels, size):
         other = federation.labels.at[rows].set(jnp.asarray(labels, jnp.int32))
-        found = global_set(jax.random.key(0), dataclasses.replace(federation, labels=other), size)
+        found = global_set(
+            shuffled(jax.random.key(0), federation), dataclasses.replace(federation, labels=other), size
+        )
         return rows[np.asarray(found)].tolist()
 
     every = np.arange(len(rows))

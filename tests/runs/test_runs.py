@@ -9,6 +9,7 @@ import json
 import shutil
 import statistics
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, owner, plot, report, run, store
+from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
@@ -489,7 +491,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     with pytest.raises(SystemExit):
         compare(dataset, folder, "--rounds", str(ROUNDS + 1))
     assert f"each by `jaxfl resume RUN --rounds {ROUNDS + 1}`, and repeat" in capsys.readouterr().err
-    with pytest.raises(JaxflError, match="compared is a comparison's; repeat its command"):
+    with pytest.raises(JaxflError, match="compared is a comparison's; name one of .*, or repeat its command"):
         jaxfl.resume(folder)
     with pytest.raises(SystemExit):
         compare(dataset, folder, "--seeds", "1")
@@ -519,6 +521,13 @@ def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_pa
     by_csv, *_ = tables(tmp_path / "compared")
     assert [row["method"] for row in by_csv] == ["fedavg"]
     assert not (tmp_path / "compared" / "fedproto").exists()
+
+
+def test_what_failed_is_said_once_with_its_seeds():
+    planned = comparisons.plan(Path("all"), [choose("fedavg"), choose("local")], Setup(), 3, 1)
+    lost = {run: JaxflError(f"fedavg: {'gone' if 'fedavg' in str(run) else 'late'}") for run in planned}
+    del lost[Path("all/local/seed-1")]
+    assert comparisons._told(planned, lost) == ["fedavg: gone", "local (seed 0; seed 2): fedavg: late"]
 
 
 # --- resume

@@ -78,11 +78,11 @@ class DraftFed(Training):
 
 
 class State(NamedTuple):
-    """The clients' models per group (n_g, ...), and the places (|G|,) of the global set, see `global_set`."""
+    """The clients' models per group (n_g, ...), and the order (P,) in which public images are drawn for G."""
 
     hyper: DraftFed
     weights: PerGroup
-    images: jax.Array
+    order: jax.Array
 
 
 class Drafts(NamedTuple):
@@ -101,11 +101,11 @@ def build(config: DraftFed) -> Algorithm:
     """Compute drafts, aggregate, learn from them, learn alone."""
 
     def init(key, federation, hyper):
-        images = global_set(key, federation, config.global_size)
-        return State(hyper, own_models.start(key, federation), images)
+        return State(hyper, own_models.start(key, federation), public_images.shuffled(key, federation))
 
     def step(key, state, federation, cohort):
-        hyper, rows = state.hyper, federation.public[state.images]
+        hyper = state.hyper
+        rows = federation.public[global_set(state.order, federation, config.global_size)]
 
         def compute(key, client, nothing, w):
             depths = supplied(client.model, federation.models)
@@ -135,7 +135,7 @@ def build(config: DraftFed) -> Algorithm:
         drafts = map_clients(compute, key, federation, cohort, own=own)
         targets = aggregate(drafts, federation.models, cohort)
         trained, loss = zip(*map_clients(learn, key, federation, cohort, targets, own), strict=True)
-        return State(hyper, scatter(state.weights, cohort, trained), state.images), Info(
+        return State(hyper, scatter(state.weights, cohort, trained), state.order), Info(
             loss,
             up=sent_up(cohort, per_group(tree.one, drafts)),
             down=sent_down(cohort, targets),
@@ -145,17 +145,16 @@ def build(config: DraftFed) -> Algorithm:
     return Algorithm(init, own_models.personal, step, own_models.personal)
 
 
-def global_set(key, federation: Federation, size: int):
-    """G, (|G|,) int32 places in the list of public images.
+def global_set(order, federation: Federation, size: int):
+    """G, (|G|,) int32 places in the list of public images: the first ones of `order` (P,) that fit.
 
     They are those whose label in their set is below the clients' number of classes. Where these are fewer
     than `size` they come again, in turn; where there are none, all serve.
     """
-    drawn = public_images.shuffled(key, federation)
-    fits = federation.labels[federation.public[drawn]] < federation.models[0].classes
-    count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(drawn))
-    places = jnp.arange(min(size, len(drawn)), dtype=jnp.int32) % count
-    return drawn[jnp.argsort(~fits)][places]
+    fits = federation.labels[federation.public[order]] < federation.models[0].classes
+    count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(order))
+    places = jnp.arange(min(size, len(order)), dtype=jnp.int32) % count
+    return order[jnp.argsort(~fits)][places]
 
 
 def ends(model: Model) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from reference import nets
 from reference.training import descend, log_softmax, plain_loss, softmax
 
 from jaxfl.algorithms.public_images.draftfed import global_set
+from jaxfl.mechanisms.public_images import shuffled
 from jaxfl.models import zoo
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
 from methods.recording import orders, own_models
@@ -144,7 +145,7 @@ def draws(key, client, models, options):
 
 def drawn_once(init_key, round_key, federation, options):
     """The global set."""
-    return federation.public[global_set(init_key, federation, options.global_size)]
+    return federation.public[global_set(shuffled(init_key, federation), federation, options.global_size)]
 
 
 def traffic(model, models, t):
