@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.ndimage import map_coordinates
 
 from jaxfl.data.colour import jittered, with_hue
+from jaxfl.data.rotation import turned
 
 
 def crop(key, images):
@@ -39,19 +39,9 @@ def flip(key, images):
 
 def rotate(key, images):
     """Every image turned about its centre by up to 15 degrees each way, zeros moving in."""
-    height, width = images.shape[1:3]
     dtype = jnp.result_type(float)
-    y, x = (jnp.arange(side, dtype=dtype) - (side - 1) / 2 for side in (height, width))
-    y, x = jnp.meshgrid(y, x, indexing="ij")
     angles = jax.random.uniform(key, (len(images),), dtype, -math.pi / 12, math.pi / 12)
-
-    def turn(image, angle):
-        sine, cosine = jnp.sin(angle), jnp.cos(angle)
-        places = [cosine * y + sine * x + (height - 1) / 2, cosine * x - sine * y + (width - 1) / 2]
-        of_channel = jax.vmap(lambda values: map_coordinates(values, places, order=1), -1, -1)
-        return of_channel(image.astype(dtype))
-
-    return jax.vmap(turn)(images, angles)
+    return jax.vmap(turned)(images.astype(dtype), angles)
 
 
 def cutout(key, images):

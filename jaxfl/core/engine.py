@@ -68,6 +68,8 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
       each counts an equal part of the seconds of training.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
+    if start >= job.rounds:  # a run that was killed over its pictures: nothing is left to compile for
+        return
     for program, shapes in _needed(job, start):
         program.begin(*shapes)  # while the first weights are drawn
     if states is None:

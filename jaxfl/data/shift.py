@@ -16,11 +16,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.ndimage import map_coordinates
 
 from jaxfl.config.options import static
 from jaxfl.data.colour import with_hue
 from jaxfl.data.partition import PARTS, Partition
+from jaxfl.data.rotation import turned
 from jaxfl.errors import JaxflError
 
 STREAM = 7  # of the partition's seed; it divides by 0 to 4, draws public images by 5 and links by 6
@@ -81,16 +81,6 @@ UNITS = {"rotate": "degrees", "colour": "of the circle of hues", "noise": "stand
 
 
 def _rotated(images, degrees, keys, std):
-    height, width = images.shape[1:3]
-    y, x = (jnp.arange(side, dtype=images.dtype) - (side - 1) / 2 for side in (height, width))
-
-    def turned(image, angle):
-        sin, cos = jnp.sin(angle), jnp.cos(angle)
-        rows = cos * y[:, None] + sin * x[None] + (height - 1) / 2
-        columns = cos * x[None] - sin * y[:, None] + (width - 1) / 2
-        one = jax.vmap(lambda channel: map_coordinates(channel, [rows, columns], order=1), -1, -1)
-        return one(image)
-
     return jax.vmap(turned)(images, jnp.deg2rad(degrees))
 
 

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -23,9 +22,9 @@ from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
-from jaxfl.runs import checkpoint, code, store
+from jaxfl.runs import code, store
 from jaxfl.runs.config import restore, restore_setup
-from jaxfl.runs.job import at_rest, form_of_state
+from jaxfl.runs.job import at_rest, newest_state
 from jaxfl.runs.observer import NOBODY
 from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
 from jaxfl.runs.variant import Variant
@@ -350,14 +349,13 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
         try:
             made = prepare(setup.replace(devices=1), folder)
         except JaxflError as error:
-            raise JaxflError(f"{variant.label} fits models to clients' images before use: {error}") from error
+            raise JaxflError(f"Models of {variant.label} need the data set: {error}") from error
         federation, described = made.federation, images_of(made)
     else:
         described = config["data"]
         federation = prepare_without_data(setup, described, partition, folder)
 
-    like = partial(form_of_state, variant, setup, federation)
-    done, state = checkpoint.newest(folder, len(metrics), like, store.fingerprint(config))
+    done, state = newest_state(folder, config, variant, setup, federation)
     if not done:
         raise JaxflError(f"{folder} has no checkpoint yet; its models are there after the first evaluation.")
     height, width, channels = described["shape"]

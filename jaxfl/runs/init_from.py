@@ -4,7 +4,6 @@ What fits is kept with the new run, as named arrays (see `jaxfl.models.named`): 
 """
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +20,9 @@ from jaxfl.machine import files
 from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.model import Model
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
-from jaxfl.runs import checkpoint, code, store
+from jaxfl.runs import code, store
 from jaxfl.runs.config import restore
-from jaxfl.runs.job import at_rest, form_of_state
+from jaxfl.runs.job import at_rest, newest_state
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.prepare import Data, prepare
 
@@ -102,9 +101,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
         NOBODY.warned(f"{changed[0]} is not what it was when {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
-    like = partial(form_of_state, variant, setup, federation)
-    written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
-    done, state = checkpoint.newest(folder, written, like, mark)
+    done, state = newest_state(folder, config, variant, setup, federation)
     if not done:
         raise JaxflError(f"{folder} has no checkpoint yet; wait for its first one, or name another run.")
     key, rounds = jax.random.key(setup.run.seed), setup.run.rounds

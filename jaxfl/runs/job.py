@@ -3,6 +3,8 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +25,7 @@ from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.machine.clock import Deadline, profile
 from jaxfl.machine.processes import on_first_process
+from jaxfl.runs import checkpoint, store
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.variant import Variant
 
@@ -75,6 +78,22 @@ def form_of_state(variant: Variant, setup: Setup, federation: Federation):
     """A run's state with shapes in place of arrays: what a checkpoint is read into."""
     key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
     return jax.eval_shape(variant.programs.init, key, federation, hyper)
+
+
+def newest_state(
+    folder: Path, config: dict, variant: Variant, setup: Setup, federation: Federation
+) -> tuple[int, Any]:
+    """A run's newest checkpoint, see `checkpoint.newest`.
+
+    Args:
+      folder: of the run.
+      config: of the run.
+      variant: its method.
+      setup: its options.
+      federation: its clients, perhaps without data.
+    """
+    like = partial(form_of_state, variant, setup, federation)
+    return checkpoint.newest(folder, len(store.read_metrics(folder)), like, store.fingerprint(config))
 
 
 def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) -> Any:

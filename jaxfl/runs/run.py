@@ -1,7 +1,6 @@
 """One run, from its options to its result: begun, repeated or resumed. A resume needs but its folder."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,7 +16,7 @@ from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
 from jaxfl.runs.init_from import kept, start_from
 from jaxfl.runs.interrupt import limited
-from jaxfl.runs.job import fitted, form_of_state, job_of
+from jaxfl.runs.job import fitted, job_of, newest_state
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import owned
@@ -295,9 +294,7 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
       JaxflError: if there are checkpoints and none can be read, or one is foreign.
     """
     config = store.read_config(folder)
-    like = partial(form_of_state, variant, setup, data.federation)
-    written, mark = len(store.read_metrics(folder)), store.fingerprint(config)
-    done, state = checkpoint.newest(folder, written, like, mark)
+    done, state = newest_state(folder, config, variant, setup, data.federation)
     now = code.present(config)
     agree("checkpoints", done)
     agree("code", now)

@@ -189,8 +189,13 @@ def measure(name: str, target: float | None = None) -> Measure:
 
 
 def _to_target(result: dict, *names: str) -> float:
-    spent = next(iter(result.get("targets", {}).values()), {})
-    return float(sum(np.nan if spent.get(name) is None else spent[name] for name in names))
+    """What a result has spent until it reached its first target, see `_spent`."""
+    return _spent(next(iter(result.get("targets", {}).values()), {}), *names)
+
+
+def _spent(until: dict, *names: str) -> float:
+    """The sum of some entries of what was spent until a target; NaN where it was not reached."""
+    return float(sum(np.nan if until.get(name) is None else until[name] for name in names))
 
 
 def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
@@ -219,9 +224,7 @@ def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
     """The columns that say what was spent until a target was reached."""
 
     def spent(result, *names):
-        its = result.get("targets", {}).get(target, {})
-        found = [its.get(name) for name in names]
-        return np.nan if None in found else sum(found)
+        return _spent(result.get("targets", {}).get(target, {}), *names)
 
     accuracy = f"{100 * float(target):g} %"
     columns = [

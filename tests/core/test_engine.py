@@ -197,6 +197,10 @@ def test_chunks_of_any_length_are_one_run(cohorts, name):
     assert_equal(run(2), (reports, {rounds: ends[rounds] for rounds in (2, 4, 5)}))
 
 
+def test_a_run_that_is_over_needs_no_program(programs, federation, cohorts):
+    assert not list(simulate(programs, federation, CONFIG, cohorts, KEY, 1, start=ROUNDS, state="anything"))
+
+
 def test_a_resumed_run_is_the_undisturbed_one(programs, federation, cohorts, undisturbed):
     start = 2
     resumed = simulate(

@@ -178,7 +178,7 @@ def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
         assert f'jaxfl.load("{run.folder}").models[0].predict(images)' in card and "zoo.build" not in card
         return
     (tmp_path / "tiny.npz").unlink()
-    with pytest.raises(JaxflError, match="fits models to clients' images before use: There is no file"):
+    with pytest.raises(JaxflError, match="Models of .* need the data set: There is no file"):
         jaxfl.load(tmp_path / "run").models[0]
 
 
