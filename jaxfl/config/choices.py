@@ -34,7 +34,7 @@ def function(
     return name, found, convert(name, keywords(found, given), options)
 
 
-def keywords(function: Callable, given: Collection[str] = ()) -> dict[str, Any]:
+def keywords(function: Callable, given: Collection[str]) -> dict[str, Any]:
     """A function's options with their types: its parameters but for some that are `given`.
 
     One that may be passed by position is an option if it has a default, and a default tells the type where no

@@ -24,7 +24,7 @@ def draw(counts: np.ndarray, title: str = "") -> Figure:
     return figure
 
 
-def draw_seen(images: np.ndarray, title: str = "") -> Figure:
+def draw_seen(images: np.ndarray, title: str) -> Figure:
     """A few images as each of a few clients sees them, a line for every client.
 
     Args:

@@ -328,7 +328,7 @@ def without_data(
     mean: np.ndarray,
     std: np.ndarray,
     public: int,
-    links: np.ndarray | None = None,
+    links: np.ndarray | None,
 ) -> Federation:
     """The same on one device where images and labels are not at hand, see `jaxfl.data.absent`.
 

@@ -1,11 +1,11 @@
 """Data sets of Hugging Face, from the hub or from a folder, by the package `datasets`."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.config.options import as_path
 from jaxfl.errors import JaxflError, nearest, optional, quiet
 
 PREFIX = "hf:"
@@ -60,13 +60,13 @@ def read(choice: str):
 def absolute(choice: str) -> str:
     """The same choice with an absolute path where it names a folder."""
     name, options = choices.split(choice.removeprefix(PREFIX))
-    folder = Path(name).expanduser()
+    folder = as_path(name)
     return PREFIX + choices.join(str(folder.resolve()) if folder.is_dir() else name, options)
 
 
 def _splits(datasets, name: str, config: str | None) -> dict:
     """The splits of a set by name."""
-    folder = Path(name).expanduser()
+    folder = as_path(name)
     try:
         with quiet():
             if any((folder / file).is_file() for file in SAVED):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from jaxfl.config.options import as_path
 from jaxfl.data import hf, npz, tfds
 from jaxfl.errors import JaxflError, nearest
 
@@ -75,7 +76,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
     Raises:
       JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
     """
-    path = Path(name).expanduser()
+    path = as_path(name)
     if name == "digits":
         read: Any = _npz(DIGITS)
     elif name.startswith(hf.PREFIX):
@@ -91,14 +92,14 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
 
 def is_folder(name: str) -> bool:
     """Whether `load` takes a name for that of a folder."""
-    return name != "digits" and Path(name).expanduser().is_dir()
+    return name != "digits" and as_path(name).is_dir()
 
 
 def absolute(name: str) -> str:
     """The same data set by a name that means it from every directory."""
     if name.startswith(hf.PREFIX):
         return hf.absolute(name)
-    return str(Path(name).expanduser().resolve()) if name.endswith(".npz") or is_folder(name) else name
+    return str(as_path(name).resolve()) if name.endswith(".npz") or is_folder(name) else name
 
 
 def of_vectors(shape: Sequence[int]) -> bool:

@@ -96,7 +96,7 @@ def of_client(weights: Weights, client: Client, federation: Federation) -> Class
     return class_means(z, federation.outputs(client, client.rows), client.size, client.model.classes)
 
 
-def over_clients(means: PerGroup, before: ClassMeans, uniform: bool = False) -> ClassMeans:
+def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMeans:
     """g_c of the clients of all groups.
 
     Args:

@@ -77,7 +77,7 @@ def distil(
     key,
     federation: Federation,
     hyper: ServerDistillation,
-    present: jax.Array | bool = True,
+    present: jax.Array,
 ) -> Weights:
     """Train a network to say what a teacher says.
 

@@ -29,7 +29,7 @@ def _with_absolute_paths(value: Any) -> Any:
         case str():
             return choices.absolute(value)
         case Path():
-            return value.expanduser().resolve()
+            return as_path(value).resolve()
         case tuple():
             return tuple(map(_with_absolute_paths, value))
         case dict():
@@ -45,7 +45,7 @@ def absolute(setup: Setup) -> Setup:
         partition = str(as_path(partition).resolve())
     elif partition.startswith("listed,"):
         name, options = choices.split(partition)
-        files = {"file": str(Path(options["file"]).resolve())} if "file" in options else {}
+        files = {"file": str(as_path(options["file"]).resolve())} if "file" in options else {}
         partition = choices.join(name, options | files)
     public, options = choices.split(choices.absolute(setup.data.public))
     if public not in ("auto", "none", "held-out"):
@@ -58,9 +58,9 @@ def absolute(setup: Setup) -> Setup:
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
-        data_dir=data_dir and data_dir.expanduser().absolute(),  # a link may lead elsewhere tomorrow
+        data_dir=data_dir and as_path(data_dir).absolute(),  # a link may lead elsewhere tomorrow
         partition=partition,
-        disjoint_from=disjoint_from and disjoint_from.expanduser().resolve(),
+        disjoint_from=disjoint_from and as_path(disjoint_from).resolve(),
         topology=edges,
         schedule=choices.absolute(setup.run.schedule),
         models=tuple(map(choices.absolute, setup.run.models)),

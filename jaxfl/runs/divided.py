@@ -24,8 +24,8 @@ def save_partition(
     setup: Setup,
     source: Source,
     partition: Partition,
-    drawn: Drawn | None = None,
-    forms: Sequence[str] = (),
+    drawn: Drawn | None,
+    forms: Sequence[str],
 ) -> list[str]:
     """Write a partition into a folder that is there.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import depends_on_length
 from jaxfl.core.job import Job
@@ -147,7 +148,7 @@ def resume(
             return found
         with owned(folder):
             if data_dir is not None:
-                store.change(folder, "data_dir", str(data_dir.expanduser().absolute()))
+                store.change(folder, "data_dir", str(as_path(data_dir).absolute()))
             config = store.read_config(folder)  # its owner has ended or lengthened it just now
             if found := finished():
                 return found

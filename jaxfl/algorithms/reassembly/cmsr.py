@@ -26,6 +26,7 @@ from jaxfl.mechanisms.reassembly.blocks import describe as describe_blocks
 
 Anchor = Literal["random", "max", "min"]
 Choices = list[list[BlockRef]]  # C[1]..C[r*]
+RERUNS = 10  # of a search, while none of its candidates is small enough
 
 
 class Candidate(NamedTuple):
@@ -134,18 +135,17 @@ def bounded(
     size: Callable[[Candidate], int],
     bound: float,
     fallback: Candidate,
-    reruns: int = 10,
 ) -> list[Candidate]:
     """pFedClub+ (section 4.4): the candidates with |c| <= (1 + eta) |w_m|.
 
     Args:
-      run: one run of CMSR; it is repeated, with a new anchor, while no candidate is small enough.
+      run: one run of CMSR; it is repeated, with a new anchor, while no candidate is small enough, up to
+        `RERUNS` times.
       size: |c|, the parameters of a candidate with its stitching layers.
       bound: (1 + eta) |w_m|.
       fallback: the only candidate if none is found, usually the client's own model.
-      reruns: how often `run` is repeated at most.
     """
-    for _ in range(1 + reruns):
+    for _ in range(1 + RERUNS):
         small = [found for found in run() if size(found) <= bound]
         if small:
             return small
