@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from rich.table import Table as RichTable
 
 from jaxfl import registry
-from jaxfl.cli import catalogue
 from jaxfl.cli.words import given, names_and_flags, parse
 from jaxfl.config.commands import (
     Columns,
@@ -271,6 +270,8 @@ def _bench_device(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
+    from jaxfl.cli import catalogue  # here: no other command needs all that can be named
+
     for name in arguments:
         OUT.print(catalogue.options_of(name))
     if arguments:

@@ -6,6 +6,7 @@ seeds of a run. It is kept as a file of edges, two client ids a line, which may 
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -72,17 +73,19 @@ def as_text(matrix: np.ndarray) -> str:
     return "".join(f"{edge}\n" for edge in edges)
 
 
-def links(name: str, graph: networkx.Graph, clients: int) -> np.ndarray:
+def links(name: str, graph: Any, clients: int) -> np.ndarray:
     """Who is linked with whom in a graph: (N, N) bool, symmetric; nobody is linked with itself.
 
     Args:
       name: of the graph, for messages.
-      graph: its nodes have to be the ids 0..N-1.
+      graph: of networkx; its nodes have to be the ids 0..N-1.
       clients: N.
 
     Raises:
-      JaxflError: if it has other nodes, or is not connected.
+      JaxflError: if it is none, has other nodes, or is not connected.
     """
+    if not isinstance(graph, networkx.Graph):
+        raise JaxflError(f"{name} returns a {type(graph).__name__}, not a networkx.Graph.")
     strangers = sorted(set(graph) - set(range(clients)), key=str)
     if strangers or len(graph) != clients:
         raise JaxflError(

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-import networkx
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -343,6 +342,8 @@ def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
       links: (N, N) bool.
       models: (N,), the architecture of each client.
     """
+    import networkx  # here: whose clients are not linked does not wait for it
+
     if len(links) > MOST_LINKED:
         return None
     graph, names = networkx.from_numpy_array(links), list(dict.fromkeys(models))

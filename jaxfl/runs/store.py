@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data import npz, topology
+from jaxfl.data import npz
 from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
@@ -116,6 +116,8 @@ def begin(
         keep_code(folder, 1, config["code"])
         partitions.save(partition, source, folder / PARTITION)
         if links.size:
+            from jaxfl.data import topology  # here: whose clients are not linked does not wait for networkx
+
             (folder / TOPOLOGY).write_text(topology.as_text(np.asarray(links)))
         if initial:
             with (folder / INITIAL).open("wb") as arrays:
