@@ -287,9 +287,9 @@ def _check(arguments: list[str]) -> None:
     from jaxfl.runs import trial  # here: no other command needs the networks that it makes
 
     broken, table = 0, RichTable("promise", "kept", "seen")
-    for promise, seen in trial.tried(choose(choice, trial.OPTIONS)):
-        broken += bool(seen)
-        table.add_row(promise, "no" if seen else "yes", seen)
+    for promise, seen, is_broken in trial.tried(choose(choice, trial.OPTIONS)):
+        broken += is_broken
+        table.add_row(promise, "no" if is_broken else "perhaps" if seen else "yes", seen)
     OUT.print(table)
     if broken:
         raise JaxflError(f"{choice} does not keep {broken} of {len(trial.PROMISES)} promises.")
