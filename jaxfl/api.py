@@ -15,12 +15,12 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
-from jaxfl.runs import compare as comparisons
+from jaxfl.runs import compare as comparing
+from jaxfl.runs import comparison, store
 from jaxfl.runs import load as runs_by_folder
 from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
-from jaxfl.runs import store
-from jaxfl.runs.compare import Comparison
+from jaxfl.runs.comparison import Comparison
 from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.load import Loaded
 from jaxfl.runs.prepare import check_setup
@@ -117,7 +117,7 @@ def compare(
         max_seconds=max_seconds,
     )
     with shown(quiet) as observer:
-        made = comparisons.compare(
+        made = comparing.compare(
             variants,
             setup,
             folder=its.pop("run_dir"),
@@ -222,7 +222,7 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
     """
     folder = _folder(run_dir)
     if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
-        return comparisons.load(folder, changed_code)
+        return comparison.load(folder, changed_code)
     return runs_by_folder.load(folder, changed_code)
 
 

@@ -5,88 +5,28 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxfl.config import choices
 from jaxfl.config.options import text
 from jaxfl.config.setup import Setup, is_saved
-from jaxfl.errors import JaxflError, nearest
+from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.batch import Planned, Runs, batches, refused, run_batch
+from jaxfl.runs.comparison import Comparison, by_label
 from jaxfl.runs.config import described, experiment, restore
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
-from jaxfl.runs.load import Loaded
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import Taken
 from jaxfl.runs.paired import label_of, written
 from jaxfl.runs.prepare import Data, prepare
-from jaxfl.runs.report import report, table_of
-from jaxfl.runs.table import Table, check_columns
+from jaxfl.runs.report import report
+from jaxfl.runs.table import check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
-
-
-class Comparison(NamedTuple):
-    """What a comparison has come to.
-
-    Args:
-      folder: of all its runs, and of table.csv, table.md, table.tex and pictures.
-      table: of the runs that have finished, None if none has.
-      runs: all that have begun, by label and seed (and partition seed, where there are several), see `Begun`.
-      failures: why runs have not finished, a sentence for each method and reason, with the seeds where others
-        of the method did not end so. Of a folder that is opened, as the comparison last ended; none while it
-        goes on, or where it was stopped.
-    """
-
-    folder: Path
-    table: Table | None
-    runs: "Begun"
-    failures: list[str]
-
-    def __repr__(self) -> str:
-        """In a line, with its table below."""
-        return "\n".join([f"Comparison in {self.folder}, {len(self.runs)} runs", str(self.table or "")])
-
-    def against(self, label: str) -> Table:
-        """The table with a column that says how much more accurate the others are than one method.
-
-        Args:
-          label: of that method, as the table has it.
-
-        Raises:
-          JaxflError: if it is in no row of the table.
-        """
-        table = table_of(self.folder, label)
-        if table is None:
-            raise JaxflError(f"No run in {self.folder} has finished: there is nothing to compare.")
-        return table
-
-
-class Begun(dict[tuple, Loaded]):
-    """Runs by label, seed and, where these differ, partition seed: ``runs["ditto,lam=1.0", 0]``.
-
-    A label's numbers may be written otherwise: ``runs["ditto,lam=1", 0]`` is the same run.
-    """
-
-    def __missing__(self, key):
-        """Find the run whose label is written otherwise.
-
-        Raises:
-          JaxflError: if there is none, naming one like it.
-        """
-        label, *draw = key if isinstance(key, tuple) else (key,)
-        known = list(dict.fromkeys(label for label, *_ in self))
-        found = written(str(label), known)
-        if found is None:
-            raise JaxflError(f"There is no run of {label!r} here; {nearest(str(label), known)}")
-        if (found, *draw) in self:
-            return self[found, *draw]
-        draws = ", ".join(repr(own[1] if len(own) == 2 else own[1:]) for own in self if own[0] == found)
-        raise JaxflError(f"runs[{key!r}]: {found} has begun with {draws}; ask for runs[{found!r}, SEED].")
 
 
 def compare(
@@ -195,7 +135,7 @@ def compare(
         for run in planned
         if store.holds(run, store.CONFIG)
     ]
-    return Comparison(folder, table, _by_label(opened), failures)
+    return Comparison(folder, table, by_label(opened), failures)
 
 
 def _named(against: str, variants: Sequence[Variant]) -> str:
@@ -230,30 +170,6 @@ def _told(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
 def _left_out(failures: list[str]) -> list[str]:
     """What a table says of runs that it lacks."""
     return [f"Left out, as {failure}" for failure in failures]
-
-
-def load(folder: Path, changed_code: bool = False) -> Comparison:
-    """Open the folder of a comparison, ended or still going on; nothing is written.
-
-    Args:
-      folder: of the comparison.
-      changed_code: see `Loaded`.
-
-    Raises:
-      JaxflError: if a run in it is damaged.
-    """
-    opened = [open_run(run, changed_code) for run in store.runs_in(folder)]
-    return Comparison(folder, table_of(folder), _by_label(opened), store.failures_in(folder))
-
-
-def _by_label(opened: list[Loaded]) -> Begun:
-    """Runs by label, seed and, where these differ, partition seed."""
-    options = [run.config["options"] for run in opened]
-    several = len({of_run["partition_seed"] for of_run in options}) > 1
-    return Begun(
-        ((run.config["label"], its["seed"], *([its["partition_seed"]] if several else [])), run)
-        for run, its in zip(opened, options, strict=True)
-    )
 
 
 def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:

@@ -1,0 +1,96 @@
+"""What a comparison has come to: its table, its runs, and why some have not finished."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.runs import store
+from jaxfl.runs.load import Loaded
+from jaxfl.runs.load import load as open_run
+from jaxfl.runs.paired import written
+from jaxfl.runs.report import table_of
+from jaxfl.runs.table import Table
+
+
+class Begun(dict[tuple, Loaded]):
+    """Runs by label, seed and, where these differ, partition seed: ``runs["ditto,lam=1.0", 0]``.
+
+    A label's numbers may be written otherwise: ``runs["ditto,lam=1", 0]`` is the same run.
+    """
+
+    def __missing__(self, key):
+        """Find the run whose label is written otherwise.
+
+        Raises:
+          JaxflError: if there is none, naming one like it.
+        """
+        label, *draw = key if isinstance(key, tuple) else (key,)
+        known = list(dict.fromkeys(label for label, *_ in self))
+        found = written(str(label), known)
+        if found is None:
+            raise JaxflError(f"There is no run of {label!r} here; {nearest(str(label), known)}")
+        if (found, *draw) in self:
+            return self[found, *draw]
+        draws = ", ".join(repr(own[1] if len(own) == 2 else own[1:]) for own in self if own[0] == found)
+        raise JaxflError(f"runs[{key!r}]: {found} has begun with {draws}; ask for runs[{found!r}, SEED].")
+
+
+class Comparison(NamedTuple):
+    """What a comparison has come to.
+
+    Args:
+      folder: of all its runs, and of table.csv, table.md, table.tex and pictures.
+      table: of the runs that have finished, None if none has.
+      runs: all that have begun, by label and seed (and partition seed, where there are several), see `Begun`.
+      failures: why runs have not finished, a sentence for each method and reason, with the seeds where others
+        of the method did not end so. Of a folder that is opened, as the comparison last ended; none while it
+        goes on, or where it was stopped.
+    """
+
+    folder: Path
+    table: Table | None
+    runs: Begun
+    failures: list[str]
+
+    def __repr__(self) -> str:
+        """In a line, with its table below."""
+        return "\n".join([f"Comparison in {self.folder}, {len(self.runs)} runs", str(self.table or "")])
+
+    def against(self, label: str) -> Table:
+        """The table with a column that says how much more accurate the others are than one method.
+
+        Args:
+          label: of that method, as the table has it.
+
+        Raises:
+          JaxflError: if it is in no row of the table.
+        """
+        table = table_of(self.folder, label)
+        if table is None:
+            raise JaxflError(f"No run in {self.folder} has finished: there is nothing to compare.")
+        return table
+
+
+def load(folder: Path, changed_code: bool = False) -> Comparison:
+    """Open the folder of a comparison, ended or still going on; nothing is written.
+
+    Args:
+      folder: of the comparison.
+      changed_code: see `Loaded`.
+
+    Raises:
+      JaxflError: if a run in it is damaged.
+    """
+    opened = [open_run(run, changed_code) for run in store.runs_in(folder)]
+    return Comparison(folder, table_of(folder), by_label(opened), store.failures_in(folder))
+
+
+def by_label(opened: Sequence[Loaded]) -> Begun:
+    """Runs by label, seed and, where these differ, partition seed."""
+    options = [run.config["options"] for run in opened]
+    several = len({of_run["partition_seed"] for of_run in options}) > 1
+    return Begun(
+        ((run.config["label"], its["seed"], *([its["partition_seed"]] if several else [])), run)
+        for run, its in zip(opened, options, strict=True)
+    )
