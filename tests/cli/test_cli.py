@@ -436,7 +436,7 @@ def test_what_a_method_needs_is_provided(folder):
 
 
 @pytest.mark.long
-def test_as_many_devices_as_asked_for(folder, tmp_path):
+def test_as_many_devices_as_asked_for(folder, tmp_path, monkeypatch):
     """In a process of its own, as users start it: more than there are cores, and as many when it goes on."""
     environment = {
         key: value for key, value in os.environ.items() if key not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
@@ -453,7 +453,10 @@ def test_as_many_devices_as_asked_for(folder, tmp_path):
     assert console.cpu_devices(["compare", "fedavg", "--run-dir", str(tmp_path)]) == devices
     assert console.cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
     assert console.cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
-    assert console.cpu_devices(["run", "fedavg", "--processes", "auto", "--devices", "64"]) == 64
+    auto = ["run", "fedavg", "--processes", "auto", "--devices", "64"]
+    assert console.cpu_devices(auto) == 64
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert console.cpu_devices(auto) == 16
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):

@@ -15,6 +15,7 @@ from jaxfl import cli
 from jaxfl.core import engine, memory
 from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, proceed, store
+from jaxfl.runs import compare as comparing
 from jaxfl.runs.watch import progress
 
 TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
@@ -243,3 +244,20 @@ def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_
         compare(options, tmp_path / "run", *GRID)
     assert end.value.code == 130 and "stopped with 1 of 4 runs finished" in capsys.readouterr().err
     assert len(list((tmp_path / "run").rglob("config.json"))) == 1
+
+
+def test_ctrl_c_in_the_last_rounds_on_a_partition_begins_no_other(options, tmp_path, capsys, monkeypatch):
+    evaluate, prepare, prepared = engine.evaluate, comparing.prepare, []
+
+    def pressed(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(engine, "evaluate", pressed)
+    monkeypatch.setattr(comparing, "prepare", lambda *given: prepared.append(given) or prepare(*given))
+    short = ["--rounds", "2", "--partition-seeds", "2", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["compare", GRID[0], *options, *short])
+    assert end.value.code == 130 and "stopped with 1 of 2 runs finished" in capsys.readouterr().err
+    assert [path.parent.name for path in (tmp_path / "run").rglob("config.json")] == ["seed-0"]
+    assert len(prepared) == 1  # whoever stops does not wait for the next one's images

@@ -9,7 +9,7 @@ from scipy import stats
 from jaxfl.errors import JaxflError
 from jaxfl.runs.compare import check_distinct
 from jaxfl.runs.paired import UNPAIRED, Difference, explained, interval, label_of, paired
-from jaxfl.runs.table import Cell, Table, as_csv, as_latex, as_markdown, measure
+from jaxfl.runs.table import MOST_COLUMNS, Cell, Table, as_csv, as_latex, as_markdown, as_text, measure
 
 _, VALUE, OF_CLIENTS = measure("accuracy")
 OURS, THEIRS = [0.91, 0.93, 0.88, 0.94], [0.90, 0.91, 0.88, 0.91]
@@ -111,6 +111,22 @@ def test_labels_keep_the_form_of_a_table():
         r"a\textasciicircum{}2\textasciitilde{}\{x\}\$y\$\textbackslash{}b\textbar{}c\_d\#e\&f & 1.00 \\"
     )
     assert written in as_latex(table) and r"100 \%" in as_latex(table)
+
+
+def test_a_table_too_wide_for_a_terminal_lies_on_its_side():
+    def drawn(columns):
+        rows = [
+            ("one", [Cell(float(i), None) for i in range(columns)]),
+            ("other", [Cell(9.0, 1.0)] * columns),
+        ]
+        return as_text(Table([f"class {i} %" for i in range(columns)], rows, best=(1,)))
+
+    upright, lying = drawn(MOST_COLUMNS), drawn(MOST_COLUMNS + 1)
+    assert (len(upright.columns), upright.row_count) == (1 + MOST_COLUMNS, 2)
+    assert [column.header for column in lying.columns] == ["method", "one", "other"]
+    assert [column.style for column in lying.columns] == ["", "", "bold"]
+    last = [list(column.cells)[-1] for column in lying.columns]
+    assert lying.row_count == MOST_COLUMNS + 1 and last == [f"class {MOST_COLUMNS} %", "12.00", "9.00 ± 1.00"]
 
 
 def test_methods_that_would_share_a_folder_are_refused():
