@@ -1,5 +1,6 @@
 """Public images from another data set, brought into the form of the clients' own."""
 
+import hashlib
 from typing import NamedTuple
 
 import jax
@@ -45,18 +46,20 @@ def adapt(
       seed: draws them.
       size: how many; all by default.
       labels: whether the labels mean the same in both sets.
-      owned: rows that clients have; where both sets are the same one, none of them is public.
+      owned: rows that clients have; their images are not public, in whatever order or file they come again.
 
     Raises:
       JaxflError: if there are not so many, or channels, range of values or number of classes do not fit.
     """
     rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
-    if owned is not None and np.array_equal(other.images, source.images):
-        rows = rows[~np.isin(rows, owned)]
+    form = other.images.shape[1:], other.images.dtype
+    if owned is not None and form == (source.images.shape[1:], source.images.dtype):
+        theirs = set(map(_digest, source.images[owned]))
+        rows = rows[[_digest(image) not in theirs for image in other.images[rows]]]
         if not len(rows):
             raise JaxflError(
-                f"--public names {source.name}, the clients' own data set, of which they have all training "
-                "images; take --public held-out."
+                f"--public {other.name}: clients have all of its training images; take another set, or "
+                "--public held-out."
             )
     if size is not None and not 1 <= size <= len(rows):
         raise JaxflError(
@@ -92,6 +95,11 @@ def adapt(
     if source.images.dtype == np.uint8:
         images = np.clip(np.round(images), 0, 255)
     return Public(images.astype(source.images.dtype), other.labels[rows], labels)
+
+
+def _digest(image: np.ndarray) -> bytes:
+    """What equal images have in common, and others do not."""
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
 
 
 def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:

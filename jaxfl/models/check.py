@@ -1,5 +1,6 @@
 """Whether a network of the user's own is one that jaxfl can run, by shapes alone."""
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -35,8 +36,8 @@ def refuse_module(name: str, thing: Any) -> None:
                 )
 
 
-def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse what a factory returned if it is no model for these images and classes.
+def checked(name: str, model: Any, shape: tuple[int, ...], classes: int) -> Model:
+    """What a factory returned, with a note where all is head; refused if it is no model for these images.
 
     Args:
       name: of the factory, for messages.
@@ -99,3 +100,10 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
                 else f"give its last block {classes} features."
             )
         )
+    if jax.tree.leaves(model.body.form.params) or not jax.tree.leaves(model.form.params):
+        return model
+    note = (
+        f"All of its weights are in its last block, {model.names[-1]!r}: methods whose clients keep their "
+        "heads share nothing of it. Divide it into blocks (docs/networks.md)."
+    )
+    return dataclasses.replace(model, note=f"{model.note} {note}".strip())

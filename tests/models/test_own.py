@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -325,6 +326,67 @@ def test_a_connection_that_is_there_in_training_alone_is_kept():
         )
 
 
+class Folded(nn.Module):
+    """Whose first layers see the rows of an image as examples of their own."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """(B, 8, 8, 1) -> (B, CLASSES)."""
+        y = nn.Dense(5, name="row")(x.reshape(-1, 8))
+        y = nn.BatchNorm(use_running_average=not train, name="norm")(y)
+        y = nn.Dense(4, name="hidden")(y.reshape(len(x), -1))
+        return nn.Dense(CLASSES, name="head")(nn.relu(y))
+
+
+def test_an_axis_folded_into_the_batch_is_no_other_batch():
+    """Blocks behind it run at any number of examples, and BatchNorm leaves out the padding's rows."""
+    model = from_linen("net", Folded(), SHAPE, CLASSES)
+    assert model.names == ("hidden", "head")
+    weights, x = initial(model), np.random.default_rng(0).normal(size=(5, *SHAPE)).astype(np.float32)
+    mask = jnp.arange(5) < 3
+    padded, after = model.apply(*weights, jnp.asarray(x), train=True, mask=mask)
+    alone, expected = model.apply(*weights, jnp.asarray(x[:3]), train=True)
+    np.testing.assert_allclose(padded[:3], alone, atol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, expected)
+
+
+class Ends(nn.Module):
+    """With a norm behind its classifier."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """(B, 8, 8, 1) -> (B, CLASSES)."""
+        x = nn.Dense(CLASSES, name="head")(nn.Dense(4, name="dense")(x.reshape(len(x), -1)))
+        return nn.BatchNorm(use_running_average=not train, name="norm")(x)
+
+
+class InTraining(nn.Module):
+    """With a layer that is called in training alone."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """(B, 8, 8, 1) -> (B, CLASSES)."""
+        x = nn.Dense(4, name="dense")(x.reshape(len(x), -1))
+        x = nn.Dropout(0.2, deterministic=False, name="drop")(x) if train else x
+        return nn.Dense(CLASSES, name="head")(x)
+
+
+def test_a_norm_behind_the_classifier_is_of_the_head():
+    assert from_linen("net", Ends(), SHAPE, CLASSES).names == ("dense", "head")
+
+
+def test_a_network_that_is_all_head_says_so(tmp_path):
+    (tmp_path / "my.py").write_text(
+        "import flax.linen as nn\nfrom jaxfl.models.own import from_linen\n\n\n"
+        "class Net(nn.Module):\n    classes: int\n\n    @nn.compact\n    def __call__(self, x):\n"
+        "        layers = [nn.Dense(3), nn.Dense(self.classes)]\n"
+        "        return nn.Sequential(layers, name='all')(x.reshape(len(x), -1))\n\n\n"
+        "def net(shape, classes):\n    return from_linen('net', Net(classes), shape, classes)\n"
+    )
+    model = zoo.build(f"{tmp_path}/my.py:net", shape=SHAPE, classes=CLASSES)
+    assert model.names == ("input", "all") and "last block, 'all': methods whose clients keep" in model.note
+
+
 def test_a_block_begins_where_the_network_is_a_chain():
     model = from_linen("own", Residual(), (3,), 2)
     assert model.names == ("first", "twice", "head")
@@ -332,6 +394,12 @@ def test_a_block_begins_where_the_network_is_a_chain():
     assert from_linen("own", Residual(), (3,), 2, blocks=("head",)).names == ("first", "head")
     assert from_linen("own", Residual(), (3,), 2, head="twice").names == ("first", "twice")
     assert from_linen("own", nn.Sequential([nn.Dense(2)]), (3,), 2).names == ("input", "layers_0")
+
+
+def run(apply):
+    """The outputs of a block of plain functions."""
+    model = from_functions("own", {"head": (lambda key, x: {"w": jnp.ones(2)}, apply)}, (3,), 2)
+    return model.apply(*initial(model), jnp.ones((1, 3)), train=False)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +417,16 @@ def test_a_block_begins_where_the_network_is_a_chain():
             lambda: from_linen("own", zoo.mlp, (3,), 2),
             "own is a function; give from_linen a flax.linen.Module",
         ),
+        (
+            lambda: from_linen("own", InTraining(), SHAPE, CLASSES),
+            "own calls other layers in training (dense, drop, head) than in use (dense, head)",
+        ),
+        (
+            lambda: from_functions("own", {}, (3,), 2),
+            "The blocks of own are {}; give from_functions a dict of",
+        ),
+        (lambda: run(lambda params, x, stats: x), "apply returns an array; return a pair (y, stats)"),
+        (lambda: run(lambda params, x: (x, {})), "apply returns a tuple; return an array alone"),
         (lambda: from_nnx("own", lambda rngs: 3, (3,), 2), "make returns no flax.nnx.Module"),
         (lambda: from_equinox("own", lambda: 3, (3,), 2), "has the parameters (), but is called with (key)"),
         (

@@ -30,7 +30,7 @@ from jaxfl.models.model import Block, Model, Weights
 from jaxfl.models.own.functions import OwnBlock
 
 Path = tuple[str, ...]  # of a leaf: layer, ..., name
-EXAMPLES = 13  # that a network is watched with: an axis of this length is the batch
+EXAMPLES = 13  # that a network is watched with: an axis of this length is the batch of a layer's input
 
 
 class Network:
@@ -148,22 +148,22 @@ class Call(NamedTuple):
 
 
 @functools.cache
-def calls(network: Network) -> tuple[Call, ...]:
-    """All calls of a module's layers, in order."""
-    found = []
+def calls(network: Network, examples: int = EXAMPLES, train: bool = False) -> tuple[Call, ...]:
+    """All calls of a module's layers, in order, on a batch of so many examples."""
+    found, key = [], jax.random.key(0) if train else None
 
     def told(layer, module, value, y):
         whole = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
-        whole = whole and (not network.batched or value.shape[:1] == (EXAMPLES,))
+        whole = whole and (not network.batched or value.shape[:1] == (examples,))
         y = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), y)
         taken = jax.ShapeDtypeStruct(value.shape, value.dtype) if whole else None
         found.append(Call(layer, type(module).__name__, taken, y))
 
     walk = Walk(told=told)
     jax.eval_shape(
-        lambda weights, x: network.run(weights, x, walk, train=False, key=None, mask=None),
+        lambda weights, x: network.run(weights, x, walk, train=train, key=key, mask=None),
         leaves(network),
-        _images(network),
+        _images(network, examples),
     )
     return tuple(found)
 
@@ -174,12 +174,12 @@ def leaves(network: Network) -> Weights:
     return jax.eval_shape(network.draw, jax.random.key(0))
 
 
-def _batch(example: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((EXAMPLES, *example.shape), example.dtype)
+def _batch(example: jax.ShapeDtypeStruct, examples: int = EXAMPLES) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((examples, *example.shape), example.dtype)
 
 
-def _images(network: Network) -> jax.ShapeDtypeStruct:
-    images = _batch(jax.ShapeDtypeStruct(network.shape, jnp.result_type(float)))
+def _images(network: Network, examples: int = EXAMPLES) -> jax.ShapeDtypeStruct:
+    images = _batch(jax.ShapeDtypeStruct(network.shape, jnp.result_type(float)), examples)
     return jax.eval_shape(network.inward, images)
 
 
@@ -236,9 +236,9 @@ class Section(OwnBlock):
         x = self.network.inward(x)
         image, walk = x, Walk(stop=self.stop)
         if self.start is not None:
-            before = [_zeros(self.network, call.output, x) for call in calls(self.network)[: self.start]]
+            before = [_zeros(call.output, x) for call in calls(self.network, len(x))[: self.start]]
             walk = Walk(self.start, self.stop, x, before)
-            image = _zeros(self.network, _images(self.network), x, batched=True)
+            image = _zeros(_images(self.network, len(x)), x)
         y, stats = self.network.run(everything, image, walk, train=train, key=key, mask=mask)
         return self.network.outward(y), self._named(stats)
 
@@ -252,16 +252,33 @@ class Section(OwnBlock):
         return unflatten_dict({path[self.prefix :]: flat[path] for path in flat if path in self.paths})
 
 
-def _zeros(network: Network, shapes: Any, x: jax.Array, batched: bool | None = None) -> Any:
-    """Arrays of 0 with these shapes, for as many examples as x has, and of its precision."""
-    batched = network.batched if batched is None else batched
+def _zeros(shapes: Any, x: jax.Array) -> Any:
+    """Arrays of 0 with these shapes; floats have the precision of x."""
 
     def of_leaf(leaf):
-        is_batch = batched and leaf.shape[:1] == (EXAMPLES,)
-        shape = (len(x), *leaf.shape[1:]) if is_batch else leaf.shape
-        return jnp.zeros(shape, x.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+        return jnp.zeros(leaf.shape, x.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
 
     return jax.tree.map(of_leaf, shapes)
+
+
+def real_rows(mask: jax.Array, x: jax.Array, where: str) -> jax.Array:
+    """Which examples of a layer's input are real, as BatchNorm's `mask`: (n, 1, ...) bool.
+
+    Args:
+      mask: (B,) bool, of the batch.
+      x: (n, ...), where a network may have folded another axis into the batch: n = B T.
+      where: the network is defined.
+
+    Raises:
+      JaxflError: if it has another first axis.
+    """
+    each, rest = divmod(len(x), len(mask))
+    if rest or not each:
+        raise JaxflError(
+            f"{where}: BatchNorm is given {len(x)} rows for a batch of {len(mask)}; let its first axis be "
+            "the batch, or the batch times another one."
+        )
+    return jnp.repeat(mask, each).reshape(-1, *(1,) * (x.ndim - 1))
 
 
 # ---- where blocks can begin
@@ -321,6 +338,13 @@ def chain(
       JaxflError: if there is no such layer, or a block cannot begin there.
     """
     found, where = calls(network), line_of(network.kind)
+    in_training = calls(network, train=True)
+    if [call.layer for call in found] != [call.layer for call in in_training]:
+        one, other = (", ".join(call.layer for call in of) for of in (in_training, found))
+        raise JaxflError(
+            f"{where}: {name} calls other layers in training ({one}) than in use ({other}); call all of them "
+            "always, dropout with deterministic=not train."
+        )
     first = {}  # the first call of each layer
     for i, call in enumerate(found):
         first.setdefault(call.layer, i)
@@ -351,12 +375,13 @@ def chain(
             f"{where}: {name} calls no layer with weights that is an attribute of its own, outside of every "
             "loop and transformation; build it of such layers, or use from_functions."
         )
-    last = first[head] if head else weighted[-1]
     shapes = {path: leaf.shape for part in leaves(network) for path, leaf in part.items()}
 
     def maps(i: int) -> bool:
         """Whether a layer has more than vectors: one that only normalises belongs to what comes before it."""
         return any(len(shapes[path]) > 1 for path in parts_from[i].paths)
+
+    last = first[head] if head else next(filter(maps, reversed(weighted)), weighted[-1])
 
     by_default = [i for i in weighted if maps(i) and not obstacle(i)]
     wanted = [first[layer] for layer in blocks] if blocks else by_default

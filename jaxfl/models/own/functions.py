@@ -86,8 +86,15 @@ class Functions(OwnBlock):
     def run(self, weights, x, *, train, key, mask):
         """What `function` returns; statistics stay as they are if it does not name them."""
         given = accepted(self.function, dict(stats=weights.stats, train=train, key=key, mask=mask))
-        y = self.function(weights.params, x, **given)
-        return y if "stats" in given else (y, weights.stats)
+        found = self.function(weights.params, x, **given)
+        y, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, weights.stats)
+        if isinstance(found, tuple) != ("stats" in given) or not hasattr(y, "shape"):
+            wanted = (
+                "a pair (y, stats), for it has a parameter stats" if "stats" in given else "an array alone"
+            )
+            what = "an array" if hasattr(found, "shape") else f"a {type(found).__name__}"
+            raise JaxflError(f"{line_of(self.function)}: apply returns {what}; return {wanted}.")
+        return y, stats
 
 
 def from_functions(
@@ -108,9 +115,14 @@ def from_functions(
       classes: outputs of the last block.
 
     Raises:
-      JaxflError: if a function cannot be called like this, naming its file and line.
+      JaxflError: if there is no block, or a function cannot be called like this, naming its file and line.
     """
-    for init, function in blocks.values():
+    pairs = list(blocks.values()) if isinstance(blocks, Mapping) else []
+    if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise JaxflError(
+            f"The blocks of {name} are {blocks!r}; give from_functions a dict of pairs (init, apply) by name."
+        )
+    for init, function in pairs:
         require_call("init", init, "key", "x")
         require_call("apply", function, "params", "x", **accepted(function, dict.fromkeys(GIVEN)))
     found = tuple(Block(block, Functions(*pair)) for block, pair in blocks.items())

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
-from jaxfl.models.own.chain import Network, chain
+from jaxfl.models.own.chain import Network, chain, real_rows
 from jaxfl.models.own.intercept import in_front
 from jaxfl.models.own.modes import modes, require_modes
 
@@ -102,7 +102,7 @@ class Linen(Network):
                         return call(*inputs, **options)
                     inputs, options = in_front(type(context.module).__call__, inputs, options)
                     if isinstance(context.module, nn.BatchNorm) and mask is not None:
-                        rows = mask.reshape(-1, *(1,) * (inputs[0].ndim - 1))
+                        rows = real_rows(mask, inputs[0], line_of(self.kind))
                         options = {"mask": rows} | options
                     if len(context.module.path) != 1 or not inputs:
                         return call(*inputs, **options)
