@@ -41,6 +41,11 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     (relabel,) = np.asarray(group.relabel)[np.asarray(group.id) == client]
     sizes = {"training": own[:2], "test": own[2:]}
     for what, (images, labels) in sizes.items():
+        if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
+            raise JaxflError(
+                f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}; give "
+                "whole numbers, one for each image."
+            )
         known = np.isin(labels, np.nonzero(relabel >= 0)[0])
         if len(images) != len(labels) or not known.all():
             raise JaxflError(

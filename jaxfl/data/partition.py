@@ -236,13 +236,22 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
             not part.size or (part.dtype.kind in "iu" and part.min() >= 0 and part.max() < rows)
         )
 
+    def repeated(part):
+        found, times = np.unique(part, return_counts=True)
+        return found[times.argmax()] if part.size and times.max() > 1 else None
+
     made = f"a {type(parts).__name__}"
     with contextlib.suppress(TypeError, ValueError):  # of what is no sequence of arrays
         held = [np.asarray(part) for part in parts]
         wrong = [i for i, part in enumerate(held) if not fits(part)]
-        if held and len(held) == (clients or len(held)) and not wrong:
+        twice = (
+            [] if wrong else [(i, row) for i, part in enumerate(held) if (row := repeated(part)) is not None]
+        )
+        if held and len(held) == (clients or len(held)) and not wrong and not twice:
             return held
         made = f"{len(held)} arrays"
+        if twice:
+            made += ", the one of client {} with {} more than once".format(*twice[0])
         if wrong:
             part = held[wrong[0]]
             span = f" from {part.min()} to {part.max()}" if part.size and part.dtype.kind in "iuf" else ""

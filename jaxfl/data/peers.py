@@ -7,7 +7,7 @@ a file executes what its author wrote. docs/data.md says how to make JSON of it 
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import dumps  # and nothing that reads
 from typing import Any
@@ -65,6 +65,10 @@ def read(path: Path, source: Source) -> Partition:
                 f"{path}: client {client} has row {rows[times.argmax()]} twice in train, val, test and "
                 "public; list each once."
             )
+    _require_untested(path, parts)
+    names = about.get("names", [])
+    if not isinstance(names, list) or len(names) not in (0, len(clients)):
+        raise JaxflError(f"{path}: names is no list of a name for each client; mend it, or leave it out.")
     relabel = np.tile(np.arange(source.classes, dtype=np.int32), (len(clients), 1))
     if "relabel" in about:
         relabel = _numbered(path, about["relabel"], relabel.shape)
@@ -76,7 +80,25 @@ def read(path: Path, source: Source) -> Partition:
                     "two classes one number; number its classes from 0."
                 )
     train, validation, test = (parts[part] for part in PARTS)
-    return Partition(train, validation, test, relabel, int(relabel.max()) + 1, public)
+    outputs = int(relabel.max()) + 1
+    return Partition(train, validation, test, relabel, outputs, public, tuple(map(str, names)))
+
+
+def _require_untested(path: Path, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """Refuse lists by which one client trains on what another is tested on."""
+    owner = {
+        int(row): client
+        for part in ("train", "validation")
+        for client, rows in enumerate(parts[part])
+        for row in rows
+    }
+    for client, rows in enumerate(parts["test"]):
+        for row in map(int, rows):
+            if row in owner:
+                raise JaxflError(
+                    f"{path}: client {client} is tested on row {row}, which client {owner[row]} has in train "
+                    "or val; leave it out of one."
+                )
 
 
 def write_json(path: Path, partition: Partition, source: Source) -> None:
@@ -91,7 +113,7 @@ def write_json(path: Path, partition: Partition, source: Source) -> None:
         "relabel": partition.relabel.tolist(),
         "public": partition.public.tolist(),
         "data_indices": _per_client(partition),
-    }
+    } | ({"names": partition.names} if partition.names else {})
     with writing(path):
         path.write_text(json.dumps(content) + "\n")
 

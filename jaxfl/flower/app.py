@@ -51,7 +51,8 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "mean": "by their training rows" if averaged.by_rows else "all alike",
         "jaxfl": versions()["jaxfl"],
     }
-    as_toml = {name: json.dumps(value) for name, value in values.items()}  # of one value both write the same
+    # Of one value both write the same, but for letters beyond the first 65,536, which JSON would cut in two.
+    as_toml = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     contents = {name: (HERE / name).read_text() for name in COPIED}
     contents |= {"pyproject.toml": PROJECT.format(**as_toml), "README.md": README.format(**values)}
     for name, content in contents.items():

@@ -37,5 +37,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def mean_of_clients(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Accuracy as jaxfl reports it: the uniform mean over clients."""
-    return MetricRecord({"accuracy": float(np.mean([reply["metrics"]["accuracy"] for reply in replies]))})
+    """Accuracy as jaxfl reports it: the uniform mean over clients that have test images."""
+    metrics = [reply["metrics"] for reply in replies]
+    scored = [float(its["accuracy"]) for its in metrics if its["num-examples"]]
+    return MetricRecord({"accuracy": float(np.mean(scored))} if scored else {})

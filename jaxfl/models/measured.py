@@ -30,7 +30,7 @@ def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> s
         A key of `CONVOLUTIONS`.
     """
     known = {}
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         known |= json.loads(cache.read_text())
     total = dict.fromkeys(CONVOLUTIONS, 0.0)
     for model, clients in models:

@@ -83,7 +83,7 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
     ids = np.asarray(its.federation.groups[0].id).tolist()
     if client not in ids:
         raise JaxflError(f"There is no client {client}; {folder} has clients 0 to {len(ids) - 1}.")
-    own = own or _in_the_run(folder, its, client)
+    own = Own(*map(np.asarray, own or _in_the_run(folder, its, client)))
     shape, dtype = its.images.shape, its.images.dtype
     for images in (own.images, own.test_images):
         if images.shape[1:] != shape or images.dtype != dtype:

@@ -481,6 +481,11 @@ REFUSALS = {
         {"clients": 2},
         "for each of 2 clients, an array of positions from 0 to 479",
     ),
+    "a position twice": (
+        lambda labels, clients, rng: [np.arange(3), np.array([2, 5, 5])],
+        {"clients": 2, "test": "source"},
+        "2 arrays, the one of client 1 with 5 more than once",
+    ),
     "not a part for each client": (
         lambda labels, clients, rng: [np.arange(3)],
         {"clients": 2},

@@ -19,14 +19,15 @@ def test_json_comes_back_as_it_was(tmp_path):
     relabel = PARTITION.relabel[:, [2, 0, 1]]
     validation = tuple(rows[1:3] for rows in PARTITION.train)
     train = tuple(np.delete(rows, [1, 2][: len(rows) - 1]) for rows in PARTITION.train)
-    partition = PARTITION._replace(train=train, validation=validation, relabel=relabel)
+    names = tuple("vwxyz")
+    partition = PARTITION._replace(train=train, validation=validation, relabel=relabel, names=names)
     path = tmp_path / "rows.json"
     peers.write_json(path, partition, SOURCE)
     assert_same(peers.read(path, SOURCE), partition)
     # And a peer's own file, which knows neither relabelling nor public rows.
     content = json.loads(path.read_text())["data_indices"]
     path.write_text(json.dumps(content))
-    plain = partition._replace(relabel=PARTITION.relabel, public=partition.public[:0])
+    plain = partition._replace(relabel=PARTITION.relabel, public=partition.public[:0], names=())
     assert_same(peers.read(path, SOURCE), plain)
     with pytest.raises(JaxflError, match="does not fit tiny: it is for other labels"):
         path.write_text(json.dumps({"checksum": 7, "data_indices": content}))
@@ -45,6 +46,14 @@ def test_json_comes_back_as_it_was(tmp_path):
         ('[{"train": [0]}]', "Client 0 is left without test rows"),
         ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, val, test and public"),
         ('[{"train": [0], "val": [1], "test": [1]}]', "client 0 has row 1 twice"),
+        (
+            '[{"train": [0], "val": [1], "test": [2]}, {"train": [0], "test": [1]}]',
+            "client 1 is tested on row 1, which client 0 has in train or val",
+        ),
+        (
+            '{"data_indices": [{"train": [0], "test": [1]}], "names": ["a", "b"]}',
+            "names is no list of a name",
+        ),
         ('[{"train": [0], "tset": [1]}]', "client 0 has 'tset'; did you mean 'test'"),
         ('{"public": [0], "data_indices": [{"train": [0], "test": [1]}]}', "client 0 has row 0 twice"),
         (

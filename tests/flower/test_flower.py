@@ -87,7 +87,7 @@ def test_rounds_beyond_a_schedule_that_goes_by_the_length_are_refused(dataset, t
 
 
 def test_an_app_is_four_files_that_name_the_run(dataset, tmp_path, capsys):
-    run, folder = tmp_path / "run", tmp_path / "app"
+    run, folder = tmp_path / "läuft 🏃", tmp_path / "app"
     cli.main(["run", "fedavg", *dataset, *OPTIONS.split(), "--run-dir", str(run), "--participation", "0.7"])
     cli.main(["flower", str(run), "--out", str(folder)])
     assert f"{folder}: client_app.py, server_app.py, pyproject.toml, README.md" in capsys.readouterr().out

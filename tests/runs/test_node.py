@@ -112,6 +112,11 @@ def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
         nodes.node(folder, 1, 0, Own(images, labels + 7, images, labels))
     with pytest.raises(JaxflError, match="Client 1 has no training images"):
         nodes.node(folder, 1, 0, Own(images[:0], labels[:0], images, labels))
+    with pytest.raises(JaxflError, match=r"1 has training labels of float32 and shape \(4, 1\); give whole"):
+        nodes.node(folder, 1, 0, Own(images, labels.astype("f4")[:, None], images, labels))
+    with pytest.raises(JaxflError, match=r"Client 1 has images \(4, 8, 8, 1\) of int64; those of"):
+        nodes.node(folder, 1, 0, Own(images.tolist(), labels, images, labels))
+    assert nodes.node(folder, 1, 0, Own(images, [0] * 4, images, [0] * 4)).weight == 4
     unscored = nodes.node(folder, 1, 0, Own(images, labels, images[:0], labels[:0]))
     assert unscored.score(nodes.sent_first(folder, 0), unscored.kept, 0, 1).rows == 0
     me = nodes.node(folder, 1, 0)
