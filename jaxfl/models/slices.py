@@ -2,7 +2,7 @@
 
 Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. What a layer puts out is numbered from 0 in both
 networks, and the narrower one has the first numbers. What a layer takes need not be numbered so: flattened
-maps have these numbers at every pixel, and behind a concatenation (a module with `extends = True`, see
+maps have these numbers at every pixel, and behind a concatenation (a module that `extends`, see
 `jaxfl.models.repeated`) each part has its own first ones. A module that says why it is `uncut` has no such
 numbers.
 """
@@ -24,11 +24,13 @@ class Numbers(NamedTuple):
     """What the channels of the narrow network that meet in a block are called in the wide one.
 
     Attributes:
-        known: {(length of an axis, its length in the wide network): (length,) int}; first numbers elsewhere.
-        flat: The same of what the block takes, as one vector.
+        taken: {(how many the block takes, how many in the wide network): (n,) int}.
+        joined: The same of what it puts out where that is its input with more behind it; else nothing.
+        flat: Of what it takes, as one vector.
     """
 
-    known: dict[tuple[int, int], np.ndarray]
+    taken: dict[tuple[int, int], np.ndarray]
+    joined: dict[tuple[int, int], np.ndarray]
     flat: np.ndarray
 
 
@@ -47,7 +49,16 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
     Raises:
         JaxflError: If the narrow network is no slice of the wide one.
     """
-    numbers = _of_blocks(wide, narrow)
+    numbers, modules = _of_blocks(wide, narrow), dict(narrow.blocks)
+    leaves = jax.tree.leaves_with_path(narrow.form)
+    made = {_layer(path) for path, leaf in leaves if leaf.ndim > 1}  # layers with channels of their own
+
+    def met(path) -> dict[tuple[int, int], np.ndarray]:
+        """The numbers of channels that a layer meets and that are not simply the first ones."""
+        (block, layer), takers = _layer(path), getattr(modules[path[1].key], "extends", ())
+        if not takers or layer in takers:
+            return numbers[block].taken
+        return {} if (block, layer) in made else numbers[block].joined
 
     def of_leaf(path: Any, leaf, whole) -> Index:
         block = path[1].key
@@ -57,7 +68,9 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
             n > m or (n < m and i < pixels) for i, (n, m) in enumerate(lengths)
         ):
             _refuse(wide, narrow, f"its block {block!r} has more channels or another kernel")
-        axes: list[Any] = [numbers[block].known.get(pair, np.arange(pair[0])) for pair in lengths]
+        axes: list[Any] = [met(path).get(pair, np.arange(pair[0])) for pair in lengths]
+        if leaf.ndim in (2, 4) or (leaf.ndim == 1 and _layer(path) in made):
+            axes[-1] = np.arange(leaf.shape[-1])  # what a kernel puts out has numbers of its own
         if leaf.ndim == 2 and len(numbers[block].flat) == leaf.shape[0]:
             axes[0] = numbers[block].flat
         first = [np.array_equal(axis, np.arange(len(axis))) for axis in axes]
@@ -67,8 +80,13 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
             slice(len(axis)) if is_first else axis for axis, is_first in zip(axes, first, strict=True)
         )
 
-    leaves = zip(jax.tree.leaves_with_path(narrow.form), jax.tree.leaves(wide.form), strict=True)
-    return tuple(of_leaf(path, leaf, whole) for (path, leaf), whole in leaves)
+    both = zip(leaves, jax.tree.leaves(wide.form), strict=True)
+    return tuple(of_leaf(path, leaf, whole) for (path, leaf), whole in both)
+
+
+def _layer(path: Any) -> tuple[str, str]:
+    """The names of a block and of the layer in it to which a leaf belongs."""
+    return path[1].key, path[2].key
 
 
 def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
@@ -82,12 +100,12 @@ def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
         if wide != narrow and (why := getattr(module, "uncut", "")):
             _refuse(wide, narrow, f"its block {block!r} {why}")
         flat = channels * np.arange(math.prod(pixels))[:, None] + taken[None]
-        found[block] = Numbers({(len(taken), channels): taken}, flat.ravel())
-        handed_on = np.arange(of_narrow[i + 1][-1])
-        if getattr(module, "extends", False):
+        handed_on, joined = np.arange(of_narrow[i + 1][-1]), {}
+        if getattr(module, "extends", ()):
             added = handed_on[: len(handed_on) - len(taken)]
             handed_on = np.concatenate([taken, channels + added])
-            found[block].known[len(handed_on), of_wide[i + 1][-1]] = handed_on
+            joined = {(len(handed_on), of_wide[i + 1][-1]): handed_on}
+        found[block] = Numbers({(len(taken), channels): taken}, joined, flat.ravel())
         taken = handed_on
     return found
 

@@ -8,6 +8,7 @@ from jaxfl.mechanisms.shared_entries import add_up, hand_out, slices
 from jaxfl.models.blocks import BasicBlock, ConvBlock, DenseBlock
 from jaxfl.models.build import network, scaled
 from jaxfl.models.model import Block, Weights
+from jaxfl.models.slices import cut
 from jaxfl.models.zoo.densenet import DenseLayer, Transition
 from jaxfl.models.zoo.mobilenet import InvertedResidual
 
@@ -18,7 +19,7 @@ def varied(width):
         "stem": ConvBlock(scaled(width, 6), 3, 1, norm=True),
         "basic": BasicBlock(scaled(width, 6), 2),
         "inverted": InvertedResidual(scaled(width, 4), scaled(width, 8), squeezed=scaled(width, 2)),
-        "dense1": DenseLayer(scaled(width, 4)),
+        "dense1": DenseLayer(scaled(width, 8)),
         "dense2": DenseLayer(scaled(width, 4)),
         "transition": Transition(),
         "flat": DenseBlock(scaled(width, 10)),
@@ -45,3 +46,22 @@ def test_a_slice_is_the_wider_network_without_its_other_channels():
         for model, w in zip(models, (weights, whole[1]), strict=True)
     )
     np.testing.assert_allclose(of_narrow, of_wide, rtol=1e-5)
+
+
+def test_layers_in_front_of_a_concatenation_keep_their_first_channels():
+    """Though as many channels meet in it as they put out, and those are not the first ones."""
+    narrow, wide = varied(0.5), varied(1)
+    paths = (
+        jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(narrow.form.params["dense2"])
+    )
+    found = dict(zip(paths, cut_of(wide, narrow, "dense2"), strict=True))
+    joined = [0, 1, 4, 5, 6, 7]  # of the inverted block and of dense1
+    assert found["['conv1']['kernel']"][-1] == found["['conv1']['norm']['scale']"][-1] == slice(8)
+    assert found["['conv2']['kernel']"][-2:] == (slice(8), slice(2))
+    assert found["['conv1']['kernel']"][-2].tolist() == found["['norm']['bias']"][0].tolist() == joined
+
+
+def cut_of(wide, narrow, block):
+    """The places of the leaves of a block's parameters."""
+    places = zip(jax.tree.leaves_with_path(narrow.form), cut(wide, narrow), strict=True)
+    return [place for (path, _), place in places if (str(path[0]), path[1].key) == (".params", block)]

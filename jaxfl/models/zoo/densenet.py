@@ -26,7 +26,7 @@ class DenseLayer(nn.Module):
 
     growth: int
     pool: Callable[[jax.Array], jax.Array] | None = None
-    extends = True  # see `jaxfl.models.repeated`
+    extends = ("norm", "conv1")  # which see its input, see `jaxfl.models.repeated`
 
     @nn.compact
     def __call__(self, x, *, train, mask):
