@@ -95,6 +95,11 @@ def _image_column(datasets, name: str, kinds, given: str | None) -> str:
             raise JaxflError(f"{PREFIX}{name} has no column {given!r} of images or vectors; it has {known}.")
         return given
     found = images or arrays
+    if not found:
+        raise JaxflError(
+            f"{PREFIX}{name} has no column of images, nor one of vectors or arrays of uint8 or floats, among "
+            f"{', '.join(kinds)}; cast one of them."
+        )
     if len(found) != 1:
         raise JaxflError(
             f"{PREFIX}{name} has {len(found)} columns of images or vectors among {', '.join(kinds)}; "

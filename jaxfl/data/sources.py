@@ -116,7 +116,9 @@ def column(source: Source, name: str) -> np.ndarray:
     if name == "row" and name not in source.columns:
         return np.arange(len(source.labels))
     if name not in source.columns:
-        raise JaxflError(f"{source.name} has no column {name!r}; {nearest(name, source.columns)}")
+        raise JaxflError(
+            f"{source.name} has no column {name!r} of integers or words; {nearest(name, source.columns)}"
+        )
     return source.columns[name]
 
 
@@ -257,7 +259,7 @@ def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> n
     if labels.min() < 0 or labels.max() >= classes:
         raise JaxflError(
             f"{name}: labels run from {labels.min()} to {labels.max()}, but {classes} classes have "
-            f"to be numbered from 0 to {classes - 1}."
+            f"to be numbered from 0 to {classes - 1}; rows without a label have to be left out."
         )
     return labels.astype(np.int32)
 

@@ -44,7 +44,13 @@ def require(federation: Federation) -> None:
       JaxflError: if their models have features of different sizes, or every client numbers its classes anew.
     """
     shapes = {model.name: model.head.shape for model in federation.models}
-    if len(set(shapes.values())) > 1 or any(len(shape) > 1 for shape in shapes.values()):
+    for name, shape in shapes.items():
+        if len(shape) > 1:
+            raise JaxflError(
+                f"The method compares mean features of classes, but the last block of {name} takes maps of "
+                f"{'x'.join(map(str, shape))}; flatten or average them in a block in front of it."
+            )
+    if len(set(shapes.values())) > 1:
         found = ", ".join(f"{name} has {'x'.join(map(str, shape))}" for name, shape in shapes.items())
         least = min(shape[-1] for shape in shapes.values())
         raise JaxflError(
@@ -72,7 +78,7 @@ def features(model: Model, weights: Weights, rows, size, federation: Federation)
 
     z = sweep(of_batch, rows, size, federation)
     real = jnp.arange(len(rows), dtype=jnp.int32) < size
-    return jnp.where(real[:, None], z, 0)
+    return jnp.where(real.reshape(-1, *(1,) * (z.ndim - 1)), z, 0)
 
 
 def class_means(z, y, size, classes: int) -> ClassMeans:

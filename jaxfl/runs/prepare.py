@@ -301,8 +301,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     if saved is None and is_saved(choice):
         saved = as_path(choice)
     if saved is not None:
-        read = peers.read if saved.suffix == ".json" else partitions.load
-        partition = on_first_process(read)(saved, source)
+        partition = _saved(saved, source)
         if setup.partition.clients not in (None, len(partition.train)):
             raise JaxflError(
                 f"The partition {saved} has {len(partition.train)} clients, not {setup.partition.clients}; "
@@ -317,7 +316,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     name, partitioner, options = _partitioner(setup)
     by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
-    without = on_first_process(partitions.load)(other, source).rows if other else ()
+    without = _saved(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
     return partitions.divide(
         source,
@@ -333,6 +332,11 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         public=held_out(setup),
         without=np.asarray(without, int),
     )
+
+
+def _saved(path: Path, source: Source) -> Partition:
+    """The partition that a file holds, jaxfl's own or JSON."""
+    return on_first_process(peers.read if path.suffix == ".json" else partitions.load)(path, source)
 
 
 def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:

@@ -410,6 +410,10 @@ def run(apply):
             "no block of own can begin with 'around': a connection leads around it",
         ),
         (
+            lambda: from_linen("own", Residual(), (3,), 2, head="twice", blocks=("head",)),
+            "'head' is called behind the head of own, which begins with 'twice'",
+        ),
+        (
             lambda: from_linen("own", Residual(), (3,), 2, head="haed"),
             "calls no layer 'haed'; did you mean 'head'",
         ),

@@ -391,6 +391,11 @@ def chain(
                 f"{where}: no block of {name} can begin with {found[i].layer!r}: {why}; name another layer, "
                 "or make one module of all that belongs together."
             )
+    if blocks and (behind := [i for i in wanted if i > last]):
+        raise JaxflError(
+            f"{where}: {found[behind[0]].layer!r} is called behind the head of {name}, which begins with "
+            f"{found[last].layer!r}; name one before it."
+        )
     starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})
     sections = []
     for start, stop in itertools.pairwise([None, *starts, None]):

@@ -15,7 +15,8 @@ class ShuffleUnit(nn.Module):
     """Two branches of `half` channels each, interleaved (Ma et al. 2018, figures 3c and 3d).
 
     At stride 1 half of the input's channels pass as they are. At stride 2 both branches convolve all of
-    them, the main one without a change of their number before its depthwise convolution.
+    them, the main one without a change of their number before its depthwise convolution, as in the code that
+    the federated papers use; the authors' own changes it before.
     """
 
     half: int

@@ -103,6 +103,11 @@ def vit(
         JaxflError: If an argument is out of range.
     """
     features, dropout = scaled(width, 192), probability("dropout", dropout)
+    if tuple(shape[:2]) == (1, 1):
+        raise JaxflError(
+            f"vit divides images into patches, but the data are vectors of {shape[2]} features; take another "
+            "network: --models mlp."
+        )
     if patch < 1 or any(side % patch for side in shape[:2]):
         raise JaxflError(f"patch is {patch}; vit divides {shape[0]}x{shape[1]} images into whole patches.")
     if heads < 1 or features % heads:
