@@ -43,13 +43,9 @@ def require(federation: Federation) -> None:
     Raises:
       JaxflError: if their models have features of different sizes, or every client numbers its classes anew.
     """
+    for model in federation.models:
+        require_vectors(model)
     shapes = {model.name: model.head.shape for model in federation.models}
-    for name, shape in shapes.items():
-        if len(shape) > 1:
-            raise JaxflError(
-                f"The method compares mean features of classes, but the last block of {name} takes maps of "
-                f"{'x'.join(map(str, shape))}; flatten or average them in a block in front of it."
-            )
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{name} has {'x'.join(map(str, shape))}" for name, shape in shapes.items())
         least = min(shape[-1] for shape in shapes.values())
@@ -61,6 +57,19 @@ def require(federation: Federation) -> None:
         raise JaxflError(
             "The method compares clients' class means, which are of other classes on every client under "
             "--labels independent or permuted; leave that out."
+        )
+
+
+def require_vectors(model: Model) -> None:
+    """Refuse a head that takes maps, whose mean is no feature of a class.
+
+    Raises:
+      JaxflError: naming the model.
+    """
+    if len(shape := model.head.shape) > 1:
+        raise JaxflError(
+            f"The method takes mean features of classes, but the last block of {model.name} is given maps of "
+            f"{'x'.join(map(str, shape))}; flatten or average them in a block in front of it."
         )
 
 
@@ -78,7 +87,7 @@ def features(model: Model, weights: Weights, rows, size, federation: Federation)
 
     z = sweep(of_batch, rows, size, federation)
     real = jnp.arange(len(rows), dtype=jnp.int32) < size
-    return jnp.where(real.reshape(-1, *(1,) * (z.ndim - 1)), z, 0)
+    return jnp.where(real[:, None], z, 0)
 
 
 def class_means(z, y, size, classes: int) -> ClassMeans:

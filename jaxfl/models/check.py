@@ -100,10 +100,11 @@ def checked(name: str, model: Any, shape: tuple[int, ...], classes: int) -> Mode
                 else f"give its last block {classes} features."
             )
         )
-    if jax.tree.leaves(model.body.form.params) or not jax.tree.leaves(model.form.params):
+    *others, last = model.names
+    if any(jax.tree.leaves(model.form.params[block]) for block in others):
         return model
     note = (
-        f"All of its weights are in its last block, {model.names[-1]!r}: methods whose clients keep their "
+        f"All of its weights are in its last block, {last!r}: methods whose clients keep their "
         "heads share nothing of it. Divide it into blocks (docs/networks.md)."
     )
     return dataclasses.replace(model, note=f"{model.note} {note}".strip())

@@ -255,7 +255,7 @@ class Model:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of one example that each block takes."""
-        return self.shape, *(block.output for block in self._outlines[:-1])
+        return (self.shape, *(block.output for block in self._outlines))[: len(self.blocks)]
 
     @property
     def output(self) -> tuple[int, ...]:

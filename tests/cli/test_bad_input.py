@@ -255,7 +255,10 @@ REFUSED = [
     # partitions
     ("run fedavg @own.args --disjoint-from nan.npz", "nan.npz lacks train"),
     ("run fedavg @own.args --partition clases", "no partition 'clases'; did you mean 'classes'?"),
-    ("run fedavg @own.args --partition natural,column=user", "no column 'user' of integers or words; there are none"),
+    (
+        "run fedavg @own.args --partition natural,column=user",
+        "no column 'user' of integers or words; there are none",
+    ),
     ("run fedavg --dataset vectors.npz", "5, but the data have 3 classes", "classes,classes_per_client=3"),
     ("run fedavg @own.args --partition iid,alpha=1", "iid has no option 'alpha'; there are none"),
     ("run fedavg @own.args --partition classes,classes_per_client=3", "3, but the data have 2 classes"),

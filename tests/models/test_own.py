@@ -23,6 +23,7 @@ from jaxfl.mechanisms.reassembly.networks import require_vectors
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
+from jaxfl.models.check import checked
 from jaxfl.models.named import by_architecture, fit
 from jaxfl.models.own import from_equinox, from_functions, from_linen, from_nnx
 from jaxfl.registry import METHODS
@@ -375,6 +376,11 @@ def test_a_norm_behind_the_classifier_is_of_the_head():
     assert from_linen("net", Ends(), SHAPE, CLASSES).names == ("dense", "head")
 
 
+def scaled(params, x):
+    """(B, 8, 8, 1) -> (B, CLASSES)."""
+    return x.reshape(len(x), -1)[:, :CLASSES] * params["w"][None]
+
+
 def test_a_network_that_is_all_head_says_so(tmp_path):
     (tmp_path / "my.py").write_text(
         "import flax.linen as nn\nfrom jaxfl.models.own import from_linen\n\n\n"
@@ -385,6 +391,9 @@ def test_a_network_that_is_all_head_says_so(tmp_path):
     )
     model = zoo.build(f"{tmp_path}/my.py:net", shape=SHAPE, classes=CLASSES)
     assert model.names == ("input", "all") and "last block, 'all': methods whose clients keep" in model.note
+    only = from_functions("own", {"only": (lambda key, x: {"w": jnp.ones(3)}, scaled)}, SHAPE, CLASSES)
+    assert "last block, 'only'" in checked("own", only, SHAPE, CLASSES).note
+    assert only.body.shapes == () and only.body.size == 0
 
 
 def test_a_block_begins_where_the_network_is_a_chain():

@@ -40,7 +40,7 @@ from jaxfl.authoring import (
     validation,
     within,
 )
-from jaxfl.mechanisms.class_means import class_means, features, linear, prototype_head
+from jaxfl.mechanisms.class_means import class_means, features, linear, prototype_head, require_vectors
 from jaxfl.mechanisms.sharing import separate
 
 
@@ -115,6 +115,7 @@ def check(config: Cooperation, federation: Federation) -> None:
     made = len(federation.models) > 1 or config.head_init.startswith("proto")
     for model in federation.models:
         require_plain_head(model)
+        require_vectors(model)
         if made and not linear(model):
             raise JaxflError(
                 f"CompFL makes heads of class means, kernel (d, C) and bias (C,), and the last block of "
