@@ -51,6 +51,7 @@ class Item(NamedTuple):
       reason: of the verdict, or what is missing, in up to three sentences.
       study: the file of TOML here that repeats it, without its ending.
       at_scale: the same of the paper's own scale, where that one is smaller.
+      more: further ones, such as of another data set.
       command: whose results are kept, where no study made them.
       setups: argument files here.
       seeds: how many the figures are of, in words where they differ; none where nothing has run.
@@ -67,6 +68,7 @@ class Item(NamedTuple):
     reason: str
     study: str = ""
     at_scale: str = ""
+    more: list[str] = []
     command: str = ""
     setups: list[str] = []
     seeds: int | str = 0
@@ -134,7 +136,8 @@ def check(folder: Path, item: Item) -> None:
     where = f"{folder / 'items.toml'}, {item.name}:"
     if item.verdict not in VERDICTS:
         raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
-    files = [f"{study}.toml" for study in (item.study, item.at_scale) if study] + item.setups + item.pictures
+    studies = [study for study in (item.study, item.at_scale, *item.more) if study]
+    files = [f"{study}.toml" for study in studies] + item.setups + item.pictures
     for file in [*files, *(its.file for its in item.figures)]:
         if not (folder / file).is_file():
             raise SystemExit(f"{where} there is no {folder / file}.")
@@ -165,7 +168,7 @@ def section(folder: Path, item: Item) -> str:
         f"**Verdict: {item.verdict}**{f' ({made})' if made else ''}. {item.reason}",
     ]
     commands = [item.command] * bool(item.command)
-    commands += [f"jaxfl study {folder.name}/{item.study}"] * bool(item.study)
+    commands += [f"jaxfl study {folder.name}/{study}" for study in (item.study, *item.more) if study]
     if commands:
         parts.append("```bash\n" + "\n".join(commands) + "\n```")
     if item.at_scale:

@@ -279,7 +279,8 @@ def test_pages_of_verdicts_are_what_is_kept(overview):
 def test_every_study_belongs_to_a_table_or_figure(overview):
     items = {path.parent.name: overview.read(path.parent).items for path in EXPERIMENTS.glob("*/items.toml")}
     of_items = [(folder, item) for folder, its in items.items() for item in its]
-    named = {f"{folder}/{name}" for folder, item in of_items for name in (item.study, item.at_scale) if name}
+    studies = [(folder, (item.study, item.at_scale, *item.more)) for folder, item in of_items]
+    named = {f"{folder}/{name}" for folder, names in studies for name in names if name}
     assert named == set(study.found_below(EXPERIMENTS))
     for path in (path for folder in items for path in (EXPERIMENTS / folder).glob("*.args")):
         assert any(path.name in item.setups for item in items[path.parent.name]), path
