@@ -71,8 +71,8 @@ class Columns:
     worst tenth, the share of all rows, macro F1 and every class, which are drawn over the rounds as well, in
     metrics.png; the operations of training, and how many answers were lost."""
     against: str | None = None
-    """A method as the command or the table names it: a further column says how much more accurate the others
-    are, seed by seed, with the 95 % interval of the mean difference."""
+    """A method as the table names it, or as the command compares it: a further column says how much more
+    accurate the others are, seed by seed, with the 95 % interval of the mean difference."""
 
 
 @dataclasses.dataclass(frozen=True)

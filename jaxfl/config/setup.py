@@ -58,8 +58,8 @@ class PartitionOptions:
     max_test: int | None = within("[1, inf)", None)
     """At most so many test rows per client; from the source, equally many of each of its classes."""
     disjoint_from: Path | None = None
-    """A saved partition (.npz) of the same data: nobody trains on any row of it, nor has one held out. For
-    experts that are trained on what the clients of another run do not have."""
+    """A saved partition (.npz or .json) of the same data: nobody trains on any row of it, nor has one held
+    out. For experts that are trained on what the clients of another run do not have."""
 
 
 def is_saved(partition: str) -> bool:

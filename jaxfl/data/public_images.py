@@ -46,14 +46,14 @@ def adapt(
       seed: draws them.
       size: how many; all by default.
       labels: whether the labels mean the same in both sets.
-      owned: rows that clients have; their images are not public, in whatever order or file they come again.
+      owned: rows that clients have; their images are not public, in whatever order they come again, as whole
+        numbers or as floats of the same values.
 
     Raises:
       JaxflError: if there are not so many, or channels, range of values or number of classes do not fit.
     """
     rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
-    form = other.images.shape[1:], other.images.dtype
-    if owned is not None and form == (source.images.shape[1:], source.images.dtype):
+    if owned is not None and other.images.shape[1:] == source.images.shape[1:]:
         theirs = set(map(_digest, source.images[owned]))
         rows = rows[[_digest(image) not in theirs for image in other.images[rows]]]
         if not len(rows):
@@ -98,8 +98,8 @@ def adapt(
 
 
 def _digest(image: np.ndarray) -> bytes:
-    """What equal images have in common, and others do not."""
-    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
+    """What images of equal values have in common, and others do not."""
+    return hashlib.blake2b(np.ascontiguousarray(image, np.float32).data, digest_size=16).digest()
 
 
 def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:

@@ -36,8 +36,8 @@ def refuse_module(name: str, thing: Any) -> None:
                 )
 
 
-def checked(name: str, model: Any, shape: tuple[int, ...], classes: int) -> Model:
-    """What a factory returned, with a note where all is head; refused if it is no model for these images.
+def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse what a factory returned if it is no model for these images and classes.
 
     Args:
       name: of the factory, for messages.
@@ -100,6 +100,10 @@ def checked(name: str, model: Any, shape: tuple[int, ...], classes: int) -> Mode
                 else f"give its last block {classes} features."
             )
         )
+
+
+def noted(model: Model) -> Model:
+    """The model, with a note where all of its weights are in its head."""
     *others, last = model.names
     if any(jax.tree.leaves(model.form.params[block]) for block in others):
         return model

@@ -119,11 +119,10 @@ def compare(
     notes = _left_out(failures)
     paired = None
     if against is not None:
-        its = {run for run, of_run in planned.items() if of_run.variant.label == against}
-        if its <= set(finished):
+        if against in _whole(planned, finished):
             paired = against
         else:
-            notes.append(f"Nothing is compared with {against}, of which not all runs have finished.")
+            notes.append(f"Nothing is compared with {against}: not all runs have finished.")
     table = report(finished, folder, show, setup.run.target, paired, notes) if finished else None
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         order = list(dict.fromkeys(run.parent.name for run in planned))
@@ -146,6 +145,14 @@ def _named(against: str, variants: Sequence[Variant]) -> str:
     return in_files[found] if found else label_of(against, labels)
 
 
+def _whole(planned: Runs, finished: Sequence[Path]) -> set[str]:
+    """The labels of which all runs have finished; none if others have on some of several partitions alone."""
+    left = {its.variant.label for run, its in planned.items() if run not in finished}
+    ended = {planned[run].variant.label for run in finished}
+    several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
+    return set() if several and left & ended else ended - left
+
+
 def _draw(its: Planned, several: bool) -> str:
     """A run's seed in words, and its partition seed where there are several."""
     partition = f", partition seed {its.setup.partition.partition_seed}" if several else ""
@@ -156,15 +163,17 @@ def _told(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
     """Why runs have not finished, see `Comparison`."""
     several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
     number = Counter(its.variant.label for its in planned.values())
-    draws = defaultdict(list)
+    alike = defaultdict(list)  # runs of a label whose sentences differ in the folders at most
     for run, error in errors.items():
         label = planned[run].variant.label
-        draws[label, str(error).removeprefix(f"{label}: ")].append(_draw(planned[run], several))
-    which = {
-        (label, sentence): "" if len(failed) == number[label] else f" ({'; '.join(failed)})"
-        for (label, sentence), failed in draws.items()
-    }
-    return [f"{label}{some}: {sentence}" for (label, sentence), some in which.items()]
+        sentence = str(error).removeprefix(f"{label}: ")
+        alike[label, sentence.replace(str(run), "their folders")].append((run, sentence))
+    told = []
+    for (label, of_all), them in alike.items():
+        draws = "; ".join(_draw(planned[run], several) for run, _ in them)
+        some = f" ({draws})" if len(them) < number[label] else ""
+        told.append(f"{label}{some}: {of_all if len(them) > 1 else them[0][1]}")
+    return told
 
 
 def _left_out(failures: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from jaxfl.runs.table import Table
 class Begun(dict[tuple, Loaded]):
     """Runs by label, seed and, where these differ, partition seed: ``runs["ditto,lam=1.0", 0]``.
 
-    A label's numbers may be written otherwise: ``runs["ditto,lam=1", 0]`` is the same run.
+    In brackets a label's numbers may be written otherwise: ``runs["ditto,lam=1", 0]`` is the same run.
     """
 
     def __missing__(self, key):
@@ -25,15 +25,15 @@ class Begun(dict[tuple, Loaded]):
         Raises:
           JaxflError: if there is none, naming one like it.
         """
-        label, *draw = key if isinstance(key, tuple) else (key,)
+        label, *draw = key if isinstance(key, tuple) and key else (key,)
         known = list(dict.fromkeys(label for label, *_ in self))
         found = written(str(label), known)
         if found is None:
             raise JaxflError(f"There is no run of {label!r} here; {nearest(str(label), known)}")
         if (found, *draw) in self:
             return self[found, *draw]
-        draws = ", ".join(repr(own[1] if len(own) == 2 else own[1:]) for own in self if own[0] == found)
-        raise JaxflError(f"runs[{key!r}]: {found} has begun with {draws}; ask for runs[{found!r}, SEED].")
+        there = "; ".join(", ".join(map(repr, own)) for own in self if own[0] == found)
+        raise JaxflError(f"There is no run {key!r} here; of {found} there are {there}.")
 
 
 class Comparison(NamedTuple):

@@ -120,7 +120,8 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         "`classes[k]` of the data set, in the metadata of the file; -1: for none.",
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
-        PLAIN.format(file=any_file, sees=sees) + _layout(named)
+        PLAIN.format(file=any_file, sees=sees)
+        + _layout([named[its.federation.models.index(of.model)] for of in first.values()])
         if all(of.plain for of in first.values())
         else BEYOND.format(run=run, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",

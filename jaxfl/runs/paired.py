@@ -85,14 +85,14 @@ def written(wanted: str, labels: Iterable[str]) -> str | None:
 
 
 def _numbers(label: str) -> tuple:
-    """A label's name and its options, numbers as such."""
+    """A label's name and its options, numbers as such, and what is no word of the user's in lower case."""
     name, options = choices.split(label)
     found = {}
     for option, value in options.items():
         try:
             found[option] = float(value)
         except ValueError:
-            found[option] = value
+            found[option] = value.lower() if value.lower() in ("true", "false", "none") else value
     return name, found
 
 

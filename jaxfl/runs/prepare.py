@@ -97,8 +97,14 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
 
 
 def _require_same_images(run: Path, now: dict, name: str) -> None:
-    """Refuse images of another mean or deviation than those that a run was computed on."""
+    """Refuse images of another mean or deviation than those of a run, and another number of public ones."""
     then = store.read_config(run).get("data", now)
+    before, found = then.get("public", now["public"]), now["public"]
+    if before != found:
+        raise JaxflError(
+            f"{run} was begun with {before} public images, and there are {found} now; bring the others back, "
+            "or start a new run."
+        )
     for moment in ("mean", "std"):
         before, found = then[moment], now[moment]
         if len(before) != len(found) or not np.allclose(before, found, rtol=1e-4):  # libraries sum otherwise

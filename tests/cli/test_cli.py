@@ -341,7 +341,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     assert made.runs["fedavg,lr=2e-1", 1] is made.runs["fedavg,lr=0.2", 1]
     with pytest.raises(jaxfl.JaxflError, match="no run of 'fedav' here; did you mean 'fedavg'?"):
         made.runs["fedav", 0]
-    with pytest.raises(jaxfl.JaxflError, match="fedavg has begun with 0, 1; ask for"):
+    with pytest.raises(jaxfl.JaxflError, match="of fedavg there are 'fedavg', 0; 'fedavg', 1"):
         made.runs["fedavg", 2]
     opened = jaxfl.load(tmp_path / "python")
     assert opened.runs.keys() == made.runs.keys()
@@ -381,13 +381,11 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
 
 def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 1, "epochs": 1}
-    asked = {"run_dir": tmp_path / "run", "against": "fedavg,lr=1e30"}
+    asked = {"run_dir": tmp_path / "run", "against": "fedavg,lr=1e30", "seeds": 2}
     made = jaxfl.compare("fedavg", "fedavg,lr=1e30", **asked, **options)
     assert [row[0] for row in made.table.rows] == ["fedavg"]
-    assert (
-        "Nothing is compared with fedavg,lr=1e+30, of which not all runs have finished." in made.table.notes
-    )
-    assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"]
+    assert "Nothing is compared with fedavg,lr=1e+30: not all runs have finished." in made.table.notes
+    assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"] * 2
     (sentence,) = made.failures
     assert sentence.startswith("fedavg,lr=1e+30: the loss of client")
     with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):

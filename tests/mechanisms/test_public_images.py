@@ -110,7 +110,8 @@ def test_of_the_clients_own_set_nothing_is_public_that_clients_have():
     assert len(adapt(other(), SOURCE, seed=0, owned=owned).images) == 8  # rows of another set
     with pytest.raises(JaxflError, match="tiny: clients have all of its training images; .* held-out"):
         adapt(SOURCE, SOURCE, seed=0, owned=np.arange(60))
-    backwards = SOURCE._replace(images=SOURCE.images[::-1], train=SOURCE.train[::-1])
+    images, train = SOURCE.images[::-1].astype(np.float32), SOURCE.train[::-1]
+    backwards = SOURCE._replace(images=images, train=train)
     again = adapt(backwards, SOURCE, seed=0, owned=owned).images
     assert sorted(map(bytes, again)) == sorted(map(bytes, SOURCE.images[free]))
 

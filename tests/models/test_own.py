@@ -2,7 +2,6 @@
 
 import re
 import sys
-from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -23,7 +22,7 @@ from jaxfl.mechanisms.reassembly.networks import require_vectors
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
-from jaxfl.models.check import checked
+from jaxfl.models.check import check, noted
 from jaxfl.models.named import by_architecture, fit
 from jaxfl.models.own import from_equinox, from_functions, from_linen, from_nnx
 from jaxfl.registry import METHODS
@@ -328,27 +327,31 @@ def test_a_connection_that_is_there_in_training_alone_is_kept():
 
 
 class Folded(nn.Module):
-    """Whose first layers see the rows of an image as examples of their own."""
+    """Whose first layer sees the rows of an image as examples of their own."""
+
+    norm: bool = False
 
     @nn.compact
     def __call__(self, x, train=False):
         """(B, 8, 8, 1) -> (B, CLASSES)."""
         y = nn.Dense(5, name="row")(x.reshape(-1, 8))
-        y = nn.BatchNorm(use_running_average=not train, name="norm")(y)
+        y = nn.BatchNorm(use_running_average=not train, name="norm")(y) if self.norm else y
         y = nn.Dense(4, name="hidden")(y.reshape(len(x), -1))
         return nn.Dense(CLASSES, name="head")(nn.relu(y))
 
 
 def test_an_axis_folded_into_the_batch_is_no_other_batch():
-    """Blocks behind it run at any number of examples, and BatchNorm leaves out the padding's rows."""
+    """Blocks behind it run at any number of examples; whose row is whose BatchNorm cannot know."""
     model = from_linen("net", Folded(), SHAPE, CLASSES)
     assert model.names == ("hidden", "head")
-    weights, x = initial(model), np.random.default_rng(0).normal(size=(5, *SHAPE)).astype(np.float32)
-    mask = jnp.arange(5) < 3
-    padded, after = model.apply(*weights, jnp.asarray(x), train=True, mask=mask)
-    alone, expected = model.apply(*weights, jnp.asarray(x[:3]), train=True)
-    np.testing.assert_allclose(padded[:3], alone, atol=1e-6)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, expected)
+    weights, x = initial(model), jnp.arange(5 * 64.0).reshape(5, *SHAPE)
+    params = {**weights.params["hidden"], "head": weights.params["head"]}
+    expected = Folded().apply({"params": params}, x)
+    np.testing.assert_allclose(model.apply(*weights, x, train=False)[0], expected, rtol=1e-5)
+    with pytest.raises(
+        JaxflError, match=r"BatchNorm is given 24 rows for a batch of 3; give it \(B, ..., C\)"
+    ):
+        check("net", from_linen("net", Folded(norm=True), SHAPE, CLASSES), SHAPE, CLASSES)
 
 
 class Ends(nn.Module):
@@ -392,7 +395,7 @@ def test_a_network_that_is_all_head_says_so(tmp_path):
     model = zoo.build(f"{tmp_path}/my.py:net", shape=SHAPE, classes=CLASSES)
     assert model.names == ("input", "all") and "last block, 'all': methods whose clients keep" in model.note
     only = from_functions("own", {"only": (lambda key, x: {"w": jnp.ones(3)}, scaled)}, SHAPE, CLASSES)
-    assert "last block, 'only'" in checked("own", only, SHAPE, CLASSES).note
+    assert "last block, 'only'" in noted(only).note
     assert only.body.shapes == () and only.body.size == 0
 
 
@@ -420,7 +423,7 @@ def run(apply):
         ),
         (
             lambda: from_linen("own", Residual(), (3,), 2, head="twice", blocks=("head",)),
-            "'head' is called behind the head of own, which begins with 'twice'",
+            "'head' is called behind the head of own, which begins with 'twice'; name one before it",
         ),
         (
             lambda: from_linen("own", Residual(), (3,), 2, head="haed"),

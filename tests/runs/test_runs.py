@@ -525,9 +525,22 @@ def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_pa
 
 def test_what_failed_is_said_once_with_its_seeds():
     planned = comparisons.plan(Path("all"), [choose("fedavg"), choose("local")], Setup(), 3, 1)
-    lost = {run: JaxflError(f"fedavg: {'gone' if 'fedavg' in str(run) else 'late'}") for run in planned}
+    lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
-    assert comparisons._told(planned, lost) == ["fedavg: gone", "local (seed 0; seed 2): fedavg: late"]
+    told = ["fedavg: diverged, see their folders", "local (seed 0; seed 2): diverged, see their folders"]
+    assert comparisons._told(planned, lost) == told
+    run = Path("all/local/seed-2")
+    assert comparisons._told(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
+
+
+def test_what_a_table_has_no_whole_row_of_is_compared_with_nothing():
+    variants = [choose("fedavg"), choose("local")]
+    of_seeds, of_partitions = (comparisons.plan(Path("all"), variants, Setup(), *n) for n in ((2, 1), (1, 2)))
+    assert comparisons._whole(of_partitions, [*of_partitions]) == {"fedavg", "local"}
+    *most, last = of_partitions
+    assert last.parent.name == "local" and comparisons._whole(of_partitions, most) == set()
+    *most, last = of_seeds
+    assert last.parent.name == "local" and comparisons._whole(of_seeds, most) == {"fedavg"}
 
 
 # --- resume

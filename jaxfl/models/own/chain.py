@@ -262,23 +262,22 @@ def _zeros(shapes: Any, x: jax.Array) -> Any:
 
 
 def real_rows(mask: jax.Array, x: jax.Array, where: str) -> jax.Array:
-    """Which examples of a layer's input are real, as BatchNorm's `mask`: (n, 1, ...) bool.
+    """Which examples of a layer's input are real, as BatchNorm's `mask`: (B, 1, ...) bool.
 
     Args:
       mask: (B,) bool, of the batch.
-      x: (n, ...), where a network may have folded another axis into the batch: n = B T.
+      x: (B, ...).
       where: the network is defined.
 
     Raises:
-      JaxflError: if it has another first axis.
+      JaxflError: if the network has folded another axis into the batch: whose row is whose nobody knows.
     """
-    each, rest = divmod(len(x), len(mask))
-    if rest or not each:
+    if len(x) != len(mask):
         raise JaxflError(
-            f"{where}: BatchNorm is given {len(x)} rows for a batch of {len(mask)}; let its first axis be "
-            "the batch, or the batch times another one."
+            f"{where}: BatchNorm is given {len(x)} rows for a batch of {len(mask)}; give it (B, ..., C), of "
+            "which it takes the mean over all axes but the last."
         )
-    return jnp.repeat(mask, each).reshape(-1, *(1,) * (x.ndim - 1))
+    return mask.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 # ---- where blocks can begin
@@ -331,7 +330,8 @@ def chain(
       name: the architecture's.
       network: the network.
       classes: outputs.
-      head: layer with which the head begins; by default the last one with weights.
+      head: layer with which the head begins; by default the last one with weights that does more than
+        normalise.
       blocks: layers with which blocks begin; by default each with weights, but for those that normalise.
 
     Raises:
@@ -394,7 +394,7 @@ def chain(
     if blocks and (behind := [i for i in wanted if i > last]):
         raise JaxflError(
             f"{where}: {found[behind[0]].layer!r} is called behind the head of {name}, which begins with "
-            f"{found[last].layer!r}; name one before it."
+            f"{found[last].layer!r}; name one before it, or another head."
         )
     starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})
     sections = []

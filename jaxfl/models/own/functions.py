@@ -118,7 +118,7 @@ def from_functions(
       JaxflError: if there is no block, or a function cannot be called like this, naming its file and line.
     """
     pairs = list(blocks.values()) if isinstance(blocks, Mapping) else []
-    if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+    if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise JaxflError(
             f"The blocks of {name} are {blocks!r}; give from_functions a dict of pairs (init, apply) by name."
         )

@@ -39,7 +39,8 @@ def from_linen(
       module: the network, not bound to weights.
       shape: (H, W, C) of an image.
       classes: outputs.
-      head: name of the layer with which the head begins; by default the last one with weights.
+      head: name of the layer with which the head begins; by default the last one with weights that does more
+        than normalise.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
         but for those that only normalise.
 

@@ -39,7 +39,7 @@ def from_nnx(
       shape: (H, W, C) of an image.
       classes: outputs.
       head: name of the attribute, the layer, with which the head begins; by default the last one with
-        weights. An entry of a list is ``layers_0``.
+        weights that does more than normalise. An entry of a list is ``layers_0``.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
         but for those that only normalise.
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.models.build import with_features
-from jaxfl.models.check import checked, refuse_module
+from jaxfl.models.check import check, noted, refuse_module
 from jaxfl.models.model import Model
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
@@ -94,8 +94,10 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
     with own_code():
         model = factory(shape=shape, classes=classes, **options)
         if name not in MODELS:
-            model = checked(name, model, shape, classes)
-        if features is None:
+            check(name, model, shape, classes)
+        if features is not None:
+            model = with_features(model, features)
+        if name in MODELS:
             return model
-        adapted = with_features(model, features)
-        return adapted if name in MODELS else checked(name, adapted, shape, classes)
+        check(name, model, shape, classes)
+        return noted(model)
