@@ -17,9 +17,10 @@ from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
+from jaxfl.runs.architectures import architectures
 from jaxfl.runs.export import span
 from jaxfl.runs.observer import NOBODY, Observer
-from jaxfl.runs.prepare import Data, architectures
+from jaxfl.runs.prepare import Data
 from jaxfl.runs.table import Table, as_text, tabulate
 
 

@@ -12,9 +12,9 @@ from jaxfl.errors import JaxflError, optional
 from jaxfl.machine import files
 from jaxfl.models.model import Model
 from jaxfl.runs import store
+from jaxfl.runs.architectures import architectures
 from jaxfl.runs.config import experiment
 from jaxfl.runs.deployed import Deployed, Models, Opened
-from jaxfl.runs.prepare import architectures
 
 CARD = "README.md"
 

@@ -12,11 +12,11 @@ from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
 from jaxfl.core.protocol import Averaged
 from jaxfl.data.one_client import Own, of_one_client
 from jaxfl.errors import JaxflError
+from jaxfl.runs.architectures import architectures
 from jaxfl.runs.deployed import Opened, opened
 from jaxfl.runs.init_from import started
 from jaxfl.runs.load import Loaded, load
 from jaxfl.runs.observer import NOBODY
-from jaxfl.runs.prepare import architectures
 
 
 @functools.lru_cache(maxsize=1)

@@ -29,14 +29,14 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.shift import Drawn
-from jaxfl.data.sources import Source, column, from_arrays, load, of_vectors
+from jaxfl.data.sources import Source, column, from_arrays, load
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.clock import Device, profile
 from jaxfl.machine.processes import on_first_process
-from jaxfl.models import zoo
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.runs import store
+from jaxfl.runs.architectures import build_models
 from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # where nobody says how many
@@ -387,58 +387,3 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
     with own_code():
         graph = make(clients, rng, **options)
     return topology.links(f"--topology {choice}", graph, clients)
-
-
-def build_models(setup: Setup, shape: tuple[int, int, int], partition: Partition):
-    """Pairs (model, number of clients) for images (H, W, C), in the order of client ids."""
-    named, counts = architectures(setup, shape, len(partition.train))
-    built = []
-    for choice in named:
-        name, texts = choices.split(choice)
-        model = zoo.build(choice, shape=shape, classes=partition.outputs)
-        if sum(choices.split(other)[0] == name for other in named) > 1:
-            base, _, _ = model.name.partition(",")  # what it shows of its options is among the texts
-            model = dataclasses.replace(model, name=choices.join(base, texts))
-        built.append(dataclasses.replace(model, precision=setup.run.precision))
-    if len({model.name for model in built}) < len(built):
-        raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
-    return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
-
-
-def architectures(
-    setup: Setup, shape: tuple[int, int, int], clients: int
-) -> tuple[list[str], list[str | None]]:
-    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said.
-
-    Of those by default there are no more than clients.
-    """
-    named, counts = [], []
-    for choice in setup.run.models or default_models(shape)[:clients]:
-        name, texts = choices.split(choice)
-        counts.append(texts.pop("clients", None))
-        named.append(choices.join(name, texts))
-    return named, counts
-
-
-def default_models(shape: tuple[int, int, int]) -> tuple[str, ...]:
-    """Two architectures that suit images (H, W, C)."""
-    if of_vectors(shape):
-        return "mlp", "mlp,hidden=50"
-    return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")
-
-
-def _divide_clients(counts: list[str | None], clients: int) -> list[int]:
-    if any(count is not None and not (count.isdecimal() and int(count)) for count in counts):
-        raise JaxflError("--models: clients= takes a whole number from 1 up.")
-    open_places = [i for i, count in enumerate(counts) if count is None]
-    left = clients - sum(int(count) for count in counts if count is not None)
-    if left < len(open_places) or (left and not open_places):
-        raise JaxflError(
-            f"--models cannot be given to {clients} clients: every architecture needs at least one, and "
-            "the numbers must add up; change clients=NUMBER or --clients."
-        )
-    share, rest = divmod(left, max(1, len(open_places)))
-    return [
-        share + (open_places.index(i) < rest) if count is None else int(count)
-        for i, count in enumerate(counts)
-    ]
