@@ -123,8 +123,9 @@ def test_there_are_no_other_clients_and_no_data(run, tmp_path):
         jaxfl.load(tmp_path / "run").models[0]
 
 
-def test_what_the_host_kept_needs_no_data_either(tmp_path):
-    run = begun(tmp_path, "local", "--client-state", "host")
+@pytest.mark.parametrize("words", [("local", "--client-state", "host"), ("draftfed", "--labels", "unified")])
+def test_what_the_host_kept_or_images_of_others_taught_needs_no_data_either(tmp_path, words):
+    run = begun(tmp_path, *words)
     (tmp_path / "tiny.npz").unlink()
     assert run.models[3].predict(SOURCE.images[:5]).shape == (5,)
 
