@@ -18,7 +18,7 @@ class JaxflError(Exception):
     """
 
 
-def kept(error: JaxflError) -> JaxflError:
+def without_traceback(error: JaxflError) -> JaxflError:
     """An error to be told later: without its traceback, which would keep arrays in memory."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     gc.collect()  # some of them are in a cycle

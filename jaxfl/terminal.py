@@ -167,12 +167,12 @@ class Bar(Progress):
                 self.shown = run
                 self.update(bar, accuracy="", speed="")
             if "accuracy" in last:
-                seconds = last["seconds"]
-                if seconds["compile"] >= 0.1:
-                    self.console.print(f"{run}: compiled in {seconds['compile']:.1f} s")
+                if (compiling := last["seconds"]["compile"]) >= 0.1:
+                    self.console.print(f"{run}: compiled in {compiling:.1f} s")
+                training = sum(record["seconds"]["train"] for record in new if "seconds" in record)
                 self.update(
                     bar,
                     accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
-                    speed=f"{len(new) / max(seconds['train'], 1e-9):.1f} rounds/s",
+                    speed=f"{len(new) / max(training, 1e-9):.1f} rounds/s",
                 )
             self.update(bar, description=run, completed=sum(self.done.values()))

@@ -61,7 +61,7 @@ class Measured(NamedTuple):
 
     Args:
       records: those of `measure`, each with its "workload", "data" ("real" or "random"), "machine",
-        "versions" and "command", and behind a refusal "refused": how many "clients", and the "sentence".
+        "versions" and "command", and after a refusal "refused": how many "clients", and the "sentence".
       failures: a sentence for each method that could not be measured.
     """
 

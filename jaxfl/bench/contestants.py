@@ -113,7 +113,7 @@ def in_jaxfl(
     def cohorts(federation):
         """For every repetition those of each program, in as many pieces as it runs.
 
-        They are the last rounds of a run: behind warm-ups and votes.
+        They are the last rounds of a run: after warm-ups and votes.
         """
         sizes = [np.asarray(group.size) for group in federation.groups]
         of_runs = align([balance(run, sizes, federation) for run in runs], federation)

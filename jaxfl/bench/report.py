@@ -137,7 +137,7 @@ def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], No
     if not same:
         say(f"{kept} is of another command, version or machine, or damaged; all is measured anew.")
         return []
-    say(f"{len(records)} records of this command are there already; it goes on behind them.")
+    say(f"{len(records)} records of this command are there already; it continues after them.")
     return records
 
 

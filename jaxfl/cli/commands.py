@@ -10,19 +10,19 @@ from rich.table import Table as RichTable
 from jaxfl import registry
 from jaxfl.cli.words import given, names_and_flags, parse
 from jaxfl.config.commands import (
+    ChangedCode,
     Columns,
     Continuation,
-    Exported,
+    Export,
     Flower,
-    Forms,
-    Insist,
+    Formats,
     Limit,
     Logs,
     Output,
     Profile,
     RunFolder,
     Seeds,
-    Studied,
+    StudyPart,
     Targets,
 )
 from jaxfl.config.setup import Setup
@@ -69,8 +69,7 @@ def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["--from"]:
         _repeat(arguments[1:])
         return
-    others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
-    others["processes"] = Processes()
+    others = _of_a_run()
     if arguments in HELP:
         parse("run METHOD", arguments, federation=Setup(), method=Training(), **others)
     if "--from" in arguments:
@@ -91,11 +90,15 @@ def _run(arguments: list[str]) -> None:
     print_result(result, folder)
 
 
+def _of_a_run() -> dict[str, Any]:
+    """The options of a run that are no part of what it tries."""
+    options = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
+    return options | {"processes": Processes()}
+
+
 def _repeat(arguments: list[str]) -> None:
     name, arguments = _positional(arguments, "run", "RUN")
-    others = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
-    others["processes"] = Processes()
-    where, logs, profile, limit, processes = parse("run --from RUN", arguments, **others)
+    where, logs, profile, limit, processes = parse("run --from RUN", arguments, **_of_a_run())
     _join(processes)
     with Bar() as bar:
         options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
@@ -105,7 +108,7 @@ def _repeat(arguments: list[str]) -> None:
 
 def _compare(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    setup, training, seeds, columns, where, logs, insist, limit, processes = parse(
+    setup, training, seeds, columns, where, logs, code, limit, processes = parse(
         "compare METHOD ...",
         arguments,
         named,
@@ -115,7 +118,7 @@ def _compare(arguments: list[str]) -> None:
         columns=Columns(),
         output=RunFolder(),
         logs=Logs(),
-        insist=Insist(),
+        code=ChangedCode(),
         limit=Limit(),
         processes=Processes(),
     )
@@ -125,7 +128,7 @@ def _compare(arguments: list[str]) -> None:
     common = given(arguments, training)
     variants = [choose(choice, common) for choice in named]
     with Bar() as bar:
-        options = {"log": logs.log, "observer": bar.observer} | vars(columns) | vars(insist) | vars(limit)
+        options = {"log": logs.log, "observer": bar.observer} | vars(columns) | vars(code) | vars(limit)
         made = comparisons.compare(
             variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
         )
@@ -138,7 +141,7 @@ def _compare(arguments: list[str]) -> None:
 
 
 def _study(arguments: list[str]) -> None:
-    others = {"studied": Studied(), "insist": Insist(), "limit": Limit()}
+    others = {"study": StudyPart(), "code": ChangedCode(), "limit": Limit()}
     if arguments == ["--list"]:
         table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
         if not found:
@@ -147,24 +150,24 @@ def _study(arguments: list[str]) -> None:
             runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
-    name, (studied, insist, limit) = _named(arguments, "study", "FILE", **others)
+    name, (study_part, code, limit) = _named(arguments, "study", "FILE", **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not file.is_file() and file == Path(name):
         raise JaxflError(f"There is no file {file} with a study; check the path.")
     if not file.is_file():
         raise JaxflError(f"There is no study {file}; {nearest(name, studies.found_below(STUDIES))}")
-    study, folder = studies.read(file), studied.run_dir or studies.usual_folder(file)
-    number, slash, parts = studied.part.partition("/")
+    study, folder = studies.read(file), study_part.run_dir or studies.usual_folder(file)
+    number, slash, parts = study_part.part.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal()):
-        raise JaxflError(f"--part takes two numbers such as 2/8, not {studied.part!r}.")
+        raise JaxflError(f"--part takes two numbers such as 2/8, not {study_part.part!r}.")
     with Bar() as bar:
         table, failures = studies.run(
             study,
             folder,
             part=(int(number), int(parts)),
-            data_dir=studied.data_dir,
+            data_dir=study_part.data_dir,
             observer=bar.observer,
-            **vars(insist),
+            **vars(code),
             **vars(limit),
         )
     if table:
@@ -175,14 +178,14 @@ def _study(arguments: list[str]) -> None:
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"continuation": Continuation(), "logs": Logs(), "insist": Insist(), "limit": Limit()}
+    others = {"continuation": Continuation(), "logs": Logs(), "code": ChangedCode(), "limit": Limit()}
     others |= {"processes": Processes()}
     name, parsed = _named(arguments, "resume", "RUN", **others)
-    continuation, logs, insist, limit, processes = parsed
+    continuation, logs, code, limit, processes = parsed
     _join(processes)
     had_finished = store.holds(Path(name), store.RESULT)
     with Bar() as bar:
-        options = vars(continuation) | vars(insist) | vars(limit)
+        options = vars(continuation) | vars(code) | vars(limit)
         result = runs.resume(Path(name), log=logs.log, observer=bar.observer, **options)
     print_result(result, Path(name))
     if had_finished and continuation.rounds is None:
@@ -191,10 +194,10 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    name, (exported, insist) = _named(arguments, "export", "RUN", exported=Exported(), insist=Insist())
-    if exported.out is None:
+    name, (wanted, code) = _named(arguments, "export", "RUN", export=Export(), code=ChangedCode())
+    if wanted.out is None:
         raise JaxflError(f"Say where to: jaxfl export {name} --out FOLDER.")
-    print_exported(load(Path(name), insist.changed_code).export(exported.out, exported.client or None))
+    print_exported(load(Path(name), code.changed_code).export(wanted.out, wanted.client or None))
 
 
 def _flower(arguments: list[str]) -> None:
@@ -223,13 +226,13 @@ def _report(arguments: list[str]) -> None:
 
 
 def _partition(arguments: list[str]) -> None:
-    others = {"output": RunFolder(), "forms": Forms()}
+    others = {"output": RunFolder(), "formats": Formats()}
     if arguments[:1] == ["--from"]:
         name, arguments = _positional(arguments[1:], "partition", "RUN")
-        where, forms = parse("partition --from RUN", arguments, **others)
+        where, formats = parse("partition --from RUN", arguments, **others)
         saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
     else:
-        setup, where, forms = parse("partition", arguments, federation=Setup(), **others)
+        setup, where, formats = parse("partition", arguments, federation=Setup(), **others)
         saved = None
     check_setup(setup)
     folder = where.run_dir or store.free_folder("partition", setup.data.dataset)
@@ -237,9 +240,9 @@ def _partition(arguments: list[str]) -> None:
     source = load_source(setup)
     partition = divide(setup, source, saved)
     drawn = draw_shift(setup, source, len(partition.train))
-    peers.require(forms.format, partition)
+    peers.require(formats.format, partition)
     store.create(folder)
-    written = save_partition(folder, setup, source, partition, drawn, forms.format)
+    written = save_partition(folder, setup, source, partition, drawn, formats.format)
     OUT.print(describe(partition, source))
     OUT.print(f"{folder}: {', '.join(written)}")
 
@@ -309,19 +312,19 @@ COMMANDS = {
         "run METHOD | --from RUN",
         "train one method, or repeat a run; options: jaxfl run METHOD --help",
         _run,
-        True,
+        flags=True,
     ),
     "compare": Command(
         "compare METHOD ...",
         "several on one federation; an ablation is compfl,kd=false; options: --help",
         _compare,
-        True,
+        flags=True,
     ),
     "study": Command(
         "study FILE | --list",
         "methods under several settings, stated in a file of TOML; options: --help",
         _study,
-        True,
+        flags=True,
     ),
     "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),
     "check": Command("check METHOD", "whether a method keeps what every method promises", _check),
@@ -333,20 +336,20 @@ COMMANDS = {
         "flower RUN",
         "an app for Flower whose nodes train as the run's clients do; options: --help",
         _flower,
-        True,
+        flags=True,
     ),
     "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
     "partition": Command(
         "partition [--from RUN]",
         "draw and save a partition, or that of a run, also for other programs; options: --help",
         _partition,
-        True,
+        flags=True,
     ),
     "bench": Command(
         "bench [WORKLOAD ... | device]",
         "speed, beside a PyTorch loop; all that a device should tell; options: jaxfl bench --help",
         _bench,
-        True,
+        flags=True,
     ),
     "list": Command(
         "list [NAME ...]", "methods, models, data sets, partitions; of each named the options", _list

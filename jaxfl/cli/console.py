@@ -87,7 +87,7 @@ def cpu_devices(arguments: list[str]) -> int:
             elif word in ("resume", "--from", "--run-dir"):
                 found = Path(value).rglob(store.CONFIG)
                 counts = [store.read_config(path.parent)["options"]["devices"] for path in found]
-                before = max(filter(None, counts), default=None)
+                before = max(filter(None, [before, *counts]), default=None)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     devices = before if devices is None else devices

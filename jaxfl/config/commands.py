@@ -43,8 +43,8 @@ class Limit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Insist:
-    """What to go on with."""
+class ChangedCode:
+    """Whether to go on after your own code has changed."""
 
     changed_code: bool = False
     """Go on where your own Python files are not what they were; results say from which round."""
@@ -76,7 +76,7 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
-class Studied:
+class StudyPart:
     """Which part of the study, and where its data and results are."""
 
     run_dir: Path | None = None
@@ -111,7 +111,7 @@ class Continuation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exported:
+class Export:
     """What is written, and where."""
 
     out: Path | None = None
@@ -121,8 +121,8 @@ class Exported:
 
 
 @dataclasses.dataclass(frozen=True)
-class Forms:
-    """For whom else."""
+class Formats:
+    """For which other programs."""
 
     format: tuple[Literal["json", "fl-bench", "pfllib"], ...] = ()
     """Write partition.json as well, or FL-bench's partition.pkl, or a folder pfllib/ with the data of every

@@ -54,7 +54,7 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
 
 
 def _own_first(default: Any) -> Any:
-    """The same fields and values, those that a class inherits behind its own; where it has none, itself."""
+    """The same fields and values, those that a class inherits after its own; where it has none, itself."""
     cls, helped, annotations = type(default), helps(type(default)), hints(type(default))
     names = own_first(cls)
     if names == [field.name for field in dataclasses.fields(cls)]:

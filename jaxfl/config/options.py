@@ -36,7 +36,7 @@ def options(cls: type) -> type:
 
 
 def _check_declared(cls: type) -> None:
-    """Refuse options of other types than those that they inherit have, and intervals that are none.
+    """Refuse options of other types than those that they inherit have, and intervals that cannot be read.
 
     Raises:
       JaxflError: naming the class and the option.

@@ -48,16 +48,13 @@ class Ledger(NamedTuple):
     flops: tuple
 
 
-def lost_answers(
-    ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, federation: Federation, cohort: Cohort
-) -> PerGroup:
+def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, cohort: Cohort) -> PerGroup:
     """Which clients of a cohort do not answer, per group (k_g,) bool.
 
     Args:
       ledger: of the round in which all of them do.
       dropped: per group (n_g,) bool, see `draw_dropouts`.
       deadline: how long the server waits; None for as long as it takes.
-      federation: the clients.
       cohort: of the round.
     """
     lost = per_group(lambda slots, gone: tree.take(gone, slots) & slots.mask, cohort.groups, dropped)
@@ -68,8 +65,8 @@ def lost_answers(
         moved = BYTES_PER_SCALAR * tree.total(map(_scalars, messages))
         return slots.mask & (clock.seconds(device, tree.take(flops, slots), moved) > deadline.seconds)
 
-    spent = deadline.devices, ledger.flops[:-1], ledger.up, ledger.down
-    return per_group(jnp.logical_or, lost, per_group(late, cohort.groups, *spent))
+    columns = deadline.devices, ledger.flops[:-1], ledger.up, ledger.down
+    return per_group(jnp.logical_or, lost, per_group(late, cohort.groups, *columns))
 
 
 def _scalars(counts: Any) -> jax.Array:

@@ -27,12 +27,13 @@ def checked(built: Any, build: Callable) -> Algorithm:
     """What a method's build returned, if it is an algorithm; errors in the user's code are told from ours.
 
     Raises:
-      JaxflError: if it is none, or one of its functions takes other arguments.
+      JaxflError: if it is not an `Algorithm`, or one of its functions takes other arguments.
     """
     if not isinstance(built, Algorithm):
         raise JaxflError(f"{line_of(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
     arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
     functions = {name: f for name, f in built._asdict().items() if f is not None and name != "averaged"}
+    # A method that has replaced the step of another one no longer does what `averaged` says of it.
     if built.averaged and built.averaged.step is not built.step:
         built = built._replace(averaged=None)
     for name, f in functions.items():
@@ -43,7 +44,7 @@ def checked(built: Any, build: Callable) -> Algorithm:
 
 
 def _keeping_form(host: Step) -> Step:
-    """A host step whose results are looked at in every round: nothing traces it before."""
+    """A host step whose result is checked in every round, because it is never traced."""
 
     @functools.wraps(host)
     def step(key, state, federation, cohort):
@@ -59,8 +60,9 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
 
     Args:
       algorithm: from `checked`.
-      federation: whose clients are all present, beside an empty place of each architecture: what has an
-        entry for each place is no state of all clients, which a method may forget as long as all take part.
+      federation: of the run. All its clients take part, and each architecture gets one empty place, so that
+        an array with an entry per place differs in length from one with an entry per client: this finds
+        methods that forget to scatter.
       hyper: the method's configuration, traced.
       rounds: of the run.
 
@@ -70,7 +72,7 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
     """
     key, cohort = jax.random.key(0), _with_empty_places(all_clients(federation, rounds))
     state = _shapes("init", algorithm.init, key, federation, hyper)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    for path, leaf in jax.tree.leaves_with_path(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise JaxflError(
                 f"{line_of(algorithm.init)}: init puts a random key into state{jax.tree_util.keystr(path)}; "
@@ -87,7 +89,7 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
 
 
 def _with_empty_places(cohort: Cohort) -> Cohort:
-    """The same clients, and behind those of each architecture an empty place."""
+    """The same clients, and after those of each architecture an empty place."""
 
     def of_group(slots):
         return Slots(np.append(slots.index, np.int32(len(slots.index))), np.append(slots.mask, False))
@@ -150,7 +152,7 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         refuse(f"returns {_form(made)}, not (state, Info)")
     after, info = made
     old, new = (
-        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
         for tree in (before, after)
     )
     for leaf in [leaf for leaf in old if leaf not in new] + [leaf for leaf in new if leaf not in old]:

@@ -122,7 +122,7 @@ def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared,
         visited = jax.tree.map(lambda leaf: leaf[order], own[g])  # noqa: B023
 
         def visit(carry, one, received=shared[g]):
-            # In full on every device before and behind it: the compiler divides nothing of one client.
+            # In full on every device before and after it: the compiler divides nothing of one client.
             carry, (client, present, own) = federation.keep_replicated((carry, one))
             done = f(jax.random.fold_in(key, client.id), client, carry, received, own)
             (after, output), operations = federation.keep_replicated(done)
@@ -162,7 +162,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
-    # In full on every device before and behind the branch: within it none waits for another one's part.
+    # In full on every device before and after the branch: within it none waits for another one's part.
     carry, mine = federation.keep_replicated((carry, mine))
     visited = loops.cond(of_it.any(), visit, lambda carry, mine: (carry, mine), carry, mine)
     carry, mine = federation.keep_replicated(visited)
@@ -312,7 +312,7 @@ def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> C
     Args:
       federation: the clients.
       cohort: of the round.
-      joining: whether these are the newcomers instead, in the round in which they join.
+      joining: in the round in which newcomers join, return these instead.
 
     Raises:
       JaxflError: if only some of them are at hand.

@@ -83,15 +83,15 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
     going = range(runs)
     for first in range(start, job.rounds, job.eval_every):
         end, passed = min(first + job.eval_every, job.rounds), _stopwatch(programs)
-        watched = job.on_host and first == start
-        state, reports = _advanced(job, first, end, keys, state, watched)
+        probed = job.on_host and first == start
+        state, reports = _advanced(job, first, end, keys, state, probed)
         trained, chunks = passed() / runs, {}
         for i in going:
             its_own = (
                 state if runs == 1 else federation.place(programs.of_run(state, federation, np.int32(i)))
             )
             score_key = _run_of(keys.scores, i, runs)
-            chunk = _scored(job, i, score_key, first, its_own, reports[i], trained, watched)
+            chunk = _scored(job, i, score_key, first, its_own, reports[i], trained, probed)
             if first == start:
                 spent = seconds[i] + chunk.train_seconds
                 chunk = chunk._replace(preparation=preparations[i], train_seconds=spent)
@@ -147,10 +147,10 @@ def _at_rest(job: Job, state: Any) -> Any:
     )
 
 
-def _advanced(job: Job, first: int, end: int, keys: Streams, state, watched: bool) -> tuple[Any, Reports]:
-    """The state after some more rounds, and each run's reports of them; `watched`: see `host_state.alike`."""
+def _advanced(job: Job, first: int, end: int, keys: Streams, state, probed: bool) -> tuple[Any, Reports]:
+    """The state after some more rounds, and each run's reports of them; `probed`: see `host_state.alike`."""
     if job.on_host:
-        return _in_windows(job, first, end, keys, state, watched)
+        return _in_windows(job, first, end, keys, state, probed)
     if job.programs.host:
         return _with_host_steps(job, job.programs.host, first, end, keys, state)
     runs, conditions = len(job.keys), conditions_of(job, first, end)
@@ -162,7 +162,7 @@ def _advanced(job: Job, first: int, end: int, keys: Streams, state, watched: boo
 
 
 def _in_windows(
-    job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost, watched: bool
+    job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost, probed: bool
 ) -> tuple[host_state.OnHost, Reports]:
     """The same of a single run whose clients' state lies on the host."""
 
@@ -171,7 +171,7 @@ def _in_windows(
         return job.programs.rounds(keys.rounds, state, federation, cohorts, cohort_key, conditions)
 
     rounds = [(_cohort(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
-    state, reports = host_state.rounds_in_windows(advance, state, job.federation, rounds, watched)
+    state, reports = host_state.rounds_in_windows(advance, state, job.federation, rounds, probed)
     return state, [[report for of_round in reports for report in _per_round(of_round)]]
 
 
@@ -273,7 +273,7 @@ def _stopwatch(programs: Programs) -> Callable[[], float]:
     return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
 
 
-def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, watched: bool) -> Chunk:
+def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, probed: bool) -> Chunk:
     """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
     federation = job.federation
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
@@ -281,7 +281,7 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
         done = reports[: diverged[0] - first + 1]
         return Chunk(first, host_state.all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
-    scores = evaluate(job.programs, federation, state, key, last, job.rounds, watched)
+    scores = evaluate(job.programs, federation, state, key, last, job.rounds, probed)
     diverged = _first_infinite_score(scores["personal"], last, federation)
     scores = None if diverged else scores
     return Chunk(first, host_state.all_of(state), reports, scores, train_seconds, passed(), diverged)
@@ -357,9 +357,9 @@ def evaluate(
     key,
     last: int,
     rounds: int,
-    watched: bool = False,
+    probed: bool = False,
 ) -> dict[str, PerGroup]:
-    """Score all clients after round `last`, see `Chunk.scores`; `watched`: see `host_state.alike`."""
+    """Score all clients after round `last`, see `Chunk.scores`; `probed`: see `host_state.alike`."""
     key, same = jax.random.fold_in(key, last), programs.personal is programs.received
 
     def scored(*arguments):
@@ -369,7 +369,7 @@ def evaluate(
     parts = in_parts(federation, CLIENTS_PER_SCORING, last, rounds)
     found = [
         host_state.alike(scored, state, federation, part)
-        if watched and part is parts[0]
+        if probed and part is parts[0]
         else scored(*host_state.seen(state, federation, part))
         for part in parts
     ]

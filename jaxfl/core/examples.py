@@ -90,7 +90,7 @@ def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64)
       batch_size: images at a time.
 
     Returns:
-      The outputs as leaves (m, ...): behind `size` those of padding, and zero where no batch ran.
+      The outputs as leaves (m, ...): after `size` those of padding, and zero where no batch ran.
     """
     m = rows.shape[0]
     batch_size = max(1, min(batch_size, m))

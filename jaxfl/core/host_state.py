@@ -138,7 +138,7 @@ def _form(init: Callable, key, federation: Federation, hyper: Any) -> tuple[Any,
 
 
 def seen(state: Any, federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> tuple:
-    """What a program gets of a state for some clients, behind the key: state, federation and cohort."""
+    """A program's arguments after its key: state, federation, cohort; a window of them if on the host."""
     if not isinstance(state, OnHost):
         return state, federation, cohort
     window = around(federation, cohort, stranger)
@@ -204,7 +204,7 @@ def rounds_in_windows(
     kept: OnHost,
     federation: Federation,
     rounds: Sequence[tuple[Cohort, Conditions]],
-    watched: bool,
+    probed: bool,
 ) -> tuple[OnHost, list[Report]]:
     """Rounds one by one, each on the window of its cohort.
 
@@ -215,10 +215,10 @@ def rounds_in_windows(
       kept: the state before.
       federation: all clients, `on_host`.
       rounds: of each its cohort, and its conditions along an axis of that round.
-      watched: whether the first one is computed with both strangers.
+      probed: whether the first one is computed with both strangers.
 
     Returns:
-      The state behind them, and the reports along such an axis.
+      The state after them, and the reports along such an axis.
 
     Raises:
       JaxflError: if the first one reads or writes what belongs to clients that are not in its cohort.
@@ -226,7 +226,7 @@ def rounds_in_windows(
     reports, ahead = [], None
     for (cohort, conditions), following in zip(rounds, [*rounds[1:], None], strict=True):
         window, entries = ahead or _looked_up(kept, federation, cohort)
-        if watched and not reports:
+        if probed and not reports:
             _refuse_strangers(advance, kept, federation, cohort, conditions)
         state, report = advance(placed(kept, window, entries), *round_on(window, conditions))
         ahead = _looked_up(kept, federation, following[0]) if following else None  # while devices are at work

@@ -23,7 +23,8 @@ class Job(NamedTuple):
         runs in equally many places, see `align`.
       keys: of each run.
       eval_every: rounds of a chunk.
-      score_cohort: whether the cohort of every round is scored, before, right behind and after its training.
+      score_cohort: whether each round's cohort is scored: before training, right after it, and at the end of
+        the round.
       conditions: of each run what its rounds meet; nothing by default.
       on_host: whether what clients have lies in the host's memory, see `jaxfl.core.host_state`; for a single
         run whose method has no host step and no phase before the first round.

@@ -98,7 +98,7 @@ class Node:
         return Trained(sent_to_all(self.averaged, state), kept_by(self.averaged, state, 0), loss)
 
     def score(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Scored:
-        """What the client deploys behind round `t`, on its test rows; arguments are those of `train`."""
+        """What the client deploys after round `t`, on its test rows; arguments are those of `train`."""
         state, key = self._with(sent, kept), streams(self.run_key).scores
         (score,) = evaluate(self.programs, self.federation, state, key, t, rounds)["personal"]
         return Scored(int(score.right.sum()), int(score.rows.sum()))

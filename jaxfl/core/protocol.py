@@ -41,7 +41,7 @@ class Cohort:
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    part: bool = static(default=False)  # whether others than these count: they are scored in parts, or join
+    part: bool = static(default=False)  # of those that matter: clients are scored in parts, or newcomers join
 
 
 @jax.tree_util.register_dataclass

@@ -43,7 +43,7 @@ class Report(NamedTuple):
       flops: floating-point operations in the step, floats (n_g,) of each group's clients, and last a () of
         what it computes outside of the client map; see `jaxfl.core.flops`. Of a host step what that adds.
       scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
-        training, "trained" right behind it where the method tells, "personal" at the end) and group a
+        training, "trained" right after it where the method tells, "personal" at the end) and group a
         `Score` with leaves (k_g,).
       lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None where none can be.
         The ledger counts them in full, except for what those would have sent who drop out.
@@ -105,16 +105,17 @@ class Programs(NamedTuple):
 def as_programs(algorithm: Algorithm) -> Programs:
     """The programs of an algorithm; each is compiled where it is first needed."""
 
-    def received(key, state, federation, cohort):
-        predictors = algorithm.receive(key, state, federation, cohort)
-        return federation.keep_replicated(score(predictors, key, federation, cohort))
+    def scored(predict):
+        def scores(key, state, federation, cohort):
+            predictors = predict(key, state, federation, cohort)
+            return federation.keep_replicated(score(predictors, key, federation, cohort))
 
-    def personal(key, state, federation, cohort):
-        predictors = algorithm.personal(key, state, federation, cohort)
-        return federation.keep_replicated(score(predictors, key, federation, cohort))
+        return scores
+
+    received, personal = scored(algorithm.receive), scored(algorithm.personal)
 
     def counted(step, key, state, federation, cohort):
-        """The state behind a step as it came, what the step reports, its trained models and operations."""
+        """The state after a step as it came, what the step reports, its trained models and operations."""
         with flops.collect() as amounts:
             state, info = step(key, state, federation, cohort)
         operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
@@ -134,7 +135,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
             # Of this round only the ledger is used: the compiler leaves out the training.
             _, info, _, operations = counted(step, round_key, state, federation, cohort)
             whole = Ledger(info.up, info.down, operations)
-            lost = lost_answers(whole, dropped, conditions.deadline, federation, cohort)
+            lost = lost_answers(whole, dropped, conditions.deadline, cohort)
             there = answering(federation, cohort, lost)
             after, report = answered(step, round_key, state, federation, there, score_key)
             done = Ledger(report.info.up, report.info.down, report.flops)

@@ -27,7 +27,7 @@ def constant(length: int, *, warmup: int = 0) -> optax.Schedule:
       length: rounds of the run.
       warmup: rounds before, in which rates grow in equal steps.
     """
-    return _behind(warmup, optax.constant_schedule(1.0))
+    return _after(warmup, optax.constant_schedule(1.0))
 
 
 def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup: int = 0) -> optax.Schedule:
@@ -49,7 +49,7 @@ def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup
     falling = rounds - warmup
     if falling < 1:
         raise JaxflError(f"A cosine over {rounds} rounds has no room for warmup={warmup}; lower it.")
-    return _behind(warmup, optax.cosine_decay_schedule(1.0, falling, final))
+    return _after(warmup, optax.cosine_decay_schedule(1.0, falling, final))
 
 
 def step(length: int, *, every: int = 10, factor: float = 0.1, warmup: int = 0) -> optax.Schedule:
@@ -65,11 +65,11 @@ def step(length: int, *, every: int = 10, factor: float = 0.1, warmup: int = 0) 
         raise JaxflError(f"A schedule cannot take a step every {every} rounds; write every=10.")
     if factor <= 0:  # which Optax takes for no decay
         raise JaxflError(f"A schedule cannot multiply rates by {factor:g}; write factor=0.1.")
-    return _behind(warmup, optax.exponential_decay(1.0, every, factor, staircase=True))
+    return _after(warmup, optax.exponential_decay(1.0, every, factor, staircase=True))
 
 
-def _behind(warmup: int, schedule: optax.Schedule) -> optax.Schedule:
-    """A schedule behind W rounds with the factors 1/(W + 1), 2/(W + 1), ..."""
+def _after(warmup: int, schedule: optax.Schedule) -> optax.Schedule:
+    """A schedule after W rounds with the factors 1/(W + 1), 2/(W + 1), ..."""
     if warmup < 0:
         raise JaxflError(f"A schedule cannot warm up for {warmup} rounds; write warmup=5.")
     growing = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)

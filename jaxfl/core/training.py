@@ -64,9 +64,12 @@ class Training:
     up to 36 degrees)."""
 
     def __post_init__(self):
-        """Refuse a number of epochs beside one of steps."""
+        """Refuse steps beside epochs, if these are not as many as by default."""
         if self.steps is not None and self.epochs != type(self).epochs:
-            raise JaxflError(f"--steps {self.steps} excludes --epochs {self.epochs}; leave one of them out.")
+            raise JaxflError(
+                f"--steps {self.steps} and --epochs {self.epochs} exclude each other; leave one of them out, "
+                "or write --steps none."
+            )
 
     @property
     def length(self) -> Epochs:
@@ -94,7 +97,7 @@ def local_optimizer(
     optimizer: optax.GradientTransformation | None = None,
     correction: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
-    """The optimiser of local training, or another one, behind the clipping that `hyper` may ask for.
+    """The optimiser of local training, or another one, after the clipping that `hyper` may ask for.
 
     Args:
       hyper: its name, its rates, and the greatest norm of a gradient.
@@ -203,10 +206,8 @@ def fit(
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
     counts = [batches_per_epoch(part.size, batch_size, skip_single_row) for part in parts]
-    count = counts[0]
-    if several:
-        fewest = jnp.stack(counts).min()
-        count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
+    fewest = jnp.stack(counts).min()
+    count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
     places = jnp.arange(batch_size, dtype=jnp.int32)
     update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
 
@@ -219,7 +220,7 @@ def fit(
 
     whole = [places] * len(parts), [places < part.size for part in parts]
     batch = jax.eval_shape(lambda: taken(*whole, key))
-    smallest = jnp.stack([part.size for part in parts]).min() if several else parts[0].size
+    smallest = jnp.stack([part.size for part in parts]).min()
     total = batches_per_phase(epochs, count)
     rows_of_epoch = jnp.minimum(smallest, count * batch_size)
     if isinstance(epochs, Steps) or epochs % 1:
@@ -389,7 +390,7 @@ def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
         )
     if jax.tree.structure(found[1]) != jax.tree.structure(stats):
         raise JaxflError(
-            f"{line_of(loss)}: a loss returns behind its value the statistics of all blocks, as model.apply "
+            f"{line_of(loss)}: after its value, a loss returns the statistics of all blocks, as model.apply "
             "gives them, or as it was given them where it does not apply a block."
         )
 
@@ -401,7 +402,7 @@ def mean(values, batch: Batch):
 
 
 def forward(model: Model, weights: Weights, batch: Batch, key) -> tuple[jax.Array, Any]:
-    """A mini-batch through a model all of which trains: logits (B, classes), and the statistics behind it."""
+    """Apply a model, all of it in training mode, to a mini-batch: logits (B, classes), and new statistics."""
     return model.apply(weights.params, weights.stats, batch.x, train=True, key=key, mask=batch.mask)
 
 

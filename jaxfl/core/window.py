@@ -26,12 +26,12 @@ class Window(NamedTuple):
     """The clients of a cohort as a federation.
 
     Args:
-      federation: of w_g = 1 + k_g clients a group: the stranger, and behind it one for each place, by their
+      federation: of w_g = 1 + k_g clients a group: the stranger, and after it one for each place, by their
         order. For an empty place stands the group's last client, who is not `real`. It has their images and
         the public ones alone; rows are places among these.
       cohort: the same, in the same places.
       rows: per group (k_g,) int, which clients of the whole federation these are, by their order.
-      real: per group (k_g,) bool, False behind those of the cohort.
+      real: per group (k_g,) bool, False after those of the cohort.
       stranger: what all numbers of the stranger's are.
     """
 
@@ -122,7 +122,7 @@ def _most(federation: Federation, clients: PerGroup) -> int:
 
 
 def round_on(window: Window, conditions: Conditions) -> tuple[Federation, Cohort, Conditions]:
-    """What the program of rounds gets of a single one, behind the state.
+    """What the program of rounds gets of a single one, after the state.
 
     Args:
       window: of its cohort.

@@ -23,7 +23,7 @@ def complete(clients: int, rng) -> networkx.Graph:
 
 
 def ring(clients: int, rng) -> networkx.Graph:
-    """Each with the one before and the one behind it, in the order of ids."""
+    """Each with the one before and the one after it, in the order of ids."""
     return networkx.cycle_graph(clients)
 
 
@@ -82,7 +82,7 @@ def links(name: str, graph: Any, clients: int) -> np.ndarray:
       clients: N.
 
     Raises:
-      JaxflError: if it is none, has other nodes, or is not connected.
+      JaxflError: if it is not a graph, has other nodes, or is not connected.
     """
     if not isinstance(graph, networkx.Graph):
         raise JaxflError(f"{name} returns a {type(graph).__name__}, not a networkx.Graph.")

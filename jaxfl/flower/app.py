@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxfl.machine import files
 from jaxfl.machine.environment import versions
-from jaxfl.runs.node import begun
+from jaxfl.runs.node import opened_at
 from jaxfl.runs.run import require_longer
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
     """
     run, folder = run.resolve(), folder.resolve()
     files.check_empty(folder)
-    its, averaged = begun(run, after)
+    its, averaged = opened_at(run, after)
     setup, method = its.setup, its.variant.method
     after = its.record["round"] if after is None else after
     rounds = setup.run.rounds - after or setup.run.rounds
@@ -47,7 +47,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "title": f"{its.variant.label} on {setup.data.dataset}",
         "summary": method.summary,
         "model": its.federation.models[0].name,
-        "begins": f"goes on behind its round {after}" if after else "begins with its first weights",
+        "begins": f"continues after its round {after}" if after else "begins with its first weights",
         "mean": "by their training rows" if averaged.by_rows else "all alike",
         "jaxfl": versions()["jaxfl"],
     }

@@ -69,7 +69,7 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     even = [axis for axis in range(leading, len(shape)) if shape[axis] % mesh.size == 0]
     if not (of_one and even and shape[leading] in clients):
         return NamedSharding(mesh, PartitionSpec())
-    along = max(even, key=lambda axis: (axis in of_one, shape[axis]))  # behind the clients, then longest
+    along = max(even, key=lambda axis: (axis in of_one, shape[axis]))  # after the clients, then longest
     return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))
 
 

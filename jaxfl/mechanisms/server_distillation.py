@@ -100,7 +100,7 @@ def distil(
         weights,
         jax.random.fold_in(key, SERVER),
         images,
-        dataclasses.replace(hyper, clip_norm=None),
+        dataclasses.replace(hyper, clip_norm=None),  # clients' clipping is not the server's
         epochs=hyper.server_epochs,
         batch_size=hyper.public_batch,
         optimizer=optax.adam(optax.cosine_decay_schedule(hyper.server_lr, steps)),

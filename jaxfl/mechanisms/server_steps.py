@@ -36,7 +36,7 @@ class ServerSteps(Training):
 
 
 OPTIMIZERS = {
-    "sgd": lambda lr, momentum: optax.sgd(lr, momentum),
+    "sgd": optax.sgd,
     "adam": lambda lr, momentum: optax.adam(lr, momentum, 0.99, 1e-3),
     "yogi": lambda lr, momentum: optax.yogi(lr, momentum, 0.99, 1e-3),
 }

@@ -233,4 +233,4 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
         shared = mean(means, rows, places, shared_leaves(state.shared, places))
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
-    return plain._replace(init=init, step=step, averaged=None)  # what clients use is in the state
+    return plain._replace(init=init, step=step)  # what clients use is in the state

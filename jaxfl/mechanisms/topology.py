@@ -103,7 +103,7 @@ class Walk(NamedTuple):
 
 
 def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
-    """Hand a model on until a client accepts it. Where nobody can whom it can get to, it stays.
+    """Hand a model on until a client accepts it; it stays where no client in reach would.
 
     Args:
       key: of this way; that of hop h is ``fold_in(key, h)``.

@@ -47,7 +47,7 @@ def _rows(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     strips = jnp.concatenate(_shifted(x, kw, stride, 2), axis=1)  # (H, kw C, W', B)
     height, depth, width, batch = strips.shape
     matrix = kernel.reshape(kh * kw * channels, features).T
-    # Its backward is traced behind the context in which the network is applied.
+    # Its backward is traced after the context in which the network is applied.
     precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     y: Any = _row_products(strips.reshape(height, depth, width * batch), matrix, stride, precision)
     return y.reshape(-1, features, width, batch)

@@ -1,7 +1,7 @@
 """A network that generates the parameters of another one.
 
 Shamsian et al. 2021, "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, appendix C: a
-multilayer perceptron, and behind it one linear map for each leaf of the target.
+multilayer perceptron, and after it one linear map for each leaf of the target.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ class Hypernetwork(nn.Module):
     Attributes:
       model: whose parameters it generates.
       hidden: units of a hidden layer.
-      depth: hidden layers behind the first.
+      depth: hidden layers after the first.
     """
 
     model: Model

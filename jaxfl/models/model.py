@@ -221,7 +221,7 @@ class Model:
         return x.astype(full), updated, tuple(taps[depth].astype(full) for depth in depths)
 
     def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
-        """Returns inner outputs in evaluation mode; compiled, nothing behind the deepest is computed.
+        """Returns inner outputs in evaluation mode; compiled, nothing after the deepest is computed.
 
         Arguments, returned outputs and errors are those of `apply_with_taps`.
         """

@@ -1,7 +1,7 @@
 """Runs of like blocks as one loop, so that the time to compile a network does not grow with its depth.
 
 Blocks are alike if they have the same module and the same input, as most of a ResNet stage have. A module
-that `extends`, such as DenseNet's layer, puts out its input with more channels behind it; what it says there
+that `extends`, such as DenseNet's layer, puts out its input with more channels after it; what it says there
 are the layers in it that see this input. A run of these is computed on maps that have all channels from the
 start. Those that are still to come are zeros, and so are the weights that meet them.
 """

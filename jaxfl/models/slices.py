@@ -2,7 +2,7 @@
 
 Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. What a layer puts out is numbered from 0 in both
 networks, and the narrower one has the first numbers. What a layer takes need not be numbered so: flattened
-maps have these numbers at every pixel, and behind a concatenation (a module that `extends`, see
+maps have these numbers at every pixel, and after a concatenation (a module that `extends`, see
 `jaxfl.models.repeated`) each part has its own first ones. A module that says why it is `uncut` has no such
 numbers.
 """
@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 
     Attributes:
         taken: {(how many the block takes, how many in the wide network): (n,) int}.
-        joined: The same of what it puts out where that is its input with more behind it; else nothing.
+        joined: The same of what it puts out where that is its input with more after it; else nothing.
         flat: Of what it takes, as one vector.
     """
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxfl.config.setup import Setup
-from jaxfl.errors import JaxflError, kept
+from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.runs import store
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
-from jaxfl.runs.job import fitted, form_of_state, job_of, most_together
+from jaxfl.runs.job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.observer import NOBODY
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
@@ -34,7 +34,7 @@ class Planned(NamedTuple):
     Args:
       variant: the method.
       setup: the options of the run.
-      done: rounds behind which it goes on; 0 for a new one.
+      done: rounds after which it continues; 0 for a new one.
     """
 
     variant: Variant
@@ -55,7 +55,7 @@ def batches(runs: Runs) -> list[Runs]:
 
 
 def refused(parts: Sequence[Runs], data: Data) -> dict[Path, JaxflError]:
-    """Runs that cannot begin, and why: nobody should learn it behind the training of those before them.
+    """Runs that cannot begin, and why: nobody should learn it after the training of those before them.
 
     Args:
       parts: from `batches`.
@@ -73,7 +73,7 @@ def refused(parts: Sequence[Runs], data: Data) -> dict[Path, JaxflError]:
         try:
             form_of_state(variant, setup, data.federation)
         except JaxflError as error:
-            errors |= dict.fromkeys(runs, kept(error))
+            errors |= dict.fromkeys(runs, without_traceback(error))
     return errors
 
 
@@ -105,14 +105,14 @@ def run_batch(
     spent = compilation(variant.programs)
     try:
         if begun:
-            data = start_from(prepare(given, begun[0]), given, begun[0], NOBODY)
-        setup, data = fitted(variant, given, data)
+            data = start_from(prepare(given, begun[0], data.source), given, begun[0], NOBODY)
+        setup, data = fit_to_machine(variant, given, data)
         fitting = {
             folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
         }
         size, how = _together(list(fitting.values()), data)
     except JaxflError as error:
-        return dict.fromkeys(runs, kept(error))
+        return dict.fromkeys(runs, without_traceback(error))
     apart = _apart(runs, earlier)
     if len(runs) > 1 or apart:
         labels = " ".join(dict.fromkeys(run.variant.label for run in runs.values()))
@@ -132,16 +132,16 @@ def run_batch(
                         if open_:
                             ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
                     except JaxflError as error:
-                        failures[folder] = kept(error)
+                        failures[folder] = without_traceback(error)
                 # A damaged checkpoint may have taken some of them further back.
                 ready.sort(key=lambda run: run.done)
                 for _, alike in itertools.groupby(ready, key=lambda run: run.done):
                     alike = list(alike)
                     job = job_of([fitting[run.folder][:2] for run in alike], data.federation)
-                    outcomes = proceed(job, alike, data.devices, spent)
+                    outcomes = proceed(job, alike, data.client_devices, spent)
                     for run, outcome in zip(alike, outcomes, strict=True):
                         if isinstance(outcome, JaxflError):
-                            failures[run.folder] = kept(outcome)
+                            failures[run.folder] = without_traceback(outcome)
                     spent = compilation(variant.programs)
     return failures
 

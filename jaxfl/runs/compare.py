@@ -22,10 +22,10 @@ from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import Taken
-from jaxfl.runs.paired import label_of, written
+from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report
-from jaxfl.runs.table import check_columns
+from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
 
 
@@ -91,7 +91,8 @@ def compare(
     _check_code(folder, begun, changed_code, observer.warned)
 
     def watch(run, new):
-        observer.progressed(f"{planned[run].variant.label}, {_draw(planned[run], partition_seeds > 1)}", new)
+        its = planned[run]
+        observer.progressed(f"{its.variant.label}, {_draw_in_words(its, partition_seeds > 1)}", new)
         follow(run, new)
 
     store.forget_end(folder)
@@ -113,21 +114,7 @@ def compare(
                 observer.said(f"partition_seed {number}")
             data = start_from(data, setup, saved, observer)
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
-    finished = [run for run in planned if store.holds(run, store.RESULT)]
-    errors = {run: error for run, error in errors.items() if run not in finished}
-    failures = _told(planned, errors)
-    notes = _left_out(failures)
-    paired = None
-    if against is not None:
-        if against in _whole(planned, finished):
-            paired = against
-        else:
-            notes.append(f"Nothing is compared with {against}: not all runs have finished.")
-    table = report(finished, folder, show, setup.run.target, paired, notes) if finished else None
-    if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
-        order = list(dict.fromkeys(run.parent.name for run in planned))
-        end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
-        files.write_json(folder / store.END, end)
+    table, failures = _conclude(folder, planned, errors, show, setup.run.target, against)
     objects = {run: its.variant for run, its in planned.items() if its.variant.name is None}
     opened = [
         dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
@@ -137,15 +124,39 @@ def compare(
     return Comparison(folder, table, by_label(opened), failures)
 
 
+def _conclude(
+    folder: Path,
+    planned: Runs,
+    errors: dict[Path, JaxflError],
+    show: Sequence[str],
+    target: Sequence[float],
+    against: str | None,
+) -> tuple[Table | None, list[str]]:
+    """Write the table and the plot of what has finished, and how the comparison has ended."""
+    finished = [run for run in planned if store.holds(run, store.RESULT)]
+    failures = _failure_sentences(planned, {run: e for run, e in errors.items() if run not in finished})
+    notes = _left_out(failures)
+    if against is not None and against not in _complete_labels(planned, finished):
+        notes.append(f"Nothing is compared with {against}: not all runs have finished.")
+        against = None
+    table = report(finished, folder, show, target, against, notes) if finished else None
+    # Where another process is at work, the comparison has not ended.
+    if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
+        order = list(dict.fromkeys(run.parent.name for run in planned))
+        end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
+        files.write_json(folder / store.END, end)
+    return table, failures
+
+
 def _named(against: str, variants: Sequence[Variant]) -> str:
     """The label of the variant that others are compared with, which may be called as on the command line."""
     labels = {variant.label: choices.split(variant.label)[1] for variant in variants}
     in_files = {choices.join(its.name, labels[its.label]): its.label for its in variants if its.name}
-    found = written(choices.absolute(against), in_files)
+    found = matching_label(choices.absolute(against), in_files)
     return in_files[found] if found else label_of(against, labels)
 
 
-def _whole(planned: Runs, finished: Sequence[Path]) -> set[str]:
+def _complete_labels(planned: Runs, finished: Sequence[Path]) -> set[str]:
     """The labels of which all runs have finished; none if others have on some of several partitions alone."""
     left = {its.variant.label for run, its in planned.items() if run not in finished}
     ended = {planned[run].variant.label for run in finished}
@@ -153,13 +164,13 @@ def _whole(planned: Runs, finished: Sequence[Path]) -> set[str]:
     return set() if several and left & ended else ended - left
 
 
-def _draw(its: Planned, several: bool) -> str:
+def _draw_in_words(its: Planned, several: bool) -> str:
     """A run's seed in words, and its partition seed where there are several."""
     partition = f", partition seed {its.setup.partition.partition_seed}" if several else ""
     return f"seed {its.setup.run.seed}{partition}"
 
 
-def _told(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
+def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
     """Why runs have not finished, see `Comparison`."""
     several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
     number = Counter(its.variant.label for its in planned.values())
@@ -170,7 +181,7 @@ def _told(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
         alike[label, sentence.replace(str(run), "their folders")].append((run, sentence))
     told = []
     for (label, of_all), them in alike.items():
-        draws = "; ".join(_draw(planned[run], several) for run, _ in them)
+        draws = "; ".join(_draw_in_words(planned[run], several) for run, _ in them)
         some = f" ({draws})" if len(them) < number[label] else ""
         told.append(f"{label}{some}: {of_all if len(them) > 1 else them[0][1]}")
     return told
@@ -324,7 +335,7 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
         try:
             parts = batches(unfinished)
             hopeless = refused(parts, data)
-            for sentence in _left_out(_told(planned, hopeless)):
+            for sentence in _left_out(_failure_sentences(planned, hopeless)):
                 say(sentence)
             failures |= hopeless
             parts = [runs for runs in parts if runs.keys().isdisjoint(hopeless)]

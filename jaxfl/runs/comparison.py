@@ -8,7 +8,7 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.runs import store
 from jaxfl.runs.load import Loaded
 from jaxfl.runs.load import load as open_run
-from jaxfl.runs.paired import written
+from jaxfl.runs.paired import matching_label
 from jaxfl.runs.report import table_of
 from jaxfl.runs.table import Table
 
@@ -27,7 +27,7 @@ class Begun(dict[tuple, Loaded]):
         """
         label, *draw = key if isinstance(key, tuple) and key else (key,)
         known = list(dict.fromkeys(label for label, *_ in self))
-        found = written(str(label), known)
+        found = matching_label(str(label), known)
         if found is None:
             raise JaxflError(f"There is no run of {label!r} here; {nearest(str(label), known)}")
         if (found, *draw) in self:

@@ -97,7 +97,7 @@ def restore_setup(folder: Path, config: dict) -> Setup:
     """The setup that a run's configuration describes, whatever its method is.
 
     Raises:
-      JaxflError: if it is none, or code of it is in the run folder, which is data.
+      JaxflError: if it does not describe a setup, or code of it is in the run folder, which is data.
     """
     _refuse_code_within(folder, config)
     # Options that are missing are younger than the run, whose defaults are what it did.

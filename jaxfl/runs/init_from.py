@@ -78,7 +78,7 @@ def started(
     return dataclasses.replace(federation, initial=tuple(starts)), tuple(sentences)
 
 
-def kept(data: Data) -> dict[str, np.ndarray]:
+def initial_arrays(data: Data) -> dict[str, np.ndarray]:
     """What a run keeps of its initial weights, as named arrays; nothing where all are fresh."""
     federation, arrays = data.federation, {}
     for model, group, models in zip(

@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 def reason(code: int) -> str:
     """The middle of a sentence: why runs have stopped, where nobody has just asked for it."""
-    return ", for the next rounds would not end within --max-seconds" if code == OUT_OF_TIME else ""
+    return ", because the next rounds would not end within --max-seconds" if code == OUT_OF_TIME else ""
 
 
 class StopRequest:

@@ -42,13 +42,13 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
     return Job(
         variant.programs,
         federation,
-        [variant.config for variant, _ in runs],
-        align(cohorts, federation) if len(runs) > 1 else cohorts,
-        [jax.random.key(setup.run.seed) for _, setup in runs],
-        setup.run.eval_every,
-        setup.run.score_cohort,
-        [_conditions(setup, federation) for _, setup in runs],
-        setup.machine.client_state == "host",
+        configs=[variant.config for variant, _ in runs],
+        cohorts=align(cohorts, federation) if len(runs) > 1 else cohorts,
+        keys=[jax.random.key(setup.run.seed) for _, setup in runs],
+        eval_every=setup.run.eval_every,
+        score_cohort=setup.run.score_cohort,
+        conditions=[_conditions(setup, federation) for _, setup in runs],
+        on_host=setup.machine.client_state == "host",
     )
 
 
@@ -104,7 +104,7 @@ def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) 
     return taken_over(variant.programs.init, key, federation, hyper, state)
 
 
-def fitted(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
+def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
     """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
 
     Where the device's memory asks for it, fewer clients train side by side.

@@ -20,7 +20,7 @@ from jaxfl.runs.observer import NOBODY
 
 
 @functools.lru_cache(maxsize=1)
-def begun(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
+def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
     """A run where others go on with it, and what their server averages.
 
     Args:
@@ -62,7 +62,7 @@ def begun(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
 
 def sent_first(folder: Path, after: int) -> Arrays:
     """What the server sends first; arguments and errors are those of `begun`."""
-    its, averaged = begun(folder, after)
+    its, averaged = opened_at(folder, after)
     return sent_to_all(averaged, its.state)
 
 
@@ -79,7 +79,7 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
       JaxflError: as `begun`, or if there is no such client, the images do not look like the run's, or the
         run's data set is needed and not at hand.
     """
-    its, averaged = begun(folder, after)
+    its, averaged = opened_at(folder, after)
     ids = np.asarray(its.federation.groups[0].id).tolist()
     if client not in ids:
         raise JaxflError(f"There is no client {client}; {folder} has clients 0 to {len(ids) - 1}.")

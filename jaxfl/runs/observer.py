@@ -23,7 +23,7 @@ class Observer(NamedTuple):
 
     Args:
       prepared: the setup, its data, and how many runs there are.
-      said: a sentence on how several runs are run, and why.
+      said: a sentence about what happens next.
       warned: a sentence that nobody should miss; by default it goes to stderr.
       progressed: a run in words, which no other run has, and its newest records, as they are in
         metrics.jsonl.

@@ -61,18 +61,18 @@ UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")
 
 
 def label_of(against: str, labels: Iterable[str]) -> str:
-    """The label of what others are compared with, see `written`.
+    """The label of what others are compared with, see `matching_label`.
 
     Raises:
       JaxflError: if there is none, naming a label like it, or all of them.
     """
     labels = list(labels)
-    if found := written(against, labels):
+    if found := matching_label(against, labels):
         return found
     raise JaxflError(f"--against {against}: there is no such row in the table; {nearest(against, labels)}")
 
 
-def written(wanted: str, labels: Iterable[str]) -> str | None:
+def matching_label(wanted: str, labels: Iterable[str]) -> str | None:
     """The label that somebody means, or None; its numbers may be written otherwise (1 for 1.0)."""
     labels = list(labels)
     if wanted in labels:
@@ -153,7 +153,7 @@ def _of_both(own: dict, other: dict, of_clients: Callable[[dict], Sequence[float
     return apart[np.isfinite(apart)]
 
 
-def explained(against: str, differences: Mapping[str, Difference]) -> list[str]:
+def notes_on(against: str, differences: Mapping[str, Difference]) -> list[str]:
     """What is to be known of differences, by label: what their pairs are, in a note for each kind."""
     counts, labels = {}, {}
     for label, its in differences.items():

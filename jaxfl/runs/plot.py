@@ -71,7 +71,7 @@ def _wrapped(labels: Iterable[str]) -> list[str]:
 
 
 def _in_lines(label: str, width: int) -> str:
-    """Divided behind its commas."""
+    """Divided after its commas."""
     return textwrap.fill(label.replace(",", ", "), width, break_long_words=False, break_on_hyphens=False)
 
 

@@ -48,15 +48,15 @@ USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 class Data(NamedTuple):
     """A prepared federation and what it was made of.
 
-    `devices` are the clients', where they are given; `starts` says what architectures start from, if given;
-    `drawn` what is done to the clients' images, if anything.
+    `client_devices` say how fast clients are, and `starts` what architectures start from, if given; `drawn`
+    is what is done to the clients' images, if anything.
     """
 
     source: Source
     partition: Partition
     models: tuple[tuple[Model, int], ...]
     federation: Federation
-    devices: dict[str, Device] | None
+    client_devices: dict[str, Device] | None
     starts: tuple[str, ...] = ()
     drawn: Drawn | None = None
 
@@ -89,8 +89,8 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     federation = with_newcomers(setup, federation)
     if of_host:
         federation = on_host(federation)
-    clients_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
-    data = Data(source, partition, models, federation, clients_devices, drawn=drawn)
+    client_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
+    data = Data(source, partition, models, federation, client_devices, drawn=drawn)
     if saved:
         _require_same_images(saved, images_of(data), source.name)
     return data

@@ -66,7 +66,7 @@ def compilation(programs: Programs) -> tuple[int, float]:
 def proceed(
     job: Job,
     runs: Sequence[Run],
-    devices: dict[str, Device] | None,
+    client_devices: dict[str, Device] | None,
     spent: tuple[int, float],
     profile: Path | None = None,
 ) -> list[dict | JaxflError]:
@@ -77,7 +77,7 @@ def proceed(
     Args:
       job: what is computed; of several runs each has, on a CPU, the same bits as alone.
       runs: in the order of the job, and all at the same round.
-      devices: the clients', by architecture, where they are known.
+      client_devices: how fast the clients are, by architecture, where that is known.
       spent: `compilation` before anything was compiled for them.
       profile: a folder for a trace of the second chunk of rounds, or of the only one.
 
@@ -91,7 +91,7 @@ def proceed(
     """
     Thread(target=importlib.import_module, args=["jaxfl.runs.plot"]).start()  # while programs are compiled
     compilations, seconds = spent
-    ended, outcomes = _train(job, runs, devices, seconds, profile), []
+    ended, outcomes = _train(job, runs, client_devices, seconds, profile), []
     for i, run in enumerate(runs):
         if i in ended:
             outcomes.append(ended[i])
@@ -107,7 +107,7 @@ def proceed(
     return outcomes
 
 
-def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
+def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]:
     """Compute and write down all rounds.
 
     Returns:
@@ -132,7 +132,7 @@ def _train(job, runs, devices, seconds, profile) -> dict[int, JaxflError]:
                 stop = request.made
                 for i, run in list(going.items()):
                     where, deadline = (job.federation, job.cohorts[i]), run.config["options"].get("deadline")
-                    new = records(of_runs[i], *where, spent, devices, len(runs), deadline)
+                    new = records(of_runs[i], *where, spent, client_devices, len(runs), deadline)
                     new[-1]["seconds"]["write"] = wrote[i]
                     spent, begun = 0.0, time.perf_counter()
                     try:

@@ -16,7 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.paired import UNPAIRED, Draw, explained, label_of, paired
+from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, measure, tabulate
 from jaxfl.runs.target import by_target, check_targets
 
@@ -129,7 +129,7 @@ def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
 
 
 def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, dict]]) -> Table:
-    """The table with a column behind the accuracies: how far they are above those of one label.
+    """The table with another column after the accuracies: how far they are above those of one label.
 
     Args:
       table: of all labels.
@@ -142,7 +142,7 @@ def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, di
         for label, results in by_draw.items()
     }
     lonely = [label for label, its in differences.items() if not its.pairs and label != against]
-    notes = explained(against, differences)
+    notes = notes_on(against, differences)
     notes += [f"{label} and {against} have no seed in common: nothing can be paired." for label in lonely]
     first, *others = table.titles
     rows = [(label, [cells[0], differences[label], *cells[1:]]) for label, cells in table.rows]

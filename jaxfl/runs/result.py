@@ -24,29 +24,40 @@ def records(
     federation: Federation,
     cohorts,
     compile_seconds: float,
-    devices: dict[str, Device] | None = None,
+    client_devices: dict[str, Device] | None = None,
     together: int = 1,
     deadline: float | None = None,
 ) -> list[dict]:
     """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
 
-    Where several runs are one program, `together` says how many; the seconds of training are one run's part.
-    Losses, bytes up and bytes down are listed in the order of `clients`, the ids of the round's cohort. A
-    loss that is not finite is None, and that of a client that did not train or whose answer was lost. lost,
-    where answers can be, are the ids of these clients; who was late has spent what it could by the `deadline`
-    in simulated seconds. flops are the floating-point operations of training, a server's included, see
-    `jaxfl.core.flops`; client_flops those of each client alone;
-    cohort is there where the cohorts of rounds are scored, simulated_seconds where the clients' devices are
-    known (by architecture): the time of the slowest client, or the deadline where the server waits for one in
-    vain; findings where the method has some. What a method does before the first round counts for it, and
-    stands there as preparation. Accuracies are of all clients but newcomers.
+    They are the lines of metrics.jsonl:
+
+        round              from 1 on
+        clients            ids of the round's cohort, in whose order losses and bytes are listed
+        client_loss        None where it is not finite, or the client has not trained or was lost
+        loss               the mean of those who have trained and answered
+        client_bytes_up, client_bytes_down
+                           and their sums, bytes_up and bytes_down
+        client_flops       operations of training; flops is their sum and the server's part, see
+                           `jaxfl.core.flops`
+        lost               ids of those whose answers were lost, where some can be; who was late has spent
+                           what it could by the `deadline`, in simulated seconds
+        simulated_seconds  of the slowest client, or the deadline where the server waits for one in vain;
+                           where it is known, by architecture, how fast clients are
+        cohort             scores of the round's cohort, where these are asked for
+        findings           of methods that have some
+        preparation        what a method has done before round 1, which counts for that round
+        accuracy, received
+                           of all clients but newcomers, where they are scored
+        seconds            of the chunk
+        together           how many runs are one program; the seconds of training are one run's part
     """
     lines = [
-        _line(report, t, cohorts, federation, devices, deadline)
+        _line(report, t, cohorts, federation, client_devices, deadline)
         for t, report in enumerate(chunk.reports, chunk.first)
     ]
     if chunk.preparation is not None:
-        before = _preparation(chunk.preparation, federation, devices)
+        before = _preparation(chunk.preparation, federation, client_devices)
         lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
         lines[0]["preparation"] = before
     if chunk.scores is not None:
@@ -62,11 +73,11 @@ def records(
     return lines
 
 
-def _line(report: Report, t: int, cohorts, federation: Federation, devices, deadline) -> dict:
+def _line(report: Report, t: int, cohorts, federation: Federation, client_devices, deadline) -> dict:
     """What round `t` did, see `records`."""
     whole = list(_members(report, t, cohorts, federation))
-    late = deadline and devices
-    members = [_until(deadline, devices, one) if late and one.lost else one for one in whole]
+    late = deadline and client_devices
+    members = [_until(deadline, client_devices, one) if late and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
     losses = [None if one.idle or one.lost else one.loss for one in members]
     told = [loss for loss in losses if loss is not None]
@@ -85,8 +96,8 @@ def _line(report: Report, t: int, cohorts, federation: Federation, devices, dead
     }
     if report.lost:
         line["lost"] = lost
-    if devices:
-        busy = [clock.seconds(devices[one.model], one.flops, one.up + one.down) for one in members]
+    if client_devices:
+        busy = [clock.seconds(client_devices[one.model], one.flops, one.up + one.down) for one in members]
         line["simulated_seconds"] = deadline if deadline and lost else max(busy)
     if report.info.findings:
         line["findings"] = jax.tree.map(_plain, report.info.findings)
@@ -139,9 +150,9 @@ def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterato
             yield _Member(number, group.model.name, loss, idles, gone, up, down, operations)
 
 
-def _until(deadline: float, devices: dict[str, Device], late: _Member) -> _Member:
+def _until(deadline: float, client_devices: dict[str, Device], late: _Member) -> _Member:
     """A client that the server stopped waiting for, with what it could spend by then."""
-    flops, up, down = clock.until(deadline, devices[late.model], late.flops, late.up, late.down)
+    flops, up, down = clock.until(deadline, client_devices[late.model], late.flops, late.up, late.down)
     return late._replace(flops=flops, up=up, down=down)
 
 
@@ -150,7 +161,7 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
 
     Returns:
       clients: their ids; bytes_up, bytes_down; and for each moment, before their training (received), right
-      behind it (trained, where the method tells) and at the end of the round (personal), the accuracy on
+      after it (trained, where the method tells) and at the end of the round (personal), the accuracy on
       their test rows: mean over them, pooled, and per_client in the order of `clients`.
     """
     present = [slots.mask for slots in cohort.groups]
@@ -170,7 +181,7 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
     }
 
 
-def _preparation(report: Report, federation: Federation, devices: dict[str, Device] | None) -> dict:
+def _preparation(report: Report, federation: Federation, client_devices: dict[str, Device] | None) -> dict:
     """What all clients have sent and computed before the first round."""
     up, down = (
         [_bytes(of_group, slice(None)) for of_group in counts]
@@ -181,9 +192,9 @@ def _preparation(report: Report, federation: Federation, devices: dict[str, Devi
         "bytes_down": sum(map(sum, down)),
         "flops": float(sum(of_group.sum() for of_group in report.flops)),
     }
-    if devices:
+    if client_devices:
         spent["simulated_seconds"] = max(
-            clock.seconds(devices[model.name], operations, sent + received)
+            clock.seconds(client_devices[model.name], operations, sent + received)
             for model, flops, *moved in zip(federation.models, report.flops[:-1], up, down, strict=True)
             for operations, sent, received in zip(flops.tolist(), *moved, strict=True)
         )

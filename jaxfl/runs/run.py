@@ -15,9 +15,9 @@ from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
-from jaxfl.runs.init_from import kept, start_from
+from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
-from jaxfl.runs.job import fitted, job_of, newest_state
+from jaxfl.runs.job import fit_to_machine, job_of, newest_state
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import NOBODY, Observer
 from jaxfl.runs.owner import owned
@@ -75,7 +75,7 @@ def run(
         data = start_from(data, setup, saved, observer)
         spent = compilation(variant.programs)
         job, begun = start(folder, variant, setup, data, watch)
-        return folder, _only(proceed(job, [begun], data.devices, spent, profile))
+        return folder, _only(proceed(job, [begun], data.client_devices, spent, profile))
 
 
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
@@ -108,7 +108,7 @@ def resume(
 ) -> dict:
     """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
 
-    A finished run returns its result at once, unless more rounds are asked for: then it goes on, also behind
+    A finished run returns its result at once, unless more rounds are asked for: then it goes on, also after
     the target at which it has stopped.
 
     Args:
@@ -127,6 +127,7 @@ def resume(
         cannot become as long as asked for.
       Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
     """
+    data_dir = data_dir and as_path(data_dir).absolute()
     agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
     follow, config = Log(log), store.read_config(folder)
 
@@ -143,20 +144,24 @@ def resume(
         watch(metrics)
         return found
 
+    def moved():  # once the data are known to be there
+        if data_dir is not None:
+            store.change(folder, "data_dir", str(data_dir))
+
     with follow, limited(max_seconds):
         if data_dir is None and (found := finished()):  # which whoever may not write here can read
             return found
         with owned(folder):
-            if data_dir is not None:
-                store.change(folder, "data_dir", str(as_path(data_dir).absolute()))
             config = store.read_config(folder)  # its owner has ended or lengthened it just now
             if found := finished():
+                moved()
                 return found
             then = code.latest(config, store.read_metrics(folder))
             if not changed_code:
                 code.refuse_changed(folder, then)
             setup, variant = restore(folder, config)
             setup = setup if devices is None else setup.replace(devices=devices)
+            setup = setup if data_dir is None else setup.replace(data_dir=data_dir)
             if not code.same_package(then):
                 observer.warned(
                     f"jaxfl is not what it was when {folder} was computed; its result says from which round "
@@ -165,10 +170,11 @@ def resume(
             data = start_from(prepare(setup, folder), setup, folder, observer)
             if rounds is not None and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
+            moved()
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
             begun = reopen(folder, variant, setup, data, watch)
-            return _only(proceed(job, [begun], data.devices, spent))
+            return _only(proceed(job, [begun], data.client_devices, spent))
 
 
 def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:
@@ -200,7 +206,7 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
             f"does not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}."
         )
     metrics = store.read_metrics(folder)
-    # The last rounds of a run may be fewer than --eval-every: the longer run is not scored behind these.
+    # The last rounds of a run may be fewer than --eval-every: the longer run is not scored after these.
     kept = len(metrics) - len(metrics) % setup.run.eval_every
     if kept and not checkpoint.saved(folder, kept):
         raise JaxflError(
@@ -245,9 +251,10 @@ def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
       watch: called with the metrics of every round as they come.
 
     Raises:
-      JaxflError: if the folder is not free or cannot be written, or the method cannot run so, see `fitted`.
+      JaxflError: if the folder is not free or cannot be written, or the method cannot run so, see
+        `fit_to_machine`.
     """
-    setup, data = fitted(variant, setup, data)
+    setup, data = fit_to_machine(variant, setup, data)
     return job_of([(variant, setup)], data.federation), begin(folder, variant, setup, data, watch)
 
 
@@ -257,7 +264,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
     Args:
       folder: must not exist, or be empty.
       variant: the method.
-      setup: the options of the run, as `fitted` returns them.
+      setup: the options of the run, as `fit_to_machine` returns them.
       data: likewise.
       watch: called with the metrics of every round as they come.
 
@@ -277,7 +284,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
         "environment": environment(),
         "code": now,
     }
-    store.begin(folder, config, data.partition, data.source, data.federation.links, kept(data))
+    store.begin(folder, config, data.partition, data.source, data.federation.links, initial_arrays(data))
     return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
 
 

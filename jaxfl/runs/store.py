@@ -126,7 +126,7 @@ def begin(
 
 @writes
 def lengthen(folder: Path, config: dict, rounds: int) -> None:
-    """Let a run go on behind its end.
+    """Let a run continue past its end.
 
     Args:
       folder: of the run.

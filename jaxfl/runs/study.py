@@ -25,7 +25,7 @@ from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import NOBODY, Observer
-from jaxfl.runs.paired import UNPAIRED, Draw, explained, paired, written
+from jaxfl.runs.paired import UNPAIRED, Draw, matching_label, notes_on, paired
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, cell, measure
 from jaxfl.runs.target import by_target
@@ -82,7 +82,7 @@ def read(path: Path) -> Study:
     Raises:
       JaxflError: naming what the file lacks, or has too much of, or what is no option or no value of it.
     """
-    said = _said(path)
+    said = _read_toml(path)
     for name in said:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
@@ -105,7 +105,8 @@ def read(path: Path) -> Study:
         if not isinstance(values, list) or not values:
             raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
     for name, values in {"methods": said["methods"], **axes}.items():
-        of_values = [store.file_name(named({name: value})) for value in values]  # as their folders are called
+        # As their folders are called.
+        of_values = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
                 raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
@@ -115,7 +116,7 @@ def read(path: Path) -> Study:
     study = Study(path.stem, tuple(said.pop("methods")))._replace(**said)
     measure(study.show)
     if study.against:
-        against = written(study.against, study.methods)
+        against = matching_label(study.against, study.methods)
         if against is None:
             raise JaxflError(
                 f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
@@ -151,10 +152,10 @@ def settings(study: Study) -> list[dict[str, Any]]:
     return [dict(zip(study.axes, values, strict=True)) for values in itertools.product(*study.axes.values())]
 
 
-def named(setting: Mapping[str, Any]) -> str:
+def setting_name(setting: Mapping[str, Any]) -> str:
     """A setting in words, which are also the name of its folder.
 
-    >>> named({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
+    >>> setting_name({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
     'partition=dirichlet,alpha=0.1,models=mlp+lenet5'
     """
     texts = {name: "+".join(map(str, v)) if isinstance(v, list) else str(v) for name, v in setting.items()}
@@ -187,7 +188,7 @@ def run(
       The table of what has finished, None if nothing has; and why runs have not.
 
     Raises:
-      JaxflError: if there is no such part, `max_seconds` is none, or a table cannot be written.
+      JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
       Interrupted: early, see `jaxfl.runs.interrupt`.
     """
     number, parts = part
@@ -203,7 +204,7 @@ def run(
     mine = everything[number - 1 :: parts]
     with limited(max_seconds), deferred() as request:
         for done, setting in enumerate(mine, 1):
-            its = f"{': ' * bool(setting)}{named(setting)}"
+            its = f"{': ' * bool(setting)}{setting_name(setting)}"
             observer.said(f"{study.title}: setting {done} of {len(mine)}{its}")
             try:
                 if stop := request.made:
@@ -229,7 +230,7 @@ def run(
                 ) from None
             except JaxflError as error:  # of this setting; the others go on
                 said = [str(error)]
-            failures += [f"{named(setting)}: {sentence}" if setting else sentence for sentence in said]
+            failures += [f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in said]
     cells = finished(study, folder)
     if not cells.results:
         if store.holds(folder, store.STUDY):
@@ -241,7 +242,7 @@ def run(
     from jaxfl.runs.plot import draw_grid, draw_table  # here: whoever draws nothing does not wait for it
 
     draw = draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else draw_table
-    unit = shown(study).title
+    unit = measure_of(study).title
     files.write_pictures(folder, {"study.png": lambda: draw(table, study.title, unit)})
     return table, failures
 
@@ -261,7 +262,7 @@ def finished(study: Study, folder: Path) -> Cells:
             if is_begun(run, its) and store.holds(run, store.RESULT):
                 result, metrics = store.read_finished(run)
                 draw = its.setup.run.seed, its.setup.partition.partition_seed
-                of_choice = results.setdefault((named(setting), choice_of[its.variant.label]), {})
+                of_choice = results.setdefault((setting_name(setting), choice_of[its.variant.label]), {})
                 of_choice[draw] = result | {"targets": by_target(metrics, setup.run.target)}
     return Cells(study, results)
 
@@ -269,15 +270,15 @@ def finished(study: Study, folder: Path) -> Cells:
 def tabulate(cells: Cells) -> Table:
     """A study's table: a column for each value of `columns`, a row for each combination of the others.
 
-    Where the study compares methods `against` one of them, columns of differences stand behind these.
+    Where the study compares methods `against` one of them, columns of differences stand after these.
     """
-    study, (what, value, of_clients) = cells.study, shown(cells.study)
+    study, (what, value, of_clients) = cells.study, measure_of(cells.study)
     expected = study.seeds * study.partition_seeds
     rows, differences, incomplete, missed = {}, {}, [], []
 
     for choice, setting in itertools.product(study.methods, settings(study)):
-        of_seeds = cells.results.get((named(setting), choice), {})
-        its = f"{choice} {named(setting)}".rstrip()
+        of_seeds = cells.results.get((setting_name(setting), choice), {})
+        its = f"{choice} {setting_name(setting)}".rstrip()
         if len(of_seeds) < expected:
             incomplete.append(f"{its} has {len(of_seeds)} of {expected}")
         if of_seeds:
@@ -287,7 +288,7 @@ def tabulate(cells: Cells) -> Table:
                 missed.append(f"{its} in {reached} of {len(values)} runs")
             row, column = _place(study, setting | {METHOD: choice})
             rows.setdefault(row, {})[column] = cell(values)
-            rivals = cells.results.get((named(setting), study.against), {})
+            rivals = cells.results.get((setting_name(setting), study.against), {})
             if rivals and choice != study.against:
                 differences[its] = paired(of_seeds, rivals, value, of_clients)
                 rows[row][f"{column} minus {study.against}"] = differences[its]
@@ -307,7 +308,7 @@ def tabulate(cells: Cells) -> Table:
         column: cell for column, cell in nothing.items() if any(column in its for its in rows.values())
     }
     body = [(row, [*(nothing | of_row).values()]) for row, of_row in rows.items()]
-    notes = (*notes, *explained(study.against, differences))
+    notes = (*notes, *notes_on(study.against, differences))
     return Table([*nothing], body, notes, of_rows="setting" if study.columns == METHOD else METHOD)
 
 
@@ -315,9 +316,9 @@ def _place(study: Study, where: Mapping[str, Any]) -> tuple[str, str]:
     """The row and the column of a method in a setting, by the values of all axes."""
     others = {name: value for name, value in where.items() if name not in (study.columns, METHOD)}
     if study.columns == METHOD:
-        return named(others) or study.title, where[METHOD]
-    row = f"{where.get(METHOD, '')} {named(others)}".strip()
-    return row, named({study.columns: where[study.columns]})
+        return setting_name(others) or study.title, where[METHOD]
+    row = f"{where.get(METHOD, '')} {setting_name(others)}".strip()
+    return row, setting_name({study.columns: where[study.columns]})
 
 
 def _listed(sentences: list[str]) -> str:
@@ -326,7 +327,7 @@ def _listed(sentences: list[str]) -> str:
     return "; ".join(sentences[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def shown(study: Study) -> Measure:
+def measure_of(study: Study) -> Measure:
     """What the table shows, and how that is called: with its target, if all settings have the same."""
     if "target" in study.axes:
         return measure(study.show)
@@ -339,11 +340,11 @@ def found_below(folder: Path) -> dict[str, Study]:
 
     Other files of TOML, which name no methods, are none.
     """
-    paths = [path for path in sorted(folder.rglob("*.toml")) if "methods" in _said(path)]
+    paths = [path for path in sorted(folder.rglob("*.toml")) if "methods" in _read_toml(path)]
     return {path.relative_to(folder).with_suffix("").as_posix(): read(path) for path in paths}
 
 
-def _said(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     """What a file of TOML says."""
     try:
         return tomllib.loads(read_text(path))
@@ -352,7 +353,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 
 def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
-    return folder / store.file_name(named(setting)) if setting else folder / "runs"
+    return folder / store.file_name(setting_name(setting)) if setting else folder / "runs"
 
 
 def _planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:

@@ -30,7 +30,7 @@ SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 2, 6)  # training rows
 EVERYONE, SOME, FIRST_ONLY = range(5), (1, 0, 3), (0, 1, 2)  # clients 3 and 4 have another architecture
 ROUNDS = 3
-OPTIONS = {"epochs": 2, "batch_size": 3}
+OPTIONS = {"batch_size": 3}  # so that a client has several
 TOLERANCE = 1e-5  # relative to 1 + |number|, where sums may have another order
 
 
@@ -87,7 +87,7 @@ def tried(variant: Variant) -> Iterable[Found]:
     Raises:
       JaxflError: if the method does not keep the protocol, see `jaxfl.core.check`.
     """
-    trial = begun(variant)
+    trial = begin(variant)
     for sentence, promise in PROMISES.items():
         seen = promise(trial) or ""
         yield Found(sentence, seen, broken=bool(seen))
@@ -95,8 +95,8 @@ def tried(variant: Variant) -> Iterable[Found]:
         yield Found(sentence, expectation(trial) or "", broken=False)
 
 
-def begun(variant: Variant) -> Trial:
-    """A trial behind its first round."""
+def begin(variant: Variant) -> Trial:
+    """A trial, after its first round."""
     federation, algorithm = clients(), variant.algorithm
     check(algorithm, federation, traced(variant.config), ROUNDS)
 
@@ -194,7 +194,7 @@ def stays_finite(trial: Trial) -> str | None:
     for present in (EVERYONE, SOME, FIRST_ONLY):
         done = played(trial, jax.random.key(2), trial.state, cohort(trial.federation, present))
         done = done._replace(info=done.info._replace(findings={}))  # of a host step of any form
-        for path, leaf in jax.tree_util.tree_leaves_with_path(done):
+        for path, leaf in jax.tree.leaves_with_path(done):
             if not np.isfinite(leaf).all():
                 return (
                     f"round{jax.tree_util.keystr(path)} is not, with clients {', '.join(map(str, present))}"
@@ -228,7 +228,7 @@ def ignores_empty_places(trial: Trial) -> str | None:
 
 
 def ignores_padding(trial: Trial) -> str | None:
-    """A client's list of rows is as long as the longest; what stands behind its own counts nothing."""
+    """A client's list of rows is as long as the longest; what stands after its own counts nothing."""
 
     def padded_otherwise(group):
         numbers = np.arange(group.rows.shape[1], dtype=np.int32)[None]
@@ -248,7 +248,7 @@ def ignores_padding(trial: Trial) -> str | None:
     return _apart(
         outcome(other),
         outcome(trial.federation),
-        "with other images in the places behind a client's own{} is another one: mean(values, batch) and "
+        "with other images in the places after a client's own rows{} is another one: mean(values, batch) and "
         "rows < size leave them out",
     )
 
@@ -361,7 +361,7 @@ def differ(one, other) -> bool:
 
 def _apart(one, other, sentence: str, tolerance: float = TOLERANCE) -> str | None:
     """A sentence about the first leaf in which two trees differ."""
-    found = jax.tree_util.tree_leaves_with_path(one)
+    found = jax.tree.leaves_with_path(one)
     for (path, a), b in zip(found, jax.tree.leaves(other), strict=True):
         a, b = np.asarray(a), np.asarray(b)
         if not np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):

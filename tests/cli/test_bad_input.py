@@ -134,7 +134,10 @@ REFUSED = [
         "--server-lr is a rate of the server's optimiser, and there is none",
     ),
     ("run fedavg @own.args --momentum 1", "--momentum must lie in [0, 1), but is 1.0"),
-    ("run fedavg @own.args --epochs 2 --steps 7", "--steps 7 excludes --epochs 2; leave one of them out"),
+    (
+        "run fedavg @own.args --epochs 2 --steps 7",
+        "--steps 7 and --epochs 2 exclude each other; leave one of them out, or write --steps none",
+    ),
     ("run fedavg @own.args --dropout 1", "--dropout must lie in [0, 1), but is 1"),
     (
         "run fedavg @own.args --deadline 5",

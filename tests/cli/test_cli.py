@@ -449,6 +449,7 @@ def test_as_many_devices_as_asked_for(folder, tmp_path, monkeypatch):
     assert f" on {devices} x cpu" in ended.stdout
     assert console.cpu_devices(["resume", f"{tmp_path}/run"]) == devices
     assert console.cpu_devices(["compare", "fedavg", "--run-dir", str(tmp_path)]) == devices
+    assert console.cpu_devices(["run", "--from", f"{tmp_path}/run", "--run-dir", "new"]) == devices
     assert console.cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
     assert console.cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
     auto = ["run", "fedavg", "--processes", "auto", "--devices", "64"]

@@ -147,7 +147,7 @@ def test_who_needs_all_the_time_that_there_is_answers(federation, cohorts):
 
     @jax.jit
     def settled(whole, done, nobody, everyone):
-        late = lost_answers(whole, nobody, conditions(seconds=20.0).deadline, federation, everyone)
+        late = lost_answers(whole, nobody, conditions(seconds=20.0).deadline, everyone)
         return late, spent(done, whole, late, nobody, federation, everyone).flops[-1]
 
     late, of_server = settled(whole, done, nobody, everyone)

@@ -338,7 +338,7 @@ def test_a_window_has_the_images_of_its_clients_alone(shift):
         lists = [getattr(client, name) for name in LISTS]
         return client.id, [(where.inputs(rows), where.outputs(client, rows)) for rows in lists]
 
-    for place, i in (1, 1), (2, 3):  # behind the stranger
+    for place, i in (1, 1), (2, 3):  # after the stranger
         assert_same(seen(window, place), seen(federation, i))
     assert_same(window.inputs(window.public), federation.inputs(federation.public))
 

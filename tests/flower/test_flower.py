@@ -100,7 +100,7 @@ def test_an_app_is_four_files_that_name_the_run(dataset, tmp_path, capsys):
         "clients": CLIENTS,
         "out": str(folder / "global.npz"),
     }
-    assert "goes on behind its round 3" in (folder / "README.md").read_text()
+    assert "continues after its round 3" in (folder / "README.md").read_text()
     with pytest.raises(SystemExit):
         cli.main(["flower", str(run), "--out", str(folder)])
     assert "already holds something" in capsys.readouterr().err

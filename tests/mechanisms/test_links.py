@@ -79,6 +79,6 @@ def test_a_walk_that_nobody_can_accept_rests(linked, at, here, accepts):
     assert not way.accepted and way.at == at and not way.sent.any()
 
 
-def test_a_walk_ends_behind_the_most_hops(linked):
+def test_a_walk_ends_after_the_most_hops(linked):
     way = walked(linked, at=3, here=range(5), accepts=[1], most=1)
     assert not way.accepted and way.at != 3 and way.sent.tolist() == [0, 0, 0, 1, 0]

@@ -136,7 +136,7 @@ def test_images_that_do_not_fit_are_refused(given, options, sentence):
         adapt(given, SOURCE, seed=0, **options)
 
 
-def test_images_of_another_set_stand_behind_the_clients_own():
+def test_images_of_another_set_stand_after_the_clients_own():
     images = Public(np.full((3, *SHAPE), 9, np.uint8), np.array([2, 0, 1], np.int32), labelled=False)
     federation = federate(SOURCE, tiny_partition(SOURCE), tiny_models(), public=images)
     assert federation.public.tolist() == [60, 61, 62] and not federation.labelled

@@ -39,7 +39,7 @@ def orders(key, size: int, epochs: int):
 
 @functools.partial(jax.jit, static_argnums=2)
 def padded_orders(key, size, epochs: int):
-    """The same for lists of any size as one program, with what pads the rows behind them."""
+    """The same for lists of any size as one program, with what pads the rows after them."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs, dtype=jnp.int32))
     return jax.vmap(lambda epoch: batch_order(epoch, size, max(*SIZES, PUBLIC)))(keys)
 

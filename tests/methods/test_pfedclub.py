@@ -159,7 +159,7 @@ def test_the_papers_networks_are_taken_apart(name, conv, fc):
     assert sum((block.model.names for block in found), ()) == model.names
 
 
-def test_resizing_is_part_of_the_block_behind_it():
+def test_resizing_is_part_of_the_block_after_it():
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
     found = blocks_of(model)
     names = [block.model.names for block in found]
@@ -607,11 +607,11 @@ def test_room_is_for_the_latest(federation, parts):
     seen = Seen(parts, images, PUBLIC, room=max(sizes))
     _, needed = flops.on_host(run, parts, chain, images)
     for length, operations in ((4, needed), (2, 0), (1, 0)):  # computed anew, and counted once
-        (done, x), counted = flops.on_host(seen.behind, chain[:length])
+        (done, x), counted = flops.on_host(seen.after, chain[:length])
         assert done == length and counted == operations
         assert sum(kept.nbytes for kept in seen._remembered.values()) <= max(sizes)
         np.testing.assert_allclose(x, run(parts, chain[:length], images), rtol=1e-5, atol=1e-6)
-    assert Seen(parts, images, PUBLIC, room=max(sizes) - 1).behind(chain)[0] == int(np.argmax(sizes))
+    assert Seen(parts, images, PUBLIC, room=max(sizes) - 1).after(chain)[0] == int(np.argmax(sizes))
 
 
 @pytest.mark.long

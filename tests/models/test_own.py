@@ -200,7 +200,7 @@ class Pooled(nn.Module):
         return nn.Dense(3)(x.reshape(len(x), -1) if self.flat else x.mean((1, 2)))
 
 
-def test_dense_blocks_that_are_put_behind_others_take_vectors():
+def test_dense_blocks_that_are_put_after_others_take_vectors():
     require_vectors(from_linen("own", Pooling(flat=True), (4, 4, 1), 2))
     with pytest.raises(JaxflError, match="'dense' does not take maps"):
         require_vectors(from_linen("own", Pooling(flat=False), (4, 4, 1), 2))
@@ -341,7 +341,7 @@ class Folded(nn.Module):
 
 
 def test_an_axis_folded_into_the_batch_is_no_other_batch():
-    """Blocks behind it run at any number of examples; whose row is whose BatchNorm cannot know."""
+    """Blocks after it run at any number of examples; whose row is whose BatchNorm cannot know."""
     model = from_linen("net", Folded(), SHAPE, CLASSES)
     assert model.names == ("hidden", "head")
     weights, x = initial(model), jnp.arange(5 * 64.0).reshape(5, *SHAPE)
@@ -355,7 +355,7 @@ def test_an_axis_folded_into_the_batch_is_no_other_batch():
 
 
 class Ends(nn.Module):
-    """With a norm behind its classifier."""
+    """With a norm after its classifier."""
 
     @nn.compact
     def __call__(self, x, train=False):
@@ -375,7 +375,7 @@ class InTraining(nn.Module):
         return nn.Dense(CLASSES, name="head")(x)
 
 
-def test_a_norm_behind_the_classifier_is_of_the_head():
+def test_a_norm_after_the_classifier_is_of_the_head():
     assert from_linen("net", Ends(), SHAPE, CLASSES).names == ("dense", "head")
 
 
@@ -423,7 +423,7 @@ def run(apply):
         ),
         (
             lambda: from_linen("own", Residual(), (3,), 2, head="twice", blocks=("head",)),
-            "'head' is called behind the head of own, which begins with 'twice'; name one before it",
+            "'head' is called after the head of own, which begins with 'twice'; name one before it",
         ),
         (
             lambda: from_linen("own", Residual(), (3,), 2, head="haed"),

@@ -122,7 +122,7 @@ predicts_otherwise = with_predict(lambda model, x: x)
 
 
 def with_training(train):
-    """FedProx, behind something that each client does in vain."""
+    """FedProx, after something that each client does in vain."""
 
     def altered(config):
         right = build(config)

@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxfl.errors import JaxflError
 from jaxfl.runs.compare import check_distinct
-from jaxfl.runs.paired import UNPAIRED, Difference, explained, interval, label_of, paired
+from jaxfl.runs.paired import UNPAIRED, Difference, interval, label_of, notes_on, paired
 from jaxfl.runs.table import MOST_COLUMNS, Cell, Table, as_csv, as_latex, as_markdown, as_text, measure
 
 _, VALUE, OF_CLIENTS = measure("accuracy")
@@ -63,18 +63,18 @@ def test_several_partitions_are_the_pairs():
 
 def test_what_cannot_be_paired_is_no_difference():
     assert paired({(0, 0): result(0.5)}, {(1, 0): result(0.5)}, VALUE, OF_CLIENTS) is UNPAIRED
-    assert UNPAIRED.text() == "-" and not explained("fedavg", {"local": UNPAIRED})
+    assert UNPAIRED.text() == "-" and not notes_on("fedavg", {"local": UNPAIRED})
 
 
 def test_notes_tell_which_differences_are_over_what():
     kinds = {"a": Difference(1.0, 0.5, 1.5, 3, "seeds"), "b": Difference(1.0, 0.5, 1.5, 20, "clients")}
-    (alone,) = explained("m0", {"a": kinds["a"]})
+    (alone,) = notes_on("m0", {"a": kinds["a"]})
     assert alone.startswith("Minus m0: ")
-    seeds, clients = explained("m0", kinds)
+    seeds, clients = notes_on("m0", kinds)
     assert seeds.startswith("Minus m0 (a): ") and clients.startswith("Minus m0 (b): ")
-    (single,) = explained("m0", {"a": Difference(1.0, np.nan, np.nan, 1, "seeds")})
+    (single,) = notes_on("m0", {"a": Difference(1.0, np.nan, np.nan, 1, "seeds")})
     assert "no interval" in single and "Student" not in single
-    assert not explained("m0", {"a": Difference(np.nan, np.nan, np.nan, 2, "seeds")})
+    assert not notes_on("m0", {"a": Difference(np.nan, np.nan, np.nan, 2, "seeds")})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_difference_says_whether_it_is_inside_the_spread(differences, text):
 def test_tables_hold_the_ends_of_intervals():
     differences = [UNPAIRED, Difference(-1.5, -2.0, 0.25, 3, "seeds")]
     rows = [(f"m{i}", [Cell(90.0, None), its, Cell(1.0, 0.5)]) for i, its in enumerate(differences)]
-    notes = explained("m0", dict(zip(("m0", "m1"), differences, strict=True)))
+    notes = notes_on("m0", dict(zip(("m0", "m1"), differences, strict=True)))
     table = Table(["accuracy %", "minus m0", "MB up"], rows, tuple(notes))
     head, first, second = as_csv(table).splitlines()
     assert head == "method,accuracy %,accuracy % std,minus m0,minus m0 low,minus m0 high,MB up,MB up std"

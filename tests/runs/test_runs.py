@@ -508,7 +508,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
 
 
 def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_path, capsys):
-    """What cannot begin is said before the others train, although it is named behind them."""
+    """What cannot begin is said before the others train, although it is named after them."""
     methods = ["fedavg,lr=1e30", "fedavg", "fedproto"]
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", *methods, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "compared")])
@@ -715,7 +715,7 @@ def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch
 
 
 def test_a_matrix_is_there_wherever_a_checkpoint_is(drawn, dataset, tmp_path, monkeypatch):
-    """A run may stop right behind its last checkpoint."""
+    """A run may stop right after its last checkpoint."""
     save, folder = checkpoint.save, tmp_path / "mnfl"
 
     def save_and_stop(path, rounds, *rest):

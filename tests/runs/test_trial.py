@@ -78,14 +78,14 @@ def nothing(state, info, federation, cohort):
         long(altered(divides_by_those_there), trial.stays_finite, "round.state.shared[0].params"),
         long(altered(draws_in_python), trial.is_repeatable, "another program when it is traced again"),
         long(altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
-        long(altered(reads_padding), trial.ignores_padding, "other images in the places behind"),
+        long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
         long(altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
     ],
 )
 def test_a_mistake_is_seen(method, promise, seen):
-    assert seen in promise(trial.begun(choose(method, trial.OPTIONS)))
+    assert seen in promise(trial.begin(choose(method, trial.OPTIONS)))
 
 
 @pytest.mark.long
@@ -110,7 +110,7 @@ def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatc
         "my = Method('my', lambda config: sharing(config, train=train), Training, 'a mistake')\n"
     )
     with pytest.raises(SystemExit):
-        main(["check", f"{tmp_path}/my.py:my"])
+        main(["check", f"{tmp_path}/my.py:my,steps=3"])
     printed = capsys.readouterr()
-    assert "my.py:my does not keep 1 of 2 promises" in printed.err and "again" in printed.out
+    assert "my.py:my,steps=3 does not keep 1 of 2 promises" in printed.err and "again" in printed.out
     assert re.search(r"every rate has an effect\W+perhaps\W+nothing depends on mu", printed.out)

@@ -8,7 +8,7 @@ for the clients that take part:
 2. update (eq. 4)    (theta_ij, phi_ij) <- SGD over L = CE + lam L_f + mu L_kd     where j <= j_i
 3. gossip            theta_ij <- sum_k W_ik theta_kj         W of Metropolis, see `jaxfl.mechanisms.topology`
 
-What a client holds of j behind the last of these rounds is what it has saved. Clients that cannot run j train
+What a client holds of j after the last of these rounds is what it has saved. Clients that cannot run j train
 nothing and relay: they average all the same, so that the graph stays connected (``relay``).
 
 There is no greedy selection, for all clients that can run an expert train it in its turn. Distillation comes
@@ -126,7 +126,7 @@ def build(config: CompFLMM) -> Algorithm:
         return own_models.predictors(tuple(own))
 
     def turn(j, key, federation, cohort, hyper, before):
-        """A round of expert j: what the cohort holds behind it and what it reports, from those before."""
+        """A round of expert j: what the cohort holds after it and what it reports, from those before."""
         clients, info = before
         models, experts = federation.models, runnable(federation.models)
 

@@ -1,4 +1,4 @@
-"""FedCMD: vote for the layer that is to be personal, then mix the layers behind it by its similarity.
+"""FedCMD: vote for the layer that is to be personal, then mix the layers after it by its similarity.
 
 Chen et al. 2024, "Towards optimal customized architecture for heterogeneous federated learning with
 contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algorithms 1-3. w_i is client i's
@@ -11,7 +11,7 @@ round of the cohort S_t client i trains (eqs. 7-8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
-    layers behind l*   sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
+    layers after l*   sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
                        Phi_ij = max(0, cos(phi_i, phi_j)),  Phi_ii = 1
 
 Which layer is personal is data: both phases are one program. Each architecture votes for itself. What a
@@ -85,7 +85,7 @@ class FedCMD(Training):
     """Layers before l*: mean over the last round's participants, or over all stored models alike (these are
     no part of voting by plain FedAvg)."""
     tail: Literal["cosine", "softmax", "uniform"] = "cosine"
-    """Weights behind l*: Phi over the cohort, softmax of Phi over all clients, or equal ones."""
+    """Weights after l*: Phi over the cohort, softmax of Phi over all clients, or equal ones."""
     similarity: Literal["parameters", "updates"] = "parameters"
     """Phi compares personal layers, or how the last round they met in changed these (mean over outputs)."""
 
@@ -194,16 +194,6 @@ def build(config: FedCMD) -> Algorithm:
     def receive(key, state, federation, cohort):
         return own_models.predictors(assembled(state, federation, cohort))
 
-    def train(key, client, federation, w, hyper):
-        """A client's local training: its model, its `Tally` and its loss."""
-        loss, rows = voting_loss(client.model, config), own_rows(client, federation, hyper)
-        trained = descend(loss, w, key, rows, hyper, tally=no_votes(client.model))
-        return trained.weights, of_batches(trained.tally), trained.loss
-
-    def voters(slots, tally):
-        """Who has voted, (k,) bool: the clients present, but for those whose rows make no mini-batch."""
-        return slots.mask & (tally.votes.sum(1) > 0)
-
     def winner(slots, tally):
         """The layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
         votes = tally.votes
@@ -222,7 +212,9 @@ def build(config: FedCMD) -> Algorithm:
         start = assembled(state, federation, cohort)
 
         def client(key, client, nothing, w):
-            return train(key, client, federation, w, state.hyper)
+            loss, rows = voting_loss(client.model, config), own_rows(client, federation, state.hyper)
+            trained = descend(loss, w, key, rows, state.hyper, tally=no_votes(client.model))
+            return trained.weights, of_batches(trained.tally), trained.loss
 
         outputs = map_clients(client, key, federation, cohort, own=start)
         trained, tallies, loss = zip(*outputs, strict=True)
@@ -258,9 +250,6 @@ def build(config: FedCMD) -> Algorithm:
         clients = len(jax.tree.leaves(own)[0])
         begun = jax.tree.map(lambda old, new: jnp.where(now, new, old), own, tree.stack(shared, clients))
         return own_models.with_own_stats(begun, own, config.bn_stats)
-
-    def mean_scores(slots, tally, before):
-        return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
 
     def update_similarity(state, federation, cohort, start, trained):
         """Phi (N, N) with new entries for the pairs of the cohort."""
@@ -302,27 +291,38 @@ def build(config: FedCMD) -> Algorithm:
 
         return up, per_group(received, present, of_blocks, layers_of(state, cohort))
 
-    def findings(state, federation):
-        """Scores, rounds won and the choice (of clients that differ, how many), by layer and architecture."""
-        found = {}
-        of_groups = zip(federation.models, state.scores, state.won, state.personal_layers, strict=True)
-        for model, scores, won, layers in of_groups:
-            suffix = f", {model.name}" if len(federation.models) > 1 else ""
-            names = candidates(model)
-            found["score" + suffix] = dict(zip(names, scores, strict=True))
-            found["rounds won" + suffix] = dict(zip(names, won, strict=True))
-            chosen = layers.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
-            found["personal" + suffix] = dict(zip(model.names, chosen, strict=True))
-        return found
-
     return Algorithm(init, receive, step, own_models.personal)
+
+
+def voters(slots, tally):
+    """Who has voted, (k,) bool: the clients present, but for those whose rows make no mini-batch."""
+    return slots.mask & (tally.votes.sum(1) > 0)
+
+
+def mean_scores(slots, tally, before):
+    """The scores of the layers, means over the voters of a round; those `before` where nobody votes."""
+    return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
+
+
+def findings(state, federation):
+    """Scores, rounds won and the choice (of clients that differ, how many), by layer and architecture."""
+    found = {}
+    of_groups = zip(federation.models, state.scores, state.won, state.personal_layers, strict=True)
+    for model, scores, won, layers in of_groups:
+        suffix = f", {model.name}" if len(federation.models) > 1 else ""
+        names = candidates(model)
+        found["score" + suffix] = dict(zip(names, scores, strict=True))
+        found["rounds won" + suffix] = dict(zip(names, won, strict=True))
+        chosen = layers.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
+        found["personal" + suffix] = dict(zip(model.names, chosen, strict=True))
+    return found
 
 
 fedcmd = Method(
     "fedcmd",
     build,
     FedCMD,
-    "clients vote for the layer that is personal; those behind it are mixed by its similarity",
+    "clients vote for the layer that is personal; those after it are mixed by its similarity",
     "Chen et al. 2024, IEEE Transactions on Computers",
     """@article{chen2024fedcmd,
   title={Towards Optimal Customized Architecture for Heterogeneous Federated Learning with Contrastive

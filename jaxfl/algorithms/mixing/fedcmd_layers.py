@@ -32,8 +32,8 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
 
     def of_block(b, name):
         before, mine, others = (Weights(w.params[name], w.stats[name]) for w in (shared, own, pool))
-        behind = tree.where(b > first, tree.weighted_sum(weights, others), tree.stack(before, len(weights)))
-        return tree.where(personal[b], mine, behind)
+        after = tree.where(b > first, tree.weighted_sum(weights, others), tree.stack(before, len(weights)))
+        return tree.where(personal[b], mine, after)
 
     blocks = {name: of_block(b, name) for b, name in enumerate(model.names)}
     return Weights(

@@ -2,7 +2,7 @@
 
 Huang et al. 2022, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR, section 3.
 w_i is client i's model, w_i^0 what it was after training alone before the federation, w_i^- what it was
-behind its last local training, S_t the cohort. Over a batch of B public images Z_i are client i's logits, A_i
+after its last local training, S_t the cohort. Over a batch of B public images Z_i are client i's logits, A_i
 and M those of client i and of the mean over S_t, their columns standardised:
 
     w_i <- LocalSGD over CE(w_i) + KL(f(w_i^-) || f(w_i)) + KL(f(w_i^0) || f(w_i))
@@ -74,7 +74,7 @@ class FCCL(Training):
 
 
 class State(NamedTuple):
-    """Per group (n_g, ...) the clients' models w, those behind the last local training, and those alone."""
+    """Per group (n_g, ...) the clients' models w, those after the last local training, and those alone."""
 
     hyper: FCCL
     weights: PerGroup

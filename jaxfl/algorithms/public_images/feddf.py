@@ -77,7 +77,7 @@ def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
         shared = per_group(student, federation.models, averaged.shared, n)
         return averaged._replace(shared=shared), info
 
-    return fedavg._replace(init=init, step=step, averaged=None)
+    return fedavg._replace(init=init, step=step)
 
 
 BIBTEX = """@inproceedings{lin2020ensemble,

@@ -72,7 +72,7 @@ def basic(models: Sequence[Model]) -> Callable:
 
 
 def clustered(models: Sequence[Model]) -> Callable:
-    """As `basic`, and its own architecture's behind these."""
+    """As `basic`, and its own architecture's after these."""
     count = in_common(*map(layers, models))
     return lambda g, number: 0 if number < count else g
 

@@ -59,7 +59,7 @@ class PFedHN(Training):
     hidden: int = within("[1, inf)", 100)
     """Units of the hypernetwork's hidden layers."""
     depth: int = within("[0, inf)", 3)
-    """Its hidden layers behind the first."""
+    """Its hidden layers after the first."""
     server_lr: float = within("(0, inf)", 0.01)
     """Learning rate of hypernetwork and embeddings."""
     server_momentum: float = within("[0, 1)", 0.9)

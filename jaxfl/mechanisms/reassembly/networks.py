@@ -100,7 +100,7 @@ def require_vectors(model: Model) -> None:
         if y is None or y.shape[1:] != block.output_shape:
             name, _ = block.model.blocks[-1]
             raise JaxflError(
-                f"Blocks of {model.name} are to be put behind others, but the dense block {name!r} does not "
+                f"Blocks of {model.name} are to follow other blocks, but the dense block {name!r} does not "
                 f"take maps {block.model.shape} as vectors: pool in a block of its own, or flatten there."
             )
 

@@ -20,7 +20,7 @@ class Seen:
 
     Several threads may ask; what one has computed the next one finds. The images take up to `room` bytes of
     the host's memory, and twice as much while the next ones are computed. Where they would not have room
-    behind a part, they are left before it. Operations of what is computed anew, for want of room, are not
+    after a part, they are left before it. Operations of what is computed anew, for want of room, are not
     added once more: when that happens depends on who asks first.
     """
 
@@ -31,7 +31,7 @@ class Seen:
         self._counted = set()
         self._asked = threading.Lock()
 
-    def behind(self, chain: Chain) -> tuple[int, np.ndarray]:
+    def after(self, chain: Chain) -> tuple[int, np.ndarray]:
         """How far the images have come, and what they are there.
 
         Returns:

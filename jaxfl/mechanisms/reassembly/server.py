@@ -50,7 +50,7 @@ class Server(NamedTuple):
       images: the public images.
       trains: which parts of a network learn there, see `chain.train`.
       parts: the run's programs.
-      seen: the public images behind parts that do not.
+      seen: the public images after parts that do not.
       rng: of the round.
       key: of the round, for what needs JAX's randomness.
       seconds: by step, how long it has taken; see `timed`.
@@ -200,9 +200,9 @@ def _at_once(server: Server, function: Callable, several: Sequence) -> list:
 
 
 def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:
-    """The public images behind the first parts of a network, which do not learn, and the parts to come."""
+    """The public images after the first parts of a network, which do not learn, and the parts to come."""
     frozen = itertools.takewhile(lambda part: not server.trains(part), network)
-    done, x = server.seen.behind(tuple(frozen))
+    done, x = server.seen.after(tuple(frozen))
     return server.images._replace(x=x), network[done:]
 
 

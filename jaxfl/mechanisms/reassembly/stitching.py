@@ -3,7 +3,7 @@
 A stitching layer is ReLU(W^T X + b) (pFedClub, section 3.2.3). It stands where the shapes of two
 neighbours differ: of maps every pixel is one X, after resizing to the next block's height and width; before a
 dense block maps become one X, their means or, up to 4x4, all their pixels; before a convolution a vector
-becomes the pixel that all pixels are. At the end of a model that does not put out logits stands one without
+is repeated at every pixel. At the end of a model that does not put out logits stands one without
 ReLU.
 
 The paper leaves the layer's form open. The other form here is that of pFedHR's code: W^T X + b without ReLU,

@@ -87,7 +87,7 @@ def objective(
     """A loss, and the batches (x, target) that `chain.train` takes.
 
     Args:
-      images: P of them, with labels perhaps behind some parts of a network.
+      images: P of them, with labels perhaps after some parts of a network.
       options: with their rates.
       parts: the run's programs.
       drawn: which images, and which views of them, see `draws`.

@@ -363,7 +363,7 @@ def chain(
             if start >= i > min(part.earlier, default=start):
                 return "a connection leads around it"
         shared = next((path for path, of in users.items() if min(of) < i <= max(of)), None)
-        return f"{'/'.join(shared)} is used before it and behind it" if shared else ""
+        return f"{'/'.join(shared)} is used before and after it" if shared else ""
 
     parts_from = {start: part for (start, _), part in parts.items() if start is not None}
     weighted = [i for i in places if parts_from[i].paths]
@@ -391,9 +391,9 @@ def chain(
                 f"{where}: no block of {name} can begin with {found[i].layer!r}: {why}; name another layer, "
                 "or make one module of all that belongs together."
             )
-    if blocks and (behind := [i for i in wanted if i > last]):
+    if blocks and (after := [i for i in wanted if i > last]):
         raise JaxflError(
-            f"{where}: {found[behind[0]].layer!r} is called behind the head of {name}, which begins with "
+            f"{where}: {found[after[0]].layer!r} is called after the head of {name}, which begins with "
             f"{found[last].layer!r}; name one before it, or another head."
         )
     starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})

@@ -69,7 +69,7 @@ def densenet121(
 ) -> Model:
     """6, 12, 24 and 16 layers that add 32 channels each; 120 convolutions.
 
-    Huang et al. 2017, table 1. Every layer is a block, so that a network can be cut behind each of them; it
+    Huang et al. 2017, table 1. Every layer is a block, so that a network can be cut after each of them; it
     hands on all channels so far.
 
     Args:

@@ -32,7 +32,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Attention and a perceptron of two layers, each behind a LayerNorm and beside a shortcut.
+    """Attention and a perceptron of two layers, each after a LayerNorm and beside a shortcut.
 
     `mean` makes it the network's last one: a LayerNorm and the mean of all tokens stand at its end.
     Its tap is what it puts out before these, the tokens in their places in the image.

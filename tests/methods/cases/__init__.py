@@ -85,7 +85,7 @@ class Case(NamedTuple):
       draws_before_use: the same for predicting.
       draws_of_server: ``(key of the round, options) -> what the server draws in it``.
       view: ``(state, federation, t) -> jaxfl's state`` in the form of the reference's.
-      prepare: ``(state, clients, draws, options, rounds) -> state`` behind the phase before the first round.
+      prepare: ``(state, clients, draws, options, rounds) -> state`` after the phase before the first round.
       draws_of_preparation: ``(key, clients, options, rounds) -> draws`` for it.
       given: ``(state, federation) -> state``, adds what the server's step between rounds would have left.
       images: ``(key of the run, key of the round, federation, options) -> rows``, a round's public images.

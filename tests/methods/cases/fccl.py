@@ -118,7 +118,7 @@ def standardised(z):
 
 
 def view(state, federation, t):
-    """What clients are, were behind their last local training, and before the federation."""
+    """What clients are, were after their last local training, and before the federation."""
     parts = zip(KEPT, (state.weights, state.before, state.alone), strict=True)
     return {kept: recording.by_client(weights, federation) for kept, weights in parts}
 
