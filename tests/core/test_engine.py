@@ -1,7 +1,8 @@
 """The engine: cohorts, chunks, resumption, scoring, compilations, divergence and the host step."""
 
 import dataclasses
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,21 +27,22 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from methods.cases import CASES
 
-from jaxfl.core import engine, flops, tree
+from jaxfl.core import engine, flops, host_state, tree
 from jaxfl.core import score as scoring
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
-from jaxfl.core.cohorts import SPARE, align, balance, draw_cohorts, draw_newcomers
+from jaxfl.core.cohorts import SPARE, align, all_clients, balance, by_client, draw_cohorts, draw_newcomers
 from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
-from jaxfl.core.rounds import Conditions, as_programs
+from jaxfl.core.rounds import Conditions, Report, as_programs
 from jaxfl.core.score import Score, score
-from jaxfl.core.window import LISTS, around, on_host
-from jaxfl.data.federation import federate
+from jaxfl.core.window import LISTS, around, on_host, round_on
+from jaxfl.data.federation import federate, set_apart
 from jaxfl.data.shift import Drawn
 from jaxfl.errors import JaxflError
 from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
+from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
 
 CLIENTS = (3, 2)
@@ -762,3 +764,99 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
     assert resumed.preparation is None
     assert_equal(resumed.state, runs[0][2].state)
     assert prepared.prepare.compilations == 1 and programs.prepare is None
+
+
+def test_who_is_on_the_host_begins_with_what_it_is_given(kept_on_host):
+    """Each with its own, also where not all are made at once."""
+    numbers = [10.0 + np.asarray(group.id) for group in kept_on_host.groups]
+
+    def init(key, federation, hyper):
+        given = federation.initial or [
+            ClientWeights({}, np.zeros(len(group.id))) for group in federation.groups
+        ]
+        return tuple(jnp.asarray(of_group.own) for of_group in given)
+
+    given = tuple(ClientWeights({}, own) for own in numbers)
+    state = host_state.initial(init, KEY, dataclasses.replace(kept_on_host, initial=given), None, most=2)
+    assert_same(state.state, tuple(map(np.float32, numbers)))
+
+
+def test_who_drops_out_is_the_same_client_in_a_window(kept_on_host):
+    of_round = cohort(kept_on_host, (2, 4, 0), places=[3, 2])
+    dropped = tuple(np.arange(n)[None] == n - 1 for n in CLIENTS)
+    _, inside, conditions = round_on(around(kept_on_host, of_round), Conditions(dropped=dropped))
+    for slots, places, before, after in zip(
+        of_round.groups, inside.groups, dropped, conditions.dropped, strict=True
+    ):
+        there = slots.mask
+        assert after[0, places.index[0, there]].tolist() == before[0, slots.index[there]].tolist()
+
+
+def test_a_window_has_room_for_validation_rows():
+    """Where they are most of what its clients have."""
+    source, rows = tiny_source(), np.arange(40, 60, dtype=np.int32).reshape(5, 4)
+    partition = tiny_partition(source, (1,) * 5)._replace(test=(*rows[:, :1],), validation=(*rows[:, 1:],))
+    federation = federate(source, partition, [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4), 5)])
+    window = around(on_host(federation), cohort(federation, [3, 1], places=[2])).federation
+    for place, i in (1, 1), (2, 3):  # after the stranger
+        found, expected = (
+            where.inputs(where.groups[0].validation_rows[at])
+            for where, at in ((window, place), (federation, i))
+        )
+        assert_same(found, expected)
+
+
+def test_places_that_fill_up_runs_are_nobodys(federation):
+    """So nothing is written to a client from there."""
+    counts = [len(group.id) for group in federation.groups]
+    both = [
+        tuple(Slots(np.arange(k, dtype=np.int32)[None], np.ones((1, k), bool)) for _ in counts)
+        for k in (1, 2)
+    ]
+    fewer, _ = align(both, federation)
+    for slots, n in zip(fewer, counts, strict=True):
+        assert slots.index.tolist() == [[0, n]] and slots.mask.tolist() == [[True, False]]
+
+
+def test_newcomers_join_at_the_rate_of_the_last_round(federation, cohorts):
+    """Under a schedule, in a run that ends before all its rounds are over."""
+    seen = []
+
+    def rounds(key, state, federation, of_rounds, score_key, conditions):
+        seen.append((conditions.rate.tolist(), of_rounds.round.tolist(), of_rounds.part))
+        return state, Report(Info((np.zeros(1),), (), ()), (), {})
+
+    apart = set_apart(federation, [np.arange(n) == n - 1 for n in CLIENTS])
+    programs: Any = SimpleNamespace(host=None, rounds=rounds)
+    factors = [Conditions(np.arange(1.0, ROUNDS + 1))]
+    engine.join(Job(programs, apart, [CONFIG], [cohorts], [KEY], 2, conditions=factors), 0, {}, last=2)
+    assert seen == [([3.0], [2], True)]
+
+
+def test_parts_come_together_in_the_order_of_clients():
+    """Whatever their places."""
+    first = Slots(np.array([2, 0]), np.array([True, True])), np.array([20, 0])
+    second = Slots(np.array([3, 1]), np.array([False, True])), np.array([99, 10])
+    assert by_client([first, second]).tolist() == [0, 10, 20]
+
+
+def test_validation_rows_that_are_right_are_counted(federation):
+    """Of a model that says 0 to everything."""
+    rows = np.array([1, 0, 2], np.int32)
+    groups = tuple(
+        dataclasses.replace(
+            group,
+            validation_rows=jnp.tile(rows, (len(group.id), 1)),
+            validation_size=jnp.full(len(group.id), 2, jnp.int32),
+        )
+        for group in federation.groups
+    )
+    known = dataclasses.replace(federation, groups=groups)
+    zero = Predictor(
+        {}, None, lambda model, shared, own, x: jax.nn.one_hot(jnp.zeros(len(x), jnp.int32), CLASSES)
+    )
+    found = jax.jit(lambda: score((zero,) * len(groups), KEY, known, all_clients(known, 1)))()
+    right = (np.asarray(federation.labels)[rows[:2]] == 0).sum()
+    for of_group in found:
+        assert set(of_group.validated.tolist()) == {right} != {2}
+        assert set(of_group.validation_rows.tolist()) == {2}

@@ -15,12 +15,13 @@ from jaxfl.core.examples import own_rows, sweep
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
+from jaxfl.core.score import Score
 from jaxfl.core.training import Training, fit
 from jaxfl.data.federation import federate
 from jaxfl.machine.clock import profile
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
-from jaxfl.runs.result import records
+from jaxfl.runs.result import joined, records
 
 CLIENTS, HIDDEN, INPUTS = (3, 2), (5, 4), 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client
@@ -219,3 +220,33 @@ REPORT = Report(
     (np.array([10.0, 20.0, 30.0]), np.array([0.0, 5e3]), np.float64(0)),
     {},
 )
+
+
+def test_lost_clients_are_in_no_score_of_their_cohort(federation):
+    """Their places are empty where the round is scored."""
+    nothing = np.zeros(2, int)
+    scores = tuple(
+        Score(
+            np.array(right)[:, None],
+            np.array(rows)[:, None],
+            np.zeros((2, 1), int),
+            nothing,
+            nothing,
+            nothing,
+        )
+        for right, rows in (([0, 1], [0, 4]), ([3, 0], [4, 0]))
+    )
+    lost = np.array([True, False]), np.array([False, False])
+    report = REPORT._replace(lost=lost, scores={"received": scores})
+    cohorts = (
+        Slots(np.array([[2, 0]]), np.full((1, 2), True)),
+        Slots(np.array([[1, 2]]), np.array([[True, False]])),
+    )
+    (line,) = records(Chunk(0, None, [report], None, 0.0, 0.0), federation, cohorts, 0.0)
+    assert line["lost"] == [2] and line["cohort"] == {"received": {"mean": 0.5, "pooled": 0.5}}
+
+
+def test_what_newcomers_send_and_receive_is_told_apart(federation):
+    slots = Slots(np.array([2, 0]), np.full(2, True)), Slots(np.array([1, 2]), np.array([True, False]))
+    found = joined(REPORT, Cohort(np.int32(0), slots, 1), federation)
+    assert found == {"clients": [2, 0, 4], "bytes_up": 4 * (3 + 1 + 2), "bytes_down": 4 * (1 + 2 + 2)}

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from conftest import tiny_models, tiny_partition, tiny_source
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,6 +16,7 @@ from jaxfl.config.options import helps
 from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
 from jaxfl.data import partition
 from jaxfl.data.draw import draw
+from jaxfl.data.federation import federate
 from jaxfl.data.partition import divide
 from jaxfl.data.partitioners import (
     PARTITIONS,
@@ -591,3 +593,17 @@ def test_the_picture_shows_who_has_what(drawn, tmp_path):
     assert (even == picture("iid")).all()
     # Two of six classes each: most of the picture is white, unlike when everybody has everything.
     assert (skewed == 255).all(-1).mean() > 0.5 > (even == 255).all(-1).mean()
+
+
+def test_training_rows_are_counted_by_the_outputs_of_their_client():
+    """Who numbers classes in another order."""
+    source = tiny_source()
+    orders = np.array([np.roll(np.arange(3), i) for i in range(5)], np.int32)
+    partition = tiny_partition(source)._replace(relabel=orders)
+    federation = federate(source, partition, tiny_models())
+    found = np.concatenate([np.asarray(group.class_counts) for group in federation.groups])
+    counts = partition.counts(source.labels)
+    assert all(
+        (of_client[order] == its).all() for of_client, order, its in zip(found, orders, counts, strict=True)
+    )
+    assert (federation.class_counts() == counts).all() and (found != counts).any()

@@ -91,7 +91,7 @@ def test_colour_moves_the_hue():
 def test_amounts_are_drawn_within_their_ranges():
     rng = np.random.default_rng(0)
     assert abs(SHIFTS["rotate"](1000, rng, degrees=30.0)).max() == pytest.approx(30, rel=0.01)
-    assert np.unique(SHIFTS["rotate"](8, rng, angles=4), return_counts=True)[1].tolist() == [2] * 4
+    assert sorted(SHIFTS["rotate"](8, rng, angles=4)) == [0, 0, 90, 90, 180, 180, 270, 270]
     assert sorted(SHIFTS["noise"](4, rng, std=1.0)) == [0.25, 0.5, 0.75, 1.0]
     assert abs(SHIFTS["colour"](1000, rng, hue=0.1)).max() == pytest.approx(0.1, rel=0.01)
 

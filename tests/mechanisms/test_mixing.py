@@ -1,5 +1,8 @@
 """Row mixing: matrices over pairs of clients, how MNFL learns one, and what FedCMD compares."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -241,3 +244,12 @@ def test_a_tensor_is_known_by_its_normalised_values(rng):
 )
 def test_a_vote_that_several_layers_deserve(scores, names, ties, winner):
     assert vote(floats(scores), names, ties).tolist() == np.eye(3)[winner].tolist()
+
+
+def test_how_far_weights_have_left_equality():
+    """Of two clients; the third is a newcomer, whom nobody counts."""
+    matrix = floats([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [1, 0, 0]])
+    apart = (np.array([False, False]), np.array([True]))
+    federation: Any = SimpleNamespace(newcomers=apart, participants=floats([2, 0]))
+    found = learned_matrix.summary(matrix, federation)
+    assert found == pytest.approx({"of oneself": 0.55, "of the best other": 0.15})

@@ -1,11 +1,16 @@
 """Which leaves stay on a client, by their paths."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import pytest
 from conftest import long
 
 from jaxfl.core import tree
-from jaxfl.mechanisms.sharing import body, every_leaf, head, no_leaf, norms, separate
+from jaxfl.core.training import Trained, Training
+from jaxfl.mechanisms import sharing
+from jaxfl.mechanisms.sharing import Phase, body, every_leaf, head, local_training, no_leaf, norms, separate
 from jaxfl.models import zoo
 from jaxfl.models.model import Weights
 
@@ -43,3 +48,13 @@ def test_head_and_body_are_complements_and_local_statistics_stay():
     assert kept(model, head) | kept(model, body) == kept(model, every_leaf)
     assert not kept(model, head) & kept(model, body) and not kept(model, no_leaf)
     assert {path[0] for path in kept(model, no_leaf, "local")} == {"stats"}
+
+
+def test_training_in_phases_has_the_steps_of_all_and_the_loss_of_the_last(monkeypatch):
+    model = zoo.mlp(shape=(8, 8, 1), classes=3)
+    ways = iter([Trained("first", 2.0, 3), Trained("second", 1.0, 4)])
+    monkeypatch.setattr(sharing, "descend", lambda *_, **__: next(ways))
+    monkeypatch.setattr(sharing, "own_rows", lambda *_: None)
+    train = local_training(Training(), phases=lambda model: (Phase(("fc1",), 1), Phase(("classifier",), 1)))
+    participant: Any = SimpleNamespace(model=model, client=None, hyper=None, received=None)
+    assert train(None, participant, None) == Trained("second", 1.0, 7)

@@ -348,3 +348,10 @@ def assert_alike(actual, expected):
         assert actual == expected
     else:
         np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_what_a_server_remembers_for_itself_is_not_counted(federation):
+    """Such as an optimiser's moments."""
+    _, down, *_ = billed("fedavg", federation, SOME, server_optimizer="adam", **OPTIONS)
+    plain = billed("fedavg", federation, SOME, **OPTIONS)
+    assert_same(down, plain[1])

@@ -9,7 +9,17 @@ from scipy import stats
 from jaxfl.errors import JaxflError
 from jaxfl.runs.compare import check_distinct
 from jaxfl.runs.paired import UNPAIRED, Difference, interval, label_of, notes_on, paired
-from jaxfl.runs.table import MOST_COLUMNS, Cell, Table, as_csv, as_latex, as_markdown, as_text, measure
+from jaxfl.runs.table import (
+    MOST_COLUMNS,
+    Cell,
+    Table,
+    as_csv,
+    as_latex,
+    as_markdown,
+    as_text,
+    measure,
+    tabulate,
+)
 
 _, VALUE, OF_CLIENTS = measure("accuracy")
 OURS, THEIRS = [0.91, 0.93, 0.88, 0.94], [0.90, 0.91, 0.88, 0.91]
@@ -145,3 +155,41 @@ def test_a_row_is_found_by_its_label_even_if_an_option_stands_in_it_twice():
     assert label_of("ditto,lam=1", labels) == "ditto,lam=1.0"
     with pytest.raises(JaxflError, match="no such row in the table; did you mean 'ditto,lam=1.0'"):
         label_of("dito,lam=1.0", labels)
+
+
+def test_columns_have_their_units_and_what_newcomers_get():
+    """Also those that a study shows; mega is a million."""
+    spent = {"round": 2, "bytes_up": 10**6, "bytes_down": 4 * 10**6, "simulated_seconds": None}
+    found = {
+        "accuracy": {"mean": 0.5, "per_group": {"mlp": 0.5}},
+        "received": {"mean": 0.4},
+        "newcomers": {
+            "received": {"mean": 0.1},
+            "trained": {"mean": 0.2},
+            "personal": {"mean": 0.3},
+            "bytes_up": 0,
+            "bytes_down": 1,
+        },
+        "bytes_up": 2 * 10**6,
+        "bytes_down": 3 * 10**6,
+        "flops": 7e9,
+        "simulated_seconds": None,
+        "targets": {"0.5": spent},
+    }
+    table = tabulate([("fedavg", found)], ["flops"])
+    ((_, cells),) = table.rows
+    assert {title: c.mean for title, c in zip(table.titles, cells, strict=True)} == pytest.approx(
+        {
+            "accuracy %": 50,
+            "GFLOP": 7,
+            "received %": 40,
+            "newcomers received %": 10,
+            "newcomers joined %": 30,
+            "MB up": 2,
+            "MB down": 3,
+            "rounds to 50 %": 2,
+            "MB to 50 %": 5,
+        }
+    )
+    shown = {name: measure(name).value(found) for name in ("megabytes", "megabytes-to-target", "flops")}
+    assert shown == pytest.approx({"megabytes": 5, "megabytes-to-target": 5, "flops": 7})

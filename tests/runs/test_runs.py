@@ -5,6 +5,7 @@ before each of its checkpoints: these copies are runs that somebody stopped.
 """
 
 import csv
+import itertools
 import json
 import shutil
 import statistics
@@ -748,3 +749,27 @@ def test_pictures_of_few_and_of_many_clients(drawn, tmp_path, clients):
     files.write_pictures(tmp_path, pictures)
     assert len(list(tmp_path.iterdir())) == len(pictures)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
+def test_partitions_are_averaged_where_every_experiment_has_all_of_them():
+    """One that lacks a draw is enough to tell them apart."""
+    draws = [*itertools.product((0, 1), (0, 1))]
+    runs = [({"method": method, "partition_seed": draw[1]}, draw) for method in "ab" for draw in draws]
+    assert report._crossed(*map(list, zip(*runs, strict=True)))
+    assert not report._crossed(*map(list, zip(*runs[:-1], strict=True)))
+    assert not report._crossed(*map(list, zip(*runs[::2], strict=True)))  # of a single partition
+
+
+@pytest.mark.parametrize(
+    ("checksums", "draws", "words"),
+    [
+        ([(1, 1), (1, 2)], [0, 1], []),
+        ([(1, 1), (1, 2)], [0, 0], ["different partitions"]),
+        ([(1, 1), (2, 2)], [0, 1], ["different data"]),
+    ],
+)
+def test_a_report_says_where_runs_have_other_rows(checksums, draws, words, monkeypatch):
+    """Of what should be one partition."""
+    monkeypatch.setattr(report.store, "checksums", lambda run: run)
+    notes = report._of_partitions(checksums, draws)
+    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))

@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,11 +13,13 @@ from sklearn.metrics import f1_score, recall_score
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
+from jaxfl.core.score import Score
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
-from jaxfl.runs.scores import macro_f1
+from jaxfl.runs.result import result as summarised
+from jaxfl.runs.scores import accuracy, macro_f1, of_present
 
 SIZES = (7, 10)
 
@@ -49,6 +53,7 @@ def test_newcomers_are_in_nobodys_mixture():
     found = [slots.index[slots.mask].tolist() for slots in jax.device_get(among(apart, pool).groups)]
     assert found == [[0, 2], [0]]
     assert class_counts_of(apart) == class_counts_of(federation)
+    assert apart.training_rows.tolist() == [12, 1]
     shares = []
     memory = Memory(aggregate=lambda w, h, means, hyper: (shares.append(means.share), (w, h))[1])
     config = METHODS["fedavg"].config(epochs=1)
@@ -80,6 +85,7 @@ def chosen(dataset):
         "eval_every": 2,
         "epochs": 1,
         "newcomers": 0.5,
+        "schedule": "step,every=3",
         "quiet": True,
     }
 
@@ -134,3 +140,58 @@ def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
     with pytest.raises(jaxfl.JaxflError, match="newcomers 0.2 is nobody: the largest architecture has 2"):
         jaxfl.run("local", run_dir=tmp_path / "none", **chosen | {"newcomers": 0.2})
     assert not (tmp_path / "none").exists()
+
+
+def test_numbers_over_clients_are_of_members_alone():
+    """The tenth of twenty is two; newcomers, the last client of each architecture, count nowhere."""
+    right, newcomer = np.arange(22).reshape(2, 11, 1), np.arange(11) == 10
+    validated = np.where(np.arange(11) % 2, 3, 0)  # half of them have no such rows
+    groups = [SimpleNamespace(id=np.arange(11) + 11 * g) for g in range(2)]
+    models = [SimpleNamespace(name=name) for name in ("narrow", "wide")]
+    federation: Any = SimpleNamespace(groups=groups, models=models, newcomers=[newcomer] * 2)
+    rows = np.full((11, 1), 40)
+    scores = [
+        Score(of_group, rows, rows, validated + newcomer, 4 * (validated > 0) + 4 * newcomer, newcomer)
+        for of_group in right
+    ]
+    found, members = accuracy(scores, federation), right[:, :10, 0] / 40
+    assert found["worst_tenth"] == pytest.approx(np.mean([0, 1]) / 40)
+    assert found["std"] == pytest.approx(np.std(members))
+    assert found["per_group"] == pytest.approx(dict(zip(("narrow", "wide"), members.mean(1), strict=True)))
+    assert found["validation"] == pytest.approx(3 / 4)
+
+
+def test_a_cohort_is_pooled_over_rows():
+    right, rows = np.array([[1, 0], [3, 3]]), np.array([[1, 1], [4, 4]])
+    nothing = np.zeros(2, int)
+    (scores, mask) = [Score(right, rows, rows, nothing, nothing, nothing)], [np.ones(2, bool)]
+    assert of_present(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
+
+
+def test_a_summary_is_of_the_last_ten_and_of_the_best():
+    """The best model by validation rows is not the best by test rows."""
+    means, validations = np.arange(12) / 20, [0.1, 0.2, 0.9, *[0.3] * 9]
+    spent = {"bytes_up": 1, "bytes_down": 2, "flops": 3.0, "simulated_seconds": 0.5, "lost": [3, 4]}
+    metrics = [
+        {
+            "round": t + 1,
+            "seconds": {"train": 1.0, "write": 0.5 * t},
+            "accuracy": {"mean": means[t], "validation": validations[t]},
+            "received": {},
+            "cohort": {"received": {"pooled": t / 100}, "personal": {"pooled": 1.0}},
+        }
+        | spent
+        for t in range(12)
+    ]
+    found = summarised({"label": "fedavg", "options": {"seed": 0, "rounds": 12}}, metrics, 0)
+    assert found["seconds"] == {"train": 12, "write": 33}
+    assert (found["simulated_seconds"], found["lost_answers"], found["bytes_down"]) == (6, 24, 24)
+    assert found["summary"] == pytest.approx(
+        {
+            "last": means[-1],
+            "mean_last_10_evaluations": np.mean(means[2:]),
+            "best_validation": means[2],
+            "best_test": means[-1],
+            "cohort_received_pooled_mean_last_10": np.mean(np.arange(2, 12) / 100),
+        }
+    )

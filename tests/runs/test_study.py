@@ -280,3 +280,16 @@ def test_a_part_that_is_none_is_refused(toy, tmp_path):
     for part, words in ((3, 2), "--part 3/2 is none of 2 parts"), ((1, 0), "--part 1/0: there is one part"):
         with pytest.raises(JaxflError, match=words):
             study.run(toy[0], tmp_path, part=part)
+
+
+def test_runs_of_several_partitions_are_told_apart(toy, monkeypatch):
+    """Each with the draw that it was planned with."""
+    found, whole = toy
+    for name in ("is_begun", "provided"):
+        monkeypatch.setattr(study, name, lambda first, _: first)
+    monkeypatch.setattr(study.store, "holds", lambda *_: True)
+    monkeypatch.setattr(study.store, "read_finished", lambda run: ({"accuracy": {"mean": 0.5}}, []))
+    cells = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
+    assert {tuple(sorted(its)) for its in cells.results.values()} == {
+        tuple((seed, partition) for seed in range(2) for partition in range(3))
+    }
