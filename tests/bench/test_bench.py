@@ -160,7 +160,7 @@ def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
     assert [record["method"] for record in json.loads(out.read_text())] == ["fedavg", "fedrep"]
     main(command)
     assert asked[3:] == ["fedavg", "fedrep"]
-    assert "1 records of this command are there already; it goes on" in capsys.readouterr().out
+    assert "1 records of this command are there already; it continues" in capsys.readouterr().out
     for another in ({"devices": 9}, None):
         records = json.loads(out.read_text())
         record = records[0] | {"machine": records[0]["machine"] | another} if another else {}

@@ -115,7 +115,7 @@ def test_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
     ):
         load("hf:nobody/nothing")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(JaxflError, match=r"needs the package datasets.*pip install 'jaxfl\[hf\]'"):
+    with pytest.raises(JaxflError, match=r"needs the package datasets.*pip install '\.\[hf\]'"):
         load("hf:nobody/nothing")
 
 

@@ -47,7 +47,7 @@ def test_flower_makes_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch
             return replies
 
     server(Grid(), flower.Context(1, 0, {}, flower.RecordDict(), project["config"]))
-    its, averaged = nodes.begun(run)
+    its, averaged = nodes.opened_at(run)
     expected, found = sent_to_all(averaged, its.state), np.load(folder / "global.npz")
     assert set(found) == set(expected) and ("params/classifier/kernel" in expected) == (method != "fedper")
     for name, leaf in expected.items():

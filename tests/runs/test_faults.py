@@ -449,7 +449,7 @@ def test_a_run_stops_in_time(slow, finished, dataset, tmp_path, capsys):
     words = ["run", "fedavg", *dataset, *PLAIN, "--max-seconds", "35", "--run-dir", run]
     code, said = main(capsys, *words)
     assert code == 75
-    because = "for the next rounds would not end within --max-seconds"
+    because = "because the next rounds would not end within --max-seconds"
     assert f"fedavg has stopped after round 6 of 16, {because}; continue with `jaxfl resume {run}`." in said
     assert checkpoint.saved(run) == [4, 6] and behind(run) == 0
     injected("--max-seconds", behind(run))
@@ -463,7 +463,7 @@ def test_a_comparison_stops_in_time(slow, finished, dataset, tmp_path, capsys):
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", "fedavg,epochs=2", *dataset, *PLAIN, "--run-dir", folder]
     code, said = main(capsys, *words, "--max-seconds", "85")  # eight chunks of ten seconds each
-    assert code == 75 and "stopped with 1 of 2 runs finished, for the next rounds would not end" in said
+    assert code == 75 and "stopped with 1 of 2 runs finished, because the next rounds would not end" in said
     assert contents(folder / "fedavg" / "seed-3") == contents(finished)
     assert "--max-seconds must be more than 0" in refusal(capsys, *words, "--max-seconds", "0")
     assert main(capsys, *words)[0] == 0

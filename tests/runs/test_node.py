@@ -65,7 +65,7 @@ def test_nodes_and_a_mean_make_the_rounds_of_a_run(run, method, options):
     """From its first weights: the same shared leaves, personal ones and scores."""
     folder = run(method, *options)
     sent, kept, scores = federated(folder, 0, ROUNDS)
-    its, averaged = nodes.begun(folder)
+    its, averaged = nodes.opened_at(folder)
     assert len({len(rows) for rows in its.partition.train}) > 1 or options
     expected = sent_to_all(averaged, its.state), [kept_by(averaged, its.state, i) for i in range(3)]
     assert sent.keys() == expected[0].keys() and kept[0].keys() == expected[1][0].keys()
@@ -80,8 +80,8 @@ def test_nodes_go_on_with_a_run_as_its_resume_does(run):
     folder = run("fedrep")
     sent, _, scores = federated(folder, ROUNDS, 2)
     cli.main(["resume", str(folder), "--rounds", str(ROUNDS + 2)])
-    nodes.begun.cache_clear()
-    its, averaged = nodes.begun(folder)
+    nodes.opened_at.cache_clear()
+    its, averaged = nodes.opened_at(folder)
     for name, leaf in sent_to_all(averaged, its.state).items():
         np.testing.assert_allclose(sent[name], leaf, rtol=1e-4, atol=1e-5)
     assert scores == pytest.approx(its.record["accuracy"]["per_client"])
@@ -89,8 +89,7 @@ def test_nodes_go_on_with_a_run_as_its_resume_does(run):
 
 def test_methods_say_whether_their_server_only_averages():
     def averaged(name, **options):
-        method = registry.METHODS[name]
-        return method.build(method.config(**options)).averaged
+        return choose(name, **options).algorithm.averaged
 
     assert [name for name in registry.METHODS if averaged(name)] == AVERAGED.split()
     assert averaged("fedavg").by_rows and not averaged("per-fedavg").by_rows
@@ -100,7 +99,7 @@ def test_methods_say_whether_their_server_only_averages():
 def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
     folder = run("fedper")
     with pytest.raises(JaxflError, match=r"has no state after 2 rounds; take that after 3, or after 0"):
-        nodes.begun(folder, 2)
+        nodes.opened_at(folder, 2)
     with pytest.raises(JaxflError, match="There is no client 3; .* has clients 0 to 2"):
         nodes.node(folder, 3, 0)
     images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.zeros(4, np.int32)
@@ -122,7 +121,7 @@ def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
     me = nodes.node(folder, 1, 0)
     with pytest.raises(JaxflError, match="arrays of a round are not those of the run: params/classifier"):
         me.train(me.kept, me.kept, 0, 1)
-    its, _ = nodes.begun(folder)
+    its, _ = nodes.opened_at(folder)
     two = dataclasses.replace(its.federation, groups=its.federation.groups * 2)
     for other, sentence in (
         (its._replace(variant=choose("scaffold")), "scaffold needs more than a server that averages what"),
@@ -130,7 +129,7 @@ def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
         (its._replace(federation=two), r"has 2 architectures \(mlp, mlp\).*repeat the run with --models mlp"),
     ):
         monkeypatch.setattr(nodes, "opened", lambda *_, other=other, **__: other)
-        nodes.begun.cache_clear()
+        nodes.opened_at.cache_clear()
         with pytest.raises(JaxflError, match=sentence):
-            nodes.begun(folder)
-    nodes.begun.cache_clear()
+            nodes.opened_at(folder)
+    nodes.opened_at.cache_clear()

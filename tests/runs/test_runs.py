@@ -529,19 +529,21 @@ def test_what_failed_is_said_once_with_its_seeds():
     lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
     told = ["fedavg: diverged, see their folders", "local (seed 0; seed 2): diverged, see their folders"]
-    assert comparisons._told(planned, lost) == told
+    assert comparisons._failure_sentences(planned, lost) == told
     run = Path("all/local/seed-2")
-    assert comparisons._told(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
+    assert comparisons._failure_sentences(planned, {run: lost[run]}) == [
+        f"local (seed 2): diverged, see {run}"
+    ]
 
 
 def test_what_a_table_has_no_whole_row_of_is_compared_with_nothing():
     variants = [choose("fedavg"), choose("local")]
     of_seeds, of_partitions = (comparisons.plan(Path("all"), variants, Setup(), *n) for n in ((2, 1), (1, 2)))
-    assert comparisons._whole(of_partitions, [*of_partitions]) == {"fedavg", "local"}
+    assert comparisons._complete_labels(of_partitions, [*of_partitions]) == {"fedavg", "local"}
     *most, last = of_partitions
-    assert last.parent.name == "local" and comparisons._whole(of_partitions, most) == set()
+    assert last.parent.name == "local" and comparisons._complete_labels(of_partitions, most) == set()
     *most, last = of_seeds
-    assert last.parent.name == "local" and comparisons._whole(of_seeds, most) == {"fedavg"}
+    assert last.parent.name == "local" and comparisons._complete_labels(of_seeds, most) == {"fedavg"}
 
 
 # --- resume

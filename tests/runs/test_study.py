@@ -61,7 +61,7 @@ def test_the_table_has_every_setting_of_every_method(toy):
     ]
     for row, mu in zip(table[:2], (0.0, 1.0), strict=True):
         for partition in found.axes["partition"][:2]:
-            setting = study.named({"mu": mu, "partition": partition})
+            setting = study.setting_name({"mu": mu, "partition": partition})
             (run,) = (folder / store.file_name(setting)).glob("fedprox*/seed-0")
             result, _ = store.read_finished(run)
             assert store.read_config(run)["options"]["mu"] == mu
@@ -87,7 +87,7 @@ def test_the_table_compares_with_one_method(toy):
         if row >= 2:
             assert first.text() == second.text() == "-"
             continue
-        setting = study.named(study.settings(found)[3 * row])
+        setting = study.setting_name(study.settings(found)[3 * row])
         ours, theirs = (
             np.array(cells.results[setting, method][0, 0]["accuracy"]["per_client"])
             for method in found.methods
@@ -112,7 +112,7 @@ def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     found, whole = toy
     before = results(whole)
     assert len(before) == 8
-    (lost,) = (whole / store.file_name(study.named(study.settings(found)[0]))).glob("local/seed-0")
+    (lost,) = (whole / store.file_name(study.setting_name(study.settings(found)[0]))).glob("local/seed-0")
     shutil.copytree(whole, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / lost.relative_to(whole))
     kept = results(tmp_path / "copy")
@@ -207,7 +207,7 @@ def test_the_seconds_are_of_the_whole_study(toy, tmp_path):
 def test_a_setting_may_have_a_long_name(toy):
     found, whole = toy
     long = found._replace(axes={"models": [["mlp,hidden=3"], ["mlp,hidden=3,dropout=0.0"] * 20]})
-    names = [store.file_name(study.named(setting)) for setting in study.settings(long)]
+    names = [store.file_name(study.setting_name(setting)) for setting in study.settings(long)]
     assert names[0] == "models=mlp-hidden=3" and names[1].startswith("models=mlp-hidden=3-dropout=0.0+mlp")
     assert len(names[1].encode()) <= 200 and store.file_name("é" * 300) != store.file_name("é" * 301)
     assert not study.finished(long, whole).results
