@@ -61,7 +61,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
 
 
 def sent_first(folder: Path, after: int) -> Arrays:
-    """What the server sends first; arguments and errors are those of `begun`."""
+    """What the server sends first; arguments and errors are those of `opened_at`."""
     its, averaged = opened_at(folder, after)
     return sent_to_all(averaged, its.state)
 
@@ -72,11 +72,11 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
     Args:
       folder: of the run.
       client: its id there, which decides its batches and what it keeps at first.
-      after: the rounds that are done, see `begun`.
+      after: the rounds that are done, see `opened_at`.
       own: its images; by default those that it has in the run.
 
     Raises:
-      JaxflError: as `begun`, or if there is no such client, the images do not look like the run's, or the
+      JaxflError: as `opened_at`, or if there is no such client, the images do not look like the run's, or the
         run's data set is needed and not at hand.
     """
     its, averaged = opened_at(folder, after)

@@ -10,6 +10,7 @@ import pytest
 from jaxfl import cli
 from jaxfl.core.node import sent_to_all
 from jaxfl.runs import node as nodes
+from jaxfl.runs import store
 
 CLIENTS = 3
 OPTIONS = (
@@ -52,7 +53,7 @@ def test_flower_makes_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch
     assert set(found) == set(expected) and ("params/classifier/kernel" in expected) == (method != "fedper")
     for name, leaf in expected.items():
         np.testing.assert_allclose(found[name], leaf, rtol=1e-4, atol=1e-5)
-    assert sum(sizes) == sum(record["bytes_up"] for record in nodes.store.read_metrics(run))
+    assert sum(sizes) == sum(record["bytes_up"] for record in store.read_metrics(run))
 
 
 def components(project, folder, monkeypatch):
