@@ -153,14 +153,21 @@ def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
     assert same == (mu == "0")
 
 
-def test_method_of_the_guide_runs(tmp_path):
-    """Its median, from the ground up."""
-    (code,) = python_blocks("docs/own-method.md")
-    (tmp_path / "median.py").write_text(code)
+def test_methods_of_the_guide_run(tmp_path):
+    """FedAvgM, which is FedAvg without momentum, and the median, from the ground up."""
+    for name, code in zip(("fedavgm", "median"), python_blocks("docs/own-method.md"), strict=True):
+        (tmp_path / f"{name}.py").write_text(code)
     options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4 --epochs 1"
-    folder = tmp_path / "run"
-    main(["run", f"{tmp_path}/median.py:median", *options.split(), "--run-dir", str(folder)])
-    assert store.read_metrics(folder)[-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10)
+    metrics = {}
+    for method in ("median.py:median", "fedavgm.py:fedavgm,beta=0", "fedavg"):
+        choice, folder = f"{tmp_path}/{method}" if ".py" in method else method, tmp_path / f"{len(metrics)}"
+        main(["run", choice, *options.split(), "--run-dir", str(folder)])
+        metrics[method] = store.read_metrics(folder)
+    assert metrics["median.py:median"][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10)
+    fedavg, without_momentum = (
+        [record["loss"] for record in metrics[name]] for name in ("fedavg", "fedavgm.py:fedavgm,beta=0")
+    )
+    assert without_momentum == pytest.approx(fedavg, rel=1e-5)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
