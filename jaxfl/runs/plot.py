@@ -71,8 +71,9 @@ def _wrapped(labels: Iterable[str]) -> list[str]:
 
 
 def _in_lines(label: str, width: int) -> str:
-    """Divided after its commas."""
-    return textwrap.fill(label.replace(",", ", "), width, break_long_words=False, break_on_hyphens=False)
+    """A text in lines of so many characters, divided after spaces and commas."""
+    spaced = label.replace(", ", ",").replace(",", ", ")
+    return textwrap.fill(spaced, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _height(legend: list[str]) -> float:
@@ -147,7 +148,7 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
     wrapped = _wrapped(label for label, _ in table.rows)
     size = max(5, 1.6 * len(places) + (3 if several else 1)), _height(wrapped)
     figure = Figure(size, layout="constrained", dpi=150)
-    axes = figure.add_subplot(title=title, ylabel=unit)
+    axes = figure.add_subplot(title=_in_lines(title, LABEL_WIDTH), ylabel=unit)
     for number, (_, of_row) in enumerate(table.rows):
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
         at = places + width * (number - (len(table.rows) - 1) / 2)
@@ -168,7 +169,7 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
     means = np.array([[cell.mean for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows])
     size = max(5, 1.2 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
     figure = Figure(size, layout="constrained", dpi=150)
-    axes = figure.add_subplot(title=title)
+    axes = figure.add_subplot(title=_in_lines(title, LABEL_WIDTH))
     field = axes.imshow(means, cmap="viridis", aspect="auto")
     middle = (np.nanmin(means) + np.nanmax(means)) / 2
     for (row, column), mean in np.ndenumerate(means):
