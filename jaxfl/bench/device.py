@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
     Args:
       asks: it.
-      command: words behind `jaxfl bench`.
+      command: words after `jaxfl bench`.
       limit_s: seconds after which it is ended; what it has measured by then is kept.
       environment: what it sets; flags of XLA are added to those that are set.
     """

@@ -48,7 +48,7 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     """How an array of a state lies: that of clients divided, every other one in full.
 
     An array is one of clients if its first axis is as long as there are clients, and there is another one.
-    It is divided along the longest axis behind the first which makes equal parts: each device then holds a
+    It is divided along the longest axis after the first which makes equal parts: each device then holds a
     part of what every client has, so clients are looked up, written back and mixed where they lie, and there
     may be any number of them. Where no such axis makes equal parts the first one is taken, if it does. An
     array of the server that has this form by chance is divided as well, which costs a little time.

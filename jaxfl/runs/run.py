@@ -144,7 +144,7 @@ def resume(
         watch(metrics)
         return found
 
-    def moved():  # once the data are known to be there
+    def moved():  # when nothing has refused to resume
         if data_dir is not None:
             store.change(folder, "data_dir", str(data_dir))
 

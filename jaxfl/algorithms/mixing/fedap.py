@@ -15,9 +15,9 @@ rows of client i, and
 among these clients. A newcomer, of whom nothing was measured, has equal weights for all of them.
 
 In a round client i trains sum_j W_ij w_j under its b_i on its other rows; models of absent clients are in the
-mixture as they were sent last. What a client deploys is its own model. The outputs of all
-convolutions are compared, which are the inputs of the norms that follow; in a network without convolutions,
-those of all hidden layers.
+mixture as they were sent last. What a client deploys is its own model. The outputs of all convolutions are
+compared, which are the inputs of the norms that follow; in a network without convolutions, those of all
+hidden layers.
 
 d-FedAP is `layers="last"`, f-FedAP `pretraining="fedavg"`: FedAvg on the held-out rows in place of the
 visits. The passes come on top of the rounds; in FL-bench, with which FedCMD's table was made, they are half

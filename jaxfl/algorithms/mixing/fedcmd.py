@@ -11,7 +11,7 @@ round of the cohort S_t client i trains (eqs. 7-8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
-    layers after l*   sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
+    layers after l*    sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
                        Phi_ij = max(0, cos(phi_i, phi_j)),  Phi_ii = 1
 
 Which layer is personal is data: both phases are one program. Each architecture votes for itself. What a
