@@ -6,18 +6,18 @@ from jaxfl.authoring import Method, Training, cross_entropy, options, sharing, w
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import flops, tree
 from jaxfl.core.client_map import (
+    cohort_rows,
     everyone,
     gather,
     map_clients,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
     visit_client,
     visit_clients,
 )
-from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, stretch, sweep
+from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_rows, stretch, sweep
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.loops import cond, fori_loop, scan
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
@@ -132,11 +132,12 @@ __all__ = [
     "public_images",
     "public_rows",
     "require_plain_head",
-    "rows_uploaded",
+    "cohort_rows",
     "scan",
     "scatter",
     "sent_down",
     "sent_up",
+    "server_rows",
     "server_steps",
     "sgd",
     "sharing",

@@ -33,7 +33,7 @@ class Bench:
     methods: tuple[str, ...] = ()
     """Methods, each perhaps with options; by default the workload's own, of `methods` all."""
     strategies: tuple[str, ...] = ("auto",)
-    """Ways to run them: auto, rows, patches, plain, bfloat16, "one device", "devices 1..all",
+    """Ways to run them: auto, rows, patches, plain, tf32, bfloat16, "one device", "devices 1..all",
     "one at a time", "ten at once", "5 seeds" (in turn, and as one program)."""
     repetitions: int | None = within("[1, inf)", None)
     """How often each is timed; by default 5 times, W5 on a CPU twice."""

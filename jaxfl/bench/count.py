@@ -6,17 +6,15 @@ Operations need no such table: the engine counts them for any method, see `jaxfl
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from jaxfl.core.protocol import Slots
-from jaxfl.core.training import batches_per_epoch
+from jaxfl.core.training import batches_per_epoch, has_batchnorm
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.model import Model
 
 
 class Phase(NamedTuple):
-    """A part of a client's round: some blocks train while the others stand still.
+    """A part of a client's round, like `jaxfl.mechanisms.sharing.Phase` but of whole epochs.
 
     Args:
       blocks: names of those that train.
@@ -38,9 +36,8 @@ def _fedrep(config: Any, model: Model) -> tuple[Phase, ...]:
 
 
 def _ditto(config: Any, model: Model) -> tuple[Phase, ...]:
-    return Phase(model.names, config.personal_epochs or config.epochs, personal=True), *_jointly(
-        config, model
-    )
+    own = Phase(model.names, config.personal_epochs or config.epochs, personal=True)
+    return own, *_jointly(config, model)
 
 
 # Method -> what a client's round consists of. The PyTorch loop knows these methods.
@@ -75,18 +72,9 @@ def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size
     """
     samples = steps = 0
     for group, slots, of_group in zip(federation.groups, cohorts, phases, strict=True):
-        sizes = _sizes(group, slots)
+        sizes = np.asarray(group.size, np.int64)[slots.index[slots.mask]]
         for phase in of_group:
-            skip = _has_batchnorm(group.model, phase)
+            skip = has_batchnorm(group.model.form, phase.blocks, batch_size)
             samples += phase.epochs * int(sizes.sum())
             steps += phase.epochs * int(batches_per_epoch(sizes, batch_size, skip).sum())
     return Work(samples, steps)
-
-
-def _sizes(group, slots: Slots) -> np.ndarray:
-    return np.asarray(group.size, np.int64)[slots.index[slots.mask]]
-
-
-def _has_batchnorm(model: Model, phase: Phase) -> bool:
-    stats = model.form.stats
-    return any(jax.tree.leaves(stats[name]) for name in phase.blocks)

@@ -15,6 +15,9 @@ from jaxfl.runs.prepare import load_source
 
 REPETITIONS = 5
 
+SHAPES = {"cifar10": (32, 32, 3), "mnist": (28, 28, 1)}  # of images; both have ten classes
+PER_ROW = ("images", "labels", "train")
+
 
 class Strategy(NamedTuple):
     """A way to run a workload.
@@ -37,17 +40,19 @@ def strategies(names: Sequence[str]) -> dict[str, Strategy]:
       JaxflError: if one is unknown.
     """
     every = jax.local_device_count()
-    known = {
-        "auto": {"auto": Strategy()},
-        "one device": {"one device": Strategy({"devices": 1})},
+    single = {
+        "auto": Strategy(),
+        "one device": Strategy({"devices": 1}),
+        "one at a time": Strategy({"clients_at_once": 1}),
+        "ten at once": Strategy({"clients_at_once": 10}),
+        "rows": Strategy({"convolution": "rows"}),
+        "patches": Strategy({"convolution": "patches"}),
+        "plain": Strategy({"convolution": "plain"}),
+        "tf32": Strategy({"precision": "tf32"}),
+        "bfloat16": Strategy({"precision": "bfloat16"}),
+    }
+    known = {name: {name: strategy} for name, strategy in single.items()} | {
         "devices 1..all": {f"devices {n}": Strategy({"devices": n}) for n in range(1, every + 1)},
-        "one at a time": {"one at a time": Strategy({"clients_at_once": 1})},
-        "ten at once": {"ten at once": Strategy({"clients_at_once": 10})},
-        "rows": {"rows": Strategy({"convolution": "rows"})},
-        "patches": {"patches": Strategy({"convolution": "patches"})},
-        "plain": {"plain": Strategy({"convolution": "plain"})},
-        "tf32": {"tf32": Strategy({"precision": "tf32"})},
-        "bfloat16": {"bfloat16": Strategy({"precision": "bfloat16"})},
         "5 seeds": {"5 seeds in turn": Strategy(seeds=5), "5 seeds": Strategy(seeds=5, together=True)},
     }
     chosen = {}
@@ -216,19 +221,15 @@ def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> t
         setup = setup.replace(dataset=str(folder / f"{name}.npz"))
     try:
         source = load_source(setup)
-        if name in IMAGES and source.train.sum() < workload.images:
+        if name in SHAPES and source.train.sum() < workload.images:
             raise JaxflError(f"It has {source.train.sum():,} images to train on, not {workload.images:,}.")
     except JaxflError as error:
-        if name not in IMAGES:
+        if name not in SHAPES:
             raise
         say(f"Random images take the place of {name}, which changes no time. {error}")
-        return _random(name, IMAGES[name], workload.images), "random"
+        return _random(name, SHAPES[name], workload.images), "random"
     rows = np.r_[np.arange(min(workload.images, source.train.sum())), np.flatnonzero(~source.train)]
     return source._replace(**{name: getattr(source, name)[rows] for name in PER_ROW}), "real"
-
-
-IMAGES = {"cifar10": (32, 32, 3), "mnist": (28, 28, 1)}  # shapes; both have ten classes
-PER_ROW = ("images", "labels", "train")
 
 
 def _random(name: str, shape: tuple[int, ...], count: int) -> Source:

@@ -70,7 +70,7 @@ def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, c
 
 
 def _scalars(counts: Any) -> jax.Array:
-    """What each client sent as (k_g,) float, see `Info.up`."""
+    """The scalars that each client sent or received, (k_g,) float, see `Info.up`."""
     sizes = counts if isinstance(counts, dict) else {1: counts}
     return tree.total(size * count.astype(float) for size, count in sizes.items())
 

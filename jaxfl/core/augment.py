@@ -18,7 +18,7 @@ from jaxfl.data.rotation import turned
 def crop(key, images):
     """Every image moved by up to an eighth of its sides (4 of 32 pixels) each way, zeros moving in.
 
-    By a pixel at least, but not along a side of one, as windows of a signal have.
+    By a pixel at least; along a side of a single pixel, as windows of a signal have, nothing moves.
     """
     margins = [max(1, side // 8) if side > 1 else 0 for side in images.shape[1:3]]
     padded = jnp.pad(images, ((0, 0), *((margin, margin) for margin in margins), (0, 0)))

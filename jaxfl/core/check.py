@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxfl.config.own_code import in_a_line, line_of, own_code, require_call
-from jaxfl.core import flops
+from jaxfl.core import flops, tree
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step
 from jaxfl.data.federation import Federation
@@ -152,8 +152,8 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         refuse(f"returns {_form(made)}, not (state, Info)")
     after, info = made
     old, new = (
-        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-        for tree in (before, after)
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+        for state in (before, after)
     )
     for leaf in [leaf for leaf in old if leaf not in new] + [leaf for leaf in new if leaf not in old]:
         verb = "drops" if leaf in old else "adds"
@@ -211,7 +211,7 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
                 "the cohort; what clients share belongs into shared."
             )
         require_call("predict", one.predict, "model", "shared", "own", "x")
-        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one.stacked)
+        own = tree.one(one.stacked)
         x = jax.ShapeDtypeStruct((IMAGES, *federation.images.shape[1:]), federation.mean.dtype)
         predict = own_code()(functools.partial(one.predict, model))
         scores = _shapes("predict", predict, one.shared, own, x)

@@ -48,7 +48,7 @@ def map_clients(
         pair where there are weights, or parts that are no floats.
     """
     mesh = federation.mesh
-    f, nothing = flops.of_client(f), (None,) * len(federation.groups)
+    f, nothing = flops.with_operations(f), (None,) * len(federation.groups)
 
     def of_group(group, slots, shared, own, weights):
         places = len(slots.mask)
@@ -85,54 +85,49 @@ def map_clients(
                 return jax.lax.map(lambda entry: one(*entry), (clients, own), batch_size=batch_size), None
             return _summed(with_parts, weights, at_once, clients, own)
 
-        everything = _present(group, slots), own, weights
+        everything = clients_in(group, slots), own, weights
         done, total = stretch(*everything) if mesh is None else _over_devices(stretch, mesh, *everything)
         return jax.tree.map(lambda leaf: leaf[:places], done), total
 
     def counted(g, done, total):
-        outputs = _counted(federation, cohort, g, *done)
+        outputs, operations = done
+        _count(federation, cohort.groups[g], g, operations)
         return outputs if weights is None else (outputs, total)
 
     columns = federation.groups, cohort.groups, shared or nothing, own or nothing, weights or nothing
     return tuple(counted(g, *done) for g, done in enumerate(per_group(of_group, *columns)))
 
 
-def visit_clients(f, carry, key, federation: Federation, cohort: Cohort, shared, own) -> tuple[Any, PerGroup]:
+def visit_clients(f, carry, key, federation: Federation, cohort: Cohort) -> Any:
     """Visit the clients of a cohort one after another: what one leaves behind, the next one finds.
 
-    The order is that of their ids, whatever their places. All devices make all visits.
+    Architecture after architecture, within one in the order of ids. All devices make all visits.
 
     Args:
-      f: ``(key, client, carry, shared, own) -> (carry, outputs)``, for one client. What it does at an empty
-        place changes nothing.
+      f: ``(key, client, carry) -> carry``, for one client. What it does at an empty place changes nothing.
       carry: what the first client finds; the same structure for all architectures.
       key: the round's key; the client's is ``fold_in(key, client.id)``.
       federation: the clients.
       cohort: which of them.
-      shared: per group, what all its clients receive.
-      own: per group, leaves (k_g, ...), of which each client gets its entry.
 
     Returns:
-      What the last client leaves, and per group the outputs with a leading axis (k_g, ...).
+      What the last client leaves.
     """
-    f, outputs = flops.of_client(f), []
+    f = flops.with_operations(f)
+
+    def visit(carry, one):
+        # In full on every device before and after it: the compiler divides nothing of one client.
+        carry, (client, present) = federation.keep_replicated((carry, one))
+        done = f(jax.random.fold_in(key, client.id), client, carry)
+        after, operations = federation.keep_replicated(done)
+        return tree.where(present, after, carry), operations
+
     for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
         order = jnp.argsort(slots.index)  # empty places last
         slots = Slots(jnp.asarray(slots.index)[order], jnp.asarray(slots.mask)[order])
-        visited = jax.tree.map(lambda leaf: leaf[order], own[g])  # noqa: B023
-
-        def visit(carry, one, received=shared[g]):
-            # In full on every device before and after it: the compiler divides nothing of one client.
-            carry, (client, present, own) = federation.keep_replicated((carry, one))
-            done = f(jax.random.fold_in(key, client.id), client, carry, received, own)
-            (after, output), operations = federation.keep_replicated(done)
-            return tree.where(present, after, carry), (output, operations)
-
-        carry, found = jax.lax.scan(visit, carry, (_present(group, slots), slots.mask, visited))
-        back = jnp.argsort(order)
-        found = jax.tree.map(lambda leaf: leaf[back], found)  # noqa: B023
-        outputs.append(_counted(federation, cohort, g, *found))
-    return carry, tuple(outputs)
+        carry, operations = jax.lax.scan(visit, carry, (clients_in(group, slots), slots.mask))
+        _count(federation, slots, g, operations)
+    return carry
 
 
 def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tuple[Any, Any]:
@@ -153,7 +148,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     group = federation.groups[g]
     of_it = group.id == who
     place = jnp.argmax(of_it).astype(jnp.int32)
-    f = flops.of_client(f)
+    f = flops.with_operations(f)
 
     def visit(carry, mine):
         client = jax.tree.map(lambda leaf: leaf[place], group)
@@ -169,7 +164,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     return carry, jax.tree.map(lambda leaf, new: leaf.at[place].set(new), own, mine)
 
 
-def _present(group: Client, slots: Slots) -> Client:
+def clients_in(group: Client, slots: Slots) -> Client:
     """The clients in some places; one that is absent has no rows."""
     clients = tree.take(group, slots)
     return dataclasses.replace(
@@ -180,11 +175,10 @@ def _present(group: Client, slots: Slots) -> Client:
     )
 
 
-def _counted(federation: Federation, cohort: Cohort, g: int, outputs, operations):
-    """The outputs of a group's clients, after their operations (k_g,) have been reported."""
+def _count(federation: Federation, slots: Slots, g: int, operations) -> None:
+    """Report the operations (k_g,) of the clients in some places of a group."""
     nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
-    flops.add(nobody.at[cohort.groups[g].index].add(operations, mode="drop"), group=g)
-    return outputs
+    flops.add(nobody.at[slots.index].add(operations, mode="drop"), group=g)
 
 
 def _summed(f, weights, at_once: int, *args):
@@ -208,9 +202,7 @@ def _summed(f, weights, at_once: int, *args):
     for part in jax.tree.leaves(parts):
         if not jnp.issubdtype(part.dtype, jnp.inexact):
             raise ValueError(f"a sum over clients is of floats, and a part of it is {part.dtype}; convert it")
-    nothing = jax.tree.map(
-        lambda shape: jnp.zeros(shape.shape, shape.dtype), parts if alone else tree.one(parts)
-    )
+    nothing = jax.tree.map(jnp.zeros_like, parts if alone else tree.one(parts))
 
     def add(total, entry):
         weights, args = entry
@@ -265,13 +257,11 @@ def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
     return per_group(tree.put, stacked, cohort.groups, new)
 
 
-def rows_uploaded(federation: Federation, cohort: Cohort) -> PerGroup:
-    """Per group (k_g,) float: n_i, training rows of the clients whose answer reaches the server; else 0."""
+def cohort_rows(federation: Federation, cohort: Cohort) -> PerGroup:
+    """Per group (k_g,) float: n_i of the clients whose answer reaches the server, 0 in other places."""
     dtype = federation.mean.dtype
     return per_group(
-        lambda group, slots: jnp.where(slots.mask, tree.take(group.size, slots), 0).astype(dtype),
-        federation.groups,
-        cohort.groups,
+        lambda group, slots: clients_in(group, slots).size.astype(dtype), federation.groups, cohort.groups
     )
 
 
@@ -292,7 +282,7 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
 
 
 def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """The scalars of one message for each client that receives it; see `sent_up`."""
+    """The scalars of one message for each client that receives it, as `sent_up` counts them."""
     return per_group(_counts, cohort.groups, messages)
 
 
@@ -300,7 +290,7 @@ def _counts(slots: Slots, message) -> jax.Array:
     scalars = message if isinstance(message, int) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:
         raise JaxflError(
-            f"A client would send {scalars:,} scalars in one round, more than the ledger counts "
+            f"A message of one client would have {scalars:,} scalars, more than the ledger counts "
             f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
         )
     return jnp.where(slots.mask, jnp.int32(scalars), 0)

@@ -14,9 +14,11 @@ import numpy as np
 
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
+from jaxfl.data.partition import rounded_down
 
 NEWCOMERS = 2  # their part of the stream of cohorts, beside the rounds and `answers.DROPOUTS`
 SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
+PART = 256  # clients of a group that are scored at once: their models are in memory together
 
 
 def draw_cohorts(
@@ -42,7 +44,7 @@ def draw_cohorts(
     clients = np.arange(sum(group_sizes))
     if newcomers:
         clients = clients[~np.concatenate(newcomers)]
-    active = max(1, int(participation * len(clients) + 1e-9))
+    active = max(1, rounded_down(participation, len(clients)))
     chosen = np.zeros((rounds, sum(group_sizes)), bool)
     for t in range(rounds):
         rng = np.random.default_rng([seed, t])
@@ -68,7 +70,7 @@ def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple
     drawn = []
     for g, clients in enumerate(group_sizes):
         rng = np.random.default_rng([seed, g, NEWCOMERS])
-        drawn.append(rng.permutation(clients) < int(share * clients + 1e-9))
+        drawn.append(rng.permutation(clients) < rounded_down(share, clients))
     return tuple(drawn)
 
 
@@ -161,13 +163,13 @@ def these_clients(
     return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds, part)
 
 
-def in_parts(federation: Federation, most: int, last: int, rounds: int) -> list[Cohort]:
-    """All clients as cohorts of one shape, of at most `most` clients per group, after round `last`."""
-    number = max(-(-len(group.size) // most) for group in federation.groups)
+def in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
+    """All clients as cohorts of one shape, of at most `PART` clients per group, after round `last`."""
+    number = max(-(-len(group.size) // PART) for group in federation.groups)
 
     def slots(group):
         count = len(group.size)
-        index = np.arange(number * min(count, most), dtype=np.int32).reshape(number, -1)
+        index = np.arange(number * min(count, PART), dtype=np.int32).reshape(number, -1)
         return Slots(np.minimum(index, np.int32(count)), index < count)
 
     work = [np.asarray(group.test_size) for group in federation.groups]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from jaxfl.core.cohorts import these_clients
 from jaxfl.core.host_state import seen
-from jaxfl.core.protocol import Algorithm, Cohort, Predictor, Slots
+from jaxfl.core.protocol import Algorithm, Cohort, Predictor
 from jaxfl.core.streams import streams
 from jaxfl.data.federation import Federation
 
@@ -39,13 +40,9 @@ def deployed(
 
 def alone(federation: Federation, client: int, last: int, rounds: int) -> tuple[Cohort, int]:
     """A cohort of one client, in which every group has one place, and the number of the client's group."""
-    slots, its_group = [], 0
-    for g, group in enumerate(federation.groups):
-        (found,) = np.nonzero(np.asarray(group.id) == client)
-        its_group = g if len(found) else its_group
-        place = found[0] if len(found) else len(group.id)
-        slots.append(Slots(np.array([place], np.int32), np.array([len(found) > 0])))
-    return Cohort(np.int32(last), tuple(slots), rounds, part=True), its_group
+    chosen = [np.asarray(group.id) == client for group in federation.groups]
+    its_group = next(g for g, of_group in enumerate(chosen) if of_group.any())
+    return these_clients(federation, chosen, rounds, last, part=True), its_group
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -25,7 +25,6 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.processes import agree
 
 Reports = list[list[Report]]  # of each run, one of each round, with NumPy leaves
-CLIENTS_PER_SCORING = 256  # of each group; bounds the memory of models that are made at once
 
 
 class Chunk(NamedTuple):
@@ -107,7 +106,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     programs, federation, key = job.programs, job.federation, job.keys[i]
     if job.on_host:
         hyper, init_key = traced(job.configs[i]), streams(key).init
-        return host_state.initial(programs.init, init_key, federation, hyper, CLIENTS_PER_SCORING), None, 0.0
+        return host_state.initial(programs.init, init_key, federation, hyper), None, 0.0
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
@@ -127,6 +126,11 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
 def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:
     """A run's state before anything has happened."""
     return programs.init(streams(run_key).init, federation, traced(config))
+
+
+def _members(job: Job) -> Cohort:
+    """All clients but newcomers, before the first round."""
+    return these_clients(job.federation, [~apart for apart in job.federation.newcomers], job.rounds)
 
 
 def _streams(job: Job) -> Streams:
@@ -164,7 +168,7 @@ def _advanced(job: Job, first: int, end: int, keys: Streams, state, probed: bool
 def _in_windows(
     job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost, probed: bool
 ) -> tuple[host_state.OnHost, Reports]:
-    """The same of a single run whose clients' state lies on the host."""
+    """Rounds of a single run whose clients' state lies on the host, see `_advanced`."""
 
     def advance(state, federation, cohorts, conditions):
         cohort_key = _cohort_key(job, keys)
@@ -173,6 +177,46 @@ def _in_windows(
     rounds = [(_cohort(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
     state, reports = host_state.rounds_in_windows(advance, state, job.federation, rounds, probed)
     return state, [[report for of_round in reports for report in _per_round(of_round)]]
+
+
+def _with_host_steps(
+    job: Job, host: Callable, first: int, end: int, keys: Streams, state
+) -> tuple[Any, Reports]:
+    """Rounds of a single run, each followed by its host step, see `_advanced`."""
+    reports = []
+    for t in range(first, end):
+        cohort, conditions = of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)
+        state, report = _with_host_step(job, host, cohort, conditions, keys, state)
+        reports.append(report)
+    return state, [reports]
+
+
+def _with_host_step(
+    job: Job, host: Callable, cohort: Cohort, conditions: Conditions, keys: Streams, state
+) -> tuple[Any, Report]:
+    """One round and its host step; leaves of cohort and conditions have a leading axis of that round."""
+    programs, federation = job.programs, job.federation
+    cohort_key = _cohort_key(job, keys)
+    state, report = programs.rounds(keys.rounds, state, federation, cohort, cohort_key, conditions)
+    (report,) = _per_round(jax.device_get(report))
+    cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
+    if report.lost is not None:
+        cohort = jax.device_get(answering(federation, cohort, report.lost))
+    if not anybody(cohort):
+        return state, report
+    of_step = jax.random.fold_in(keys.host, cohort.round)
+    (state, more), operations = flops.on_host(host, of_step, federation.replicate(state), federation, cohort)
+    agree("results of the server's step", state)
+    state = federation.place(state)
+    *of_clients, elsewhere = report.flops
+    report = report._replace(
+        info=with_host_info(report.info, more), flops=(*of_clients, elsewhere + operations)
+    )
+    if job.score_cohort:  # the round ends only now
+        of_round = jax.random.fold_in(keys.scores, cohort.round)
+        scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
+        report = report._replace(scores=report.scores | {"personal": scores})
+    return state, report
 
 
 def _cohort_key(job: Job, keys: Streams) -> jax.Array | None:
@@ -185,9 +229,59 @@ def _cohort(job: Job, t: int) -> Cohort:
     return jax.tree.map(lambda leaf: leaf[0], of_rounds(job.cohorts[0], t, t + 1))
 
 
-def _members(job: Job) -> Cohort:
-    """All clients but newcomers, before the first round."""
-    return these_clients(job.federation, [~apart for apart in job.federation.newcomers], job.rounds)
+def _stopwatch(programs: Programs) -> Callable[[], float]:
+    """A function that tells the seconds since, without those of compilation."""
+    begun, compiled = time.perf_counter(), programs.seconds
+    return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
+
+
+def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, probed: bool) -> Chunk:
+    """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
+    federation = job.federation
+    diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
+    if diverged:
+        done = reports[: diverged[0] - first + 1]
+        return Chunk(first, host_state.all_of(state), done, None, train_seconds, 0.0, diverged)
+    last, passed = first + len(reports) - 1, _stopwatch(job.programs)
+    scores = evaluate(job.programs, federation, state, key, last, job.rounds, probed)
+    diverged = _first_infinite_score(scores["personal"], last, federation)
+    scores = None if diverged else scores
+    return Chunk(first, host_state.all_of(state), reports, scores, train_seconds, passed(), diverged)
+
+
+def evaluate(
+    programs: Programs,
+    federation: Federation,
+    state: Any,
+    key,
+    last: int,
+    rounds: int,
+    probed: bool = False,
+) -> dict[str, PerGroup]:
+    """Score all clients after round `last`, see `Chunk.scores`; `probed`: see `host_state.alike`."""
+    key, same = jax.random.fold_in(key, last), programs.personal is programs.received
+
+    def scored(*arguments):
+        received = programs.received(key, *arguments)
+        return jax.device_get((received, received if same else programs.personal(key, *arguments)))
+
+    parts = in_parts(federation, last, rounds)
+    found = [
+        host_state.alike(scored, state, federation, part)
+        if probed and part is parts[0]
+        else scored(*host_state.seen(state, federation, part))
+        for part in parts
+    ]
+
+    def of_group(moment, g):
+        of_parts = zip(parts, found, strict=True)
+        return by_client([(part.groups[g], scores[moment][g]) for part, scores in of_parts])
+
+    def of_all(moment):
+        return tuple(of_group(moment, g) for g in range(len(federation.groups)))
+
+    received = of_all(0)
+    return {"personal": received if same else of_all(1), "received": received}
 
 
 def join(job: Job, i: int, state: Any, last: int) -> Report:
@@ -227,66 +321,6 @@ def newcomers_in_places(job: Job, last: int) -> Cohort:
     return these_clients(job.federation, job.federation.newcomers, job.rounds, last, part=True)
 
 
-def _with_host_steps(
-    job: Job, host: Callable, first: int, end: int, keys: Streams, state
-) -> tuple[Any, Reports]:
-    """The same of a single run, round by round, each followed by its host step."""
-    reports = []
-    for t in range(first, end):
-        cohort, conditions = of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)
-        state, report = _with_host_step(job, host, cohort, conditions, keys, state)
-        reports.append(report)
-    return state, [reports]
-
-
-def _with_host_step(
-    job: Job, host: Callable, cohort: Cohort, conditions: Conditions, keys: Streams, state
-) -> tuple[Any, Report]:
-    """One round and its host step; leaves of cohort and conditions have a leading axis of that round."""
-    programs, federation = job.programs, job.federation
-    cohort_key = _cohort_key(job, keys)
-    state, report = programs.rounds(keys.rounds, state, federation, cohort, cohort_key, conditions)
-    (report,) = _per_round(jax.device_get(report))
-    cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
-    if report.lost is not None:
-        cohort = jax.device_get(answering(federation, cohort, report.lost))
-    if not anybody(cohort):
-        return state, report
-    of_step = jax.random.fold_in(keys.host, cohort.round)
-    (state, more), operations = flops.on_host(host, of_step, federation.replicate(state), federation, cohort)
-    agree("results of the server's step", state)
-    state = federation.place(state)
-    *of_clients, elsewhere = report.flops
-    report = report._replace(
-        info=with_host_info(report.info, more), flops=(*of_clients, elsewhere + operations)
-    )
-    if job.score_cohort:  # the round ends only now
-        of_round = jax.random.fold_in(keys.scores, cohort.round)
-        scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
-        report = report._replace(scores=report.scores | {"personal": scores})
-    return state, report
-
-
-def _stopwatch(programs: Programs) -> Callable[[], float]:
-    """A function that tells the seconds since, without those of compilation."""
-    begun, compiled = time.perf_counter(), programs.seconds
-    return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
-
-
-def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, probed: bool) -> Chunk:
-    """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
-    federation = job.federation
-    diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
-    if diverged:
-        done = reports[: diverged[0] - first + 1]
-        return Chunk(first, host_state.all_of(state), done, None, train_seconds, 0.0, diverged)
-    last, passed = first + len(reports) - 1, _stopwatch(job.programs)
-    scores = evaluate(job.programs, federation, state, key, last, job.rounds, probed)
-    diverged = _first_infinite_score(scores["personal"], last, federation)
-    scores = None if diverged else scores
-    return Chunk(first, host_state.all_of(state), reports, scores, train_seconds, passed(), diverged)
-
-
 def compiled(job: Job) -> list[jax.stages.Compiled]:
     """The executables of a new job, of several runs that of their rounds alone; nothing runs."""
     return [program.compile(*shapes) for program, shapes in _needed(job, 0)]
@@ -312,7 +346,7 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
     score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, end)
     yield advance, (key, state, federation, cohorts, score_key, conditions)
     if runs == 1:
-        part = in_parts(federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
+        part = in_parts(federation, 0, job.rounds)[0]
         yield programs.received, (key, state, federation, part)
         yield programs.personal, (key, state, federation, part)
         if programs.prepare and start == 0:
@@ -320,7 +354,7 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
 
 
 def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tuple]]:
-    """The same where clients' state lies on the host."""
+    """The programs where clients' state lies on the host, see `_needed`."""
 
     def form(federation):
         state = jax.eval_shape(job.programs.init, job.keys[0], federation, traced(job.configs[0]))
@@ -330,7 +364,7 @@ def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tup
     there, score_key = window.around(job.federation, _cohort(job, start)), key if job.score_cohort else None
     federation, cohort, conditions = window.round_on(there, conditions_of(job, start, start + 1))
     yield job.programs.rounds, (key, form(federation), federation, cohort, score_key, conditions)
-    part = in_parts(job.federation, CLIENTS_PER_SCORING, 0, job.rounds)[0]
+    part = in_parts(job.federation, 0, job.rounds)[0]
     there = window.around(job.federation, part)
     for program in job.programs.received, job.programs.personal:
         yield program, (key, form(there.federation), there.federation, there.cohort)
@@ -348,41 +382,6 @@ def depends_on_length(job: Job, rounds: int) -> bool:
         return program.formula(key, state, federation, dataclasses.replace(cohort, rounds=length))
 
     return any(formula(*call, job.rounds) != formula(*call, rounds) for call in calls)
-
-
-def evaluate(
-    programs: Programs,
-    federation: Federation,
-    state: Any,
-    key,
-    last: int,
-    rounds: int,
-    probed: bool = False,
-) -> dict[str, PerGroup]:
-    """Score all clients after round `last`, see `Chunk.scores`; `probed`: see `host_state.alike`."""
-    key, same = jax.random.fold_in(key, last), programs.personal is programs.received
-
-    def scored(*arguments):
-        received = programs.received(key, *arguments)
-        return jax.device_get((received, received if same else programs.personal(key, *arguments)))
-
-    parts = in_parts(federation, CLIENTS_PER_SCORING, last, rounds)
-    found = [
-        host_state.alike(scored, state, federation, part)
-        if probed and part is parts[0]
-        else scored(*host_state.seen(state, federation, part))
-        for part in parts
-    ]
-
-    def of_group(moment, g):
-        of_parts = zip(parts, found, strict=True)
-        return by_client([(part.groups[g], scores[moment][g]) for part, scores in of_parts])
-
-    def of_all(moment):
-        return tuple(of_group(moment, g) for g in range(len(federation.groups)))
-
-    received = of_all(0)
-    return {"personal": received if same else of_all(1), "received": received}
 
 
 def _run_of(tree: Any, i: int, runs: int) -> Any:

@@ -12,6 +12,8 @@ from jaxfl.core.augment import augmentation
 from jaxfl.core.streams import AUGMENTATION
 from jaxfl.data.federation import Batch, Client, Federation
 
+SWEPT = 64  # images that a sweep takes at once
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
@@ -43,7 +45,7 @@ def own_rows(client: Client, federation: Federation, hyper) -> Examples:
 
 
 def stretch(examples: Examples, first, size) -> Examples:
-    """So many of the examples in a row, from a position on: () int32 both."""
+    """`size` of the examples, from position `first` on, both () int32."""
     last = examples.capacity - 1
 
     def take(position, mask, key):
@@ -52,20 +54,20 @@ def stretch(examples: Examples, first, size) -> Examples:
     return Examples(size, examples.capacity, take)
 
 
-def public_rows(rows, federation: Federation, client: Client | None = None) -> Examples:
-    """Public images (R,), all real; an absent client has none of them.
+def public_rows(rows, federation: Federation, client: Client) -> Examples:
+    """Public images (R,) with the client's outputs as labels, all real; an absent client has none of them."""
+    guest = visiting(client, rows)
+    return Examples(guest.size, len(rows), lambda at, mask, key: federation.batch(guest, at, mask))
 
-    Labels are the client's outputs, or without a client the classes of the source: so a server trains.
-    """
-    if client is not None:
-        guest = visiting(client, rows)
-        return Examples(guest.size, len(rows), lambda at, mask, key: federation.batch(guest, at, mask))
+
+def server_rows(rows, size, federation: Federation) -> Examples:
+    """Images (R,) that a server trains on, with the classes of the source as labels; `size` () are real."""
 
     def take(position, mask, key):
         at = rows[position]
         return Batch(federation.inputs(at), federation.labels[at], mask, position)
 
-    return Examples(jnp.int32(len(rows)), len(rows), take)
+    return Examples(size, len(rows), take)
 
 
 def visiting(client: Client, rows) -> Client:
@@ -79,21 +81,20 @@ def arrays(x, y, size) -> Examples:
     return Examples(size, len(y), lambda at, mask, key: Batch(x[at], y[at], mask, at))
 
 
-def sweep(f: Callable, rows, size, federation: Federation, batch_size: int = 64):
-    """Apply a function to images in order, batch by batch, without training.
+def sweep(f: Callable, rows, size, federation: Federation):
+    """Apply a function to images in order, `SWEPT` at a time, without training.
 
     Args:
       f: ``x (B, H, W, C) -> pytree of (B, ...)``.
       rows: (m,) int32, padded.
       size: () int32, how many are real; only batches with a real row run.
       federation: the images.
-      batch_size: images at a time.
 
     Returns:
       The outputs as leaves (m, ...): after `size` those of padding, and zero where no batch ran.
     """
     m = rows.shape[0]
-    batch_size = max(1, min(batch_size, m))
+    batch_size = max(1, min(SWEPT, m))
     rows = jnp.pad(rows, (0, max(-m % batch_size, batch_size - m)))
     f = jax.jit(f, inline=True)  # traced once, for its operations, its shapes and the loop
     x = jax.eval_shape(federation.inputs, rows[:batch_size])

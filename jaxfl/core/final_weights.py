@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from jaxfl.core.cohorts import by_client, in_parts
-from jaxfl.core.engine import CLIENTS_PER_SCORING
 from jaxfl.core.host_state import seen
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Predictor
@@ -38,7 +37,7 @@ def final_weights(
     def predictors(key, state, federation, part):
         return federation.keep_replicated(algorithm.personal(key, state, federation, part))
 
-    program, parts = Program(predictors), in_parts(federation, CLIENTS_PER_SCORING, done - 1, rounds)
+    program, parts = Program(predictors), in_parts(federation, done - 1, rounds)
     found = [jax.device_get(program(key, *seen(state, federation, part))) for part in parts]
 
     def of_group(g, model):

@@ -37,7 +37,7 @@ def of(f: Callable, *args) -> int:
 
 
 def of_traced(jaxpr: core.Jaxpr) -> int:
-    """The same of a call that has been traced."""
+    """The operations of a call that has been traced, see `of`."""
     # A hand-written backward traces gradients that nobody asks for; the compiler drops them, and so do we.
     needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return _of_jaxpr(needed)
@@ -113,7 +113,7 @@ def on_server() -> Iterator[None]:
         add(jnp.sum(amount))
 
 
-def of_client(f: Callable) -> Callable:
+def with_operations(f: Callable) -> Callable:
     """A function that returns ``(f(...), () float)``: its outputs and the operations added in it."""
 
     def counted(*args):

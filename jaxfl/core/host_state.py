@@ -65,8 +65,8 @@ def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: A
     return OnHost(jax.tree.map(writable, owners, state), owners)
 
 
-def initial(init: Callable, key, federation: Federation, hyper: Any, most: int) -> OnHost:
-    """The state before the first round, made for at most so many clients of a group at a time.
+def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
+    """The state before the first round, made for the clients of one part at a time, see `in_parts`.
 
     Raises:
       JaxflError: if the method's state is not divided by clients, or a client's depends on who is beside it.
@@ -77,7 +77,7 @@ def initial(init: Callable, key, federation: Federation, hyper: Any, most: int) 
         clients = 0 if owner == SERVER else len(federation.groups[owner].id)
         return np.empty((clients, *leaf.shape[1:]), leaf.dtype)
 
-    made, parts = OnHost(jax.tree.map(empty, owners, one), owners), in_parts(federation, most, 0, 1)
+    made, parts = OnHost(jax.tree.map(empty, owners, one), owners), in_parts(federation, 0, 1)
     for part in parts:
         window = around(federation, part)
         made = put_back(made, window, init(key, _beginning(federation, window), hyper))

@@ -28,7 +28,7 @@ def scan(f: Callable, carry: Any, xs: Any = None, length: int | None = None) -> 
 def fori_loop(lower, upper, f: Callable, carry: Any) -> Any:
     """`jax.lax.fori_loop`: ``f(i, carry) -> carry`` for i from `lower` to, not including, `upper`."""
     _, shapes = jax.eval_shape(lambda i, carry: _collected(f, i, carry), lower, carry)
-    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    nothing = jax.tree.map(jnp.zeros_like, shapes)
 
     def counted(i, carried):
         carry, so_far = carried
@@ -50,8 +50,7 @@ def cond(condition, if_true: Callable, if_false: Callable, *operands: Any) -> An
     def counted(f):
         def branch(*operands):
             outputs, operations = _collected(f, *operands)
-            nothing = {owner: jnp.zeros(shape.shape, shape.dtype) for owner, shape in shapes.items()}
-            return outputs, nothing | operations
+            return outputs, jax.tree.map(jnp.zeros_like, shapes) | operations
 
         return branch
 

@@ -41,7 +41,7 @@ class Cohort:
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    part: bool = static(default=False)  # of those that matter: clients are scored in parts, or newcomers join
+    part: bool = static(default=False)  # whether others matter, too: as clients are scored in parts, or join
 
 
 @jax.tree_util.register_dataclass

@@ -26,6 +26,9 @@ def constant(length: int, *, warmup: int = 0) -> optax.Schedule:
     Args:
       length: rounds of the run.
       warmup: rounds before, in which rates grow in equal steps.
+
+    Raises:
+      JaxflError: if `warmup` is negative.
     """
     return _after(warmup, optax.constant_schedule(1.0))
 
@@ -41,7 +44,7 @@ def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup
       warmup: rounds before, in which rates grow in equal steps.
 
     Raises:
-      JaxflError: if the warm-up takes all of them, or there are none.
+      JaxflError: if the warm-up takes all of them or is negative, or there are none.
     """
     rounds = length if rounds is None else rounds
     if rounds < 1:
@@ -53,13 +56,16 @@ def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup
 
 
 def step(length: int, *, every: int = 10, factor: float = 0.1, warmup: int = 0) -> optax.Schedule:
-    """The rates times a factor, again and again.
+    """The rates multiplied by `factor` after every `every` rounds.
 
     Args:
       length: rounds of the run.
-      every: so many rounds.
-      factor: that factor.
+      every: rounds with the same rates.
+      factor: of the rates from one step to the next.
       warmup: rounds before, in which rates grow in equal steps.
+
+    Raises:
+      JaxflError: if `every` is below 1, `factor` is not positive, or `warmup` is negative.
     """
     if every < 1:
         raise JaxflError(f"A schedule cannot take a step every {every} rounds; write every=10.")
@@ -122,27 +128,28 @@ def at_rate(one_round: Step, factor) -> Step:
     """
 
     def scaled(state):
-        found = [leaf for leaf in jax.tree.leaves(state, is_leaf=_options) if _options(leaf)]
+        found = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_options) if is_options(leaf)]
         if not found:
             raise JaxflError(
                 "--schedule finds no learning rates: the state of the method does not hold the options "
                 "(hyper) that its init is given."
             )
         return jax.tree.map(
-            lambda leaf: _times(leaf, factor) if _options(leaf) else leaf, state, is_leaf=_options
+            lambda leaf: _times(leaf, factor) if is_options(leaf) else leaf, state, is_leaf=is_options
         )
 
     def of_round(key, state, federation, cohort):
         after, info = one_round(key, scaled(state), federation, cohort)
         kept = jax.tree.map(
-            lambda before, now: before if _options(before) else now, state, after, is_leaf=_options
+            lambda before, now: before if is_options(before) else now, state, after, is_leaf=is_options
         )
         return kept, info
 
     return of_round
 
 
-def _options(leaf: Any) -> bool:
+def is_options(leaf: Any) -> bool:
+    """Whether a node of a state is a method's options."""
     return isinstance(leaf, Training)
 
 

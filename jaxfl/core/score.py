@@ -13,13 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import tree
-from jaxfl.core.client_map import map_clients, per_group
-from jaxfl.core.examples import sweep
+from jaxfl.core.client_map import clients_in, map_clients, per_group
+from jaxfl.core.examples import SWEPT, sweep
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
-
-BATCH = 64  # images at a time
 
 
 class Score(NamedTuple):
@@ -55,7 +52,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
       Per group a `Score`; an empty place has 0 of 0 rows.
     """
     one_model = not jax.tree.leaves([predictor.stacked for predictor in predictors])
-    clients = per_group(tree.take, federation.groups, cohort.groups)
+    clients = per_group(clients_in, federation.groups, cohort.groups)
 
     def run(key, client, shared, own):
         """The predictions of a client's model on the rows of its place, and whether they are finite."""
@@ -65,7 +62,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
             scores = predict(client.model, common, stacked, x)
             return scores.argmax(1).astype(jnp.int32), jnp.isfinite(scores).all(1)
 
-        return sweep(answer, rows, size, federation, BATCH)
+        return sweep(answer, rows, size, federation)
 
     def judge(rows, sizes):
         """Per group right, rows and predicted (k_g, C), and (k_g,) bool whether all scores are finite."""
@@ -91,7 +88,6 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     def of(name):
         """Rows (k_g, m) and sizes (k_g,) of each group's clients."""
         sizes = tuple(getattr(client, f"{name}_size") for client in clients)
-        sizes = per_group(lambda size, slots: jnp.where(slots.mask, size, 0), sizes, cohort.groups)
         return tuple(getattr(client, f"{name}_rows") for client in clients), sizes
 
     def of_group(test, validation, validation_rows):
@@ -124,7 +120,7 @@ def _dealt(rows, sizes):
       rows (k, M) and sizes (k,) of the places; and (k, m) where each row went, in the flattened (k, M).
     """
     k, m = rows.shape
-    batch = min(BATCH, m)
+    batch = min(SWEPT, m)
     width = -(-m // batch) * batch
     end = sizes.cumsum(dtype=jnp.int32)
     first = end - sizes  # real rows are numbered through, client after client

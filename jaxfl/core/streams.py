@@ -3,9 +3,10 @@
     run      ->  `Streams`
     round t  ->  fold_in(rounds, t)
     client   ->  fold_in(its round's key, its id);  beside the clients PUBLIC, SERVER and SHARED_BATCHES
-    batch    ->  see `jaxfl.core.training.fit`;  beside what its loss draws AUGMENTATION
+    epoch e  ->  fold_in(fold_in(its client's key, phase), e), the order of rows
+    batch b  ->  fold_in(its epoch's key, b);  beside the batches FURTHER_PARTS, in a batch AUGMENTATION
 
-What stands beside clients is counted down from the largest number, for ids are small.
+What stands beside clients or batches is counted down from the largest number, for ids are small.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,7 @@ PUBLIC = 2**31 - 1  # which public images a round has
 SERVER = 2**31 - 2  # what the server draws
 SHARED_BATCHES = 2**31 - 3  # minus its number: a batch that all clients see at the same time
 AUGMENTATION = 2**31 - 1  # of a batch's key
+FURTHER_PARTS = 2**31  # minus its number: the order of a further list of examples in the same epoch
 
 
 class Streams(NamedTuple):
@@ -39,5 +41,5 @@ class Streams(NamedTuple):
 
 
 def streams(run_key) -> Streams:
-    """The streams of a run."""
+    """The streams of a run; a new one goes to the end of `Streams`, for its place there is its number."""
     return Streams(*(jax.random.fold_in(run_key, number) for number in range(len(Streams._fields))))

@@ -19,6 +19,7 @@ from jaxfl.config.options import client_rate, options, within
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import flops
 from jaxfl.core.examples import Examples
+from jaxfl.core.streams import FURTHER_PARTS
 from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
@@ -199,8 +200,9 @@ def fit(
       batch_size: rows of a mini-batch.
       skip_single_row: whether an update needs at least two rows, as `has_batchnorm` says of some blocks.
       phase: number of this local phase within the client's round; its batches are drawn from it, so phases
-        with other numbers see other batches. None where `key` is of this phase alone. Epoch e of a phase is
-        ordered by ``batch_order(fold_in(fold_in(key, phase), e), ...)``.
+        with other numbers see other batches. None where `key` is of this phase alone. Keys of epochs and
+        batches: see `jaxfl.core.streams`; of several `examples` part i draws by ``fold_in`` of its batch's
+        key and i.
     """
     key = key if phase is None else jax.random.fold_in(key, phase)
     several = not isinstance(examples, Examples)
@@ -237,7 +239,7 @@ def fit(
         orders = [
             # The first part's order is the one that it would have alone.
             batch_order(
-                jax.random.fold_in(epoch_key, 2**31 - i) if i else epoch_key, part.size, part.capacity
+                jax.random.fold_in(epoch_key, FURTHER_PARTS - i) if i else epoch_key, part.size, part.capacity
             )
             for i, part in enumerate(parts)
         ]

@@ -290,7 +290,7 @@ def federate(
     kept = placement.aligned(images.shape, images.dtype)
     kept[...] = images
     federation = Federation(
-        images=cast(Any, kept),  # NumPy's until they go to all devices at once, see there
+        images=cast(Any, kept),  # NumPy's until `replicate` puts them on all devices at once
         labels=cast(Any, labels.astype(np.int32)),
         mean=jax.device_put(mean.astype(dtype)),
         std=jax.device_put(std.astype(dtype)),
@@ -313,7 +313,7 @@ def federate(
 
 
 def set_apart(federation: Federation, newcomers: Sequence[np.ndarray]) -> Federation:
-    """The same with newcomers, (n_g,) bool of each group, who take part in no round."""
+    """The federation with newcomers, who take part in no round: (n_g,) bool of each group."""
     groups = [
         dataclasses.replace(group, newcomer=jnp.asarray(apart))
         for group, apart in zip(federation.groups, newcomers, strict=True)
@@ -330,7 +330,7 @@ def without_data(
     public: int,
     links: np.ndarray | None,
 ) -> Federation:
-    """The same on one device where images and labels are not at hand, see `jaxfl.data.absent`.
+    """A federation on one device whose images and labels are not at hand, see `jaxfl.data.absent`.
 
     Args:
       partition: whose rows are whose.

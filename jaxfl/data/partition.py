@@ -158,7 +158,7 @@ def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
 def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
     """A random share, rounded down, of each class's rows in the pool."""
     by_class = [rng.permutation(pool[labels[pool] == c]) for c in np.unique(labels[pool])]
-    rows = np.concatenate([rows[: _part(share, len(rows))] for rows in by_class])
+    rows = np.concatenate([rows[: rounded_down(share, len(rows))] for rows in by_class])
     if share and not len(rows):
         raise JaxflError(
             f"A share of {share} of every class holds out no row; raise --public held-out,share=."
@@ -203,7 +203,7 @@ def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]
     left, taken = [], []
     for rows in held:
         rows = rng.permutation(rows)
-        cut = _part(fraction, len(rows))
+        cut = rounded_down(fraction, len(rows))
         left.append(rows[cut:])
         taken.append(rows[:cut])
     return left, taken
@@ -263,7 +263,7 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
     )
 
 
-def _part(share: float, count: int) -> int:
+def rounded_down(share: float, count: int) -> int:
     """A share of so many, rounded down; 0.29 of 100 is 29, though as floats it is less."""
     return int(share * count + 1e-9)
 

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, rows_uploaded, scatter, sent_down, sent_up
+from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
 from jaxfl.core.training import OPTIMIZERS, Training, cross_entropy, descend
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms import own_models, public_images
 from jaxfl.mechanisms.losses import absolute_error, distillation
-from jaxfl.mechanisms.mixing import concatenate, ids, put_pairs, split
+from jaxfl.mechanisms.mixing import ids, put_pairs, split
 
 
 @options
@@ -139,8 +139,8 @@ def exchanging(
     def step(key, state, federation, cohort):
         hyper = state.hyper
         rows = public_images.subset(key, federation, config.public_size)
-        i, rows_of = concatenate(ids(federation, cohort)), concatenate(rows_uploaded(federation, cohort))
-        share = rows_of / jnp.maximum(federation.training_rows.sum(), 1)
+        i, n = map(jnp.concatenate, (ids(federation, cohort), cohort_rows(federation, cohort)))
+        share = n / jnp.maximum(federation.training_rows.sum(), 1)
         rate = hyper.lr if hyper.distill_lr is None else hyper.distill_lr
         taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=rate))
 
@@ -168,13 +168,13 @@ def exchanging(
 
         own = gather(state.weights, cohort)
         learnt, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
-        s = concatenate(s)
+        s = jnp.concatenate(s)
         c = weigh(state.matrix, i, s, hyper)
         own = tuple(zip(learnt, split(tree.weighted_sum(c, s), cohort), strict=True))
         distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
         weights, after = zip(*distilled, strict=True)
         clients = federation.participants.sum()
-        seen = RoundPredictions(i, share, clients, c, concatenate(after) if resend else s)
+        seen = RoundPredictions(i, share, clients, c, jnp.concatenate(after) if resend else s)
         matrix = learn(state.matrix, seen, hyper)
         prediction = len(rows) * s.shape[-1]
 

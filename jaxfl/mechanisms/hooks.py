@@ -14,7 +14,11 @@ from jaxfl.models.model import Weights
 def check_hooks(
     keep: Callable, train: Callable, tune: Callable | None, memory: Any, extend: Callable
 ) -> None:
-    """Refuse a hook that cannot be called as it will be."""
+    """Refuse a hook that cannot be called as it will be.
+
+    Raises:
+      JaxflError: with the hook's line, and what it is called with.
+    """
     for what, hook, *arguments in (
         ("keep", keep, "model"),
         ("train", train, "key", "participant", "federation"),
@@ -31,7 +35,11 @@ def check_hooks(
 
 
 def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
-    """What a hook returns, if it is a pair."""
+    """What a hook returns.
+
+    Raises:
+      JaxflError: with the hook's line, if it is no pair.
+    """
     if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
         raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, and not a pair.")
     return tuple(made)

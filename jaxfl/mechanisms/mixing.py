@@ -22,7 +22,7 @@ EPS = 1e-8  # the least norm that a cosine divides by
 
 
 def among(federation: Federation, cohort: Cohort) -> Cohort:
-    """Whose models are mixed: the round's; where clients are scored in parts, or join, all but newcomers'."""
+    """Whose models are mixed: the cohort's; where clients are scored in parts or join, all but newcomers."""
     return everyone(federation, cohort) if cohort.part else cohort
 
 
@@ -45,7 +45,10 @@ def put_pairs(matrix, rows, columns, new):
 
 
 def row_stochastic(weights, rows, columns):
-    """Rows that sum to 1; without weights a client has its own, and who is not among the columns all alike.
+    """Each row divided by its sum, (k, m).
+
+    A row of zeros gives weight 1 to the client itself or, if that is not among the columns, equal weights to
+    all columns that are taken.
 
     Args:
       weights: (k, m).
@@ -65,13 +68,8 @@ def uniform(present):
     return jnp.broadcast_to(share, (len(present), len(present)))
 
 
-def concatenate(groups: PerGroup) -> jax.Array:
-    """Per group (k_g, ...), alike but for k_g -> (K, ...), group after group."""
-    return jnp.concatenate(groups)
-
-
 def split(joined: jax.Array, cohort: Cohort) -> PerGroup:
-    """Undo `concatenate`."""
+    """Undo a concatenation of the groups: (K, ...) -> per group (k_g, ...)."""
     ends = np.cumsum([len(slots.mask) for slots in cohort.groups])
     return tuple(jnp.split(joined, ends[:-1].tolist()))
 

@@ -18,7 +18,7 @@ import optax
 from jaxfl.config.options import options, within
 from jaxfl.core import flops
 from jaxfl.core.client_map import map_clients
-from jaxfl.core.examples import public_rows
+from jaxfl.core.examples import server_rows
 from jaxfl.core.protocol import Cohort
 from jaxfl.core.streams import SERVER
 from jaxfl.core.training import Training, descend
@@ -91,8 +91,7 @@ def distil(
       hyper: its epochs, batches, rate and temperature.
       present: () bool, whether anybody is there to learn for; otherwise no batch runs.
     """
-    images = public_rows(rows, federation)
-    images = dataclasses.replace(images, size=jnp.where(present, images.size, 0))
+    images = server_rows(rows, jnp.where(present, jnp.int32(len(rows)), 0), federation)
     steps = max(1, hyper.server_epochs * -(-len(rows) // hyper.public_batch))
     temperature = hyper.temperature
     return descend(

@@ -44,7 +44,7 @@ RATES = {"sgd": 1.0, "adam": 0.01, "yogi": 0.01}
 
 
 def server_steps(config: ServerSteps) -> Memory:
-    """What a server remembers that steps towards the mean of its clients, for `sharing`.
+    """The `Memory`, for `sharing`, of a server that steps towards its clients' mean.
 
     Raises:
       JaxflError: if a server without an optimiser is given a rate.

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import rows_uploaded
+from jaxfl.core.client_map import cohort_rows
 from jaxfl.core.protocol import Algorithm
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
@@ -229,7 +229,7 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
         algorithm, places = for_architectures(federation)
         after, info = algorithm.step(key, state, federation, cohort)
         means = jax.tree.map(lambda leaf: leaf[None], after.shared)  # of each architecture
-        rows = tuple(n.sum()[None] for n in rows_uploaded(federation, cohort))
+        rows = tuple(n.sum()[None] for n in cohort_rows(federation, cohort))
         shared = mean(means, rows, places, shared_leaves(state.shared, places))
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 

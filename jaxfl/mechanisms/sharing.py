@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxfl.config.options import options, within
 from jaxfl.config.own_code import require_call
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, rows_uploaded, scatter, sent_down, sent_up
+from jaxfl.core.client_map import cohort_rows, gather, map_clients, per_group, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
@@ -70,7 +70,8 @@ Train = Callable[[Any, Participant, Federation], Trained]  # local training: (ke
 class Means(NamedTuple):
     """What the server makes of the answers of the cohort's clients of one architecture.
 
-    They are added up while clients train: what is sent is there of no more clients than run side by side.
+    They are added up while clients train, so that memory holds the answers only of those that run at the same
+    time.
 
     Args:
       model: the mean of the shared leaves after local training.
@@ -85,7 +86,7 @@ class Means(NamedTuple):
 
 
 def nothing(*_) -> None:
-    """No memory, no message."""
+    """None: no memory, no broadcast, no correction."""
 
 
 def no_message(participant: Participant, trained: Trained) -> tuple[None, None]:
@@ -155,7 +156,7 @@ class FineTuning(Training):
 
 @options
 class FineTuned(FineTuning):
-    """The same of methods that always do."""
+    """Options of methods that always fine-tune a copy of the model before they use it."""
 
     ft_epochs: int | None = within("[0, inf)", None)
     """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
@@ -349,7 +350,7 @@ def sharing(
             require_floats("Memory.update", message, memory.update)
             return (kept, shared, remembered, trained.loss), (shared, message)
 
-        n = rows_uploaded(federation, cohort)
+        n = cohort_rows(federation, cohort)
         present = per_group(lambda rows: (rows > 0).astype(rows.dtype), n)
         shares = per_group(tree.shares, n if memory.by_rows else present)
         outputs, means = zip(*on_clients(client, key, state, federation, cohort, shares), strict=True)

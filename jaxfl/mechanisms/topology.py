@@ -47,7 +47,7 @@ def degrees(links) -> jax.Array:
     return links.sum(1, dtype=jnp.int32)
 
 
-def exchange(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tuple[dict, dict]:
+def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tuple[dict, dict]:
     """One gossip among the clients of some groups, who hold trees of one structure.
 
     Args:
@@ -71,10 +71,10 @@ def exchange(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tu
 
 def present(federation: Federation, cohort: Cohort) -> jax.Array:
     """(N,) bool by ids: who takes part in the round."""
-    nobody = jnp.zeros(federation.clients, bool)
+    there = jnp.zeros(federation.clients, bool)
     for of_group in ids(federation, cohort):
-        nobody = nobody.at[of_group].set(True, mode="drop")
-    return nobody
+        there = there.at[of_group].set(True, mode="drop")
+    return there
 
 
 def of_cohort(by_id, federation: Federation, cohort: Cohort) -> PerGroup:

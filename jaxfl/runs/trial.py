@@ -19,7 +19,7 @@ from jaxfl.core.engine import with_host_info
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
-from jaxfl.core.training import Training
+from jaxfl.core.schedule import is_options
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
@@ -336,21 +336,17 @@ EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {"every rate has an eff
 
 def rates(state) -> dict[str, Any]:
     """The rates that a state carries, by name."""
-    found = filter(_is_options, jax.tree.leaves(state, is_leaf=_is_options))
+    found = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
     return {tree.names(path)[0]: rate for its in found for path, rate in jax.tree.leaves_with_path(its)}
 
 
 def with_rates(state, values: dict[str, Any]):
     """The state with other values of some rates."""
     return jax.tree.map(
-        lambda node: dataclasses.replace(node, **traced(values)) if _is_options(node) else node,
+        lambda node: dataclasses.replace(node, **traced(values)) if is_options(node) else node,
         state,
-        is_leaf=_is_options,
+        is_leaf=is_options,
     )
-
-
-def _is_options(node: Any) -> bool:
-    return isinstance(node, Training)
 
 
 def differ(one, other) -> bool:

@@ -90,35 +90,29 @@ def test_the_branch_that_runs_is_counted(federation, condition):
     np.testing.assert_array_equal(operations[1], int(condition) * 10 * federation.groups[1].size)
 
 
-def visitor(key, client, carry, shared, own):
-    """Writes its id and what it finds into a book, and remembers whom it met last."""
+def visitor(key, client, carry):
+    """Writes its id and a number of its own into a book."""
     flops.add(10.0 * client.size.astype(float))
-    book, entries, last = carry
-    return (book.at[entries].set(client.id), entries + 1, client.id), (last, own)
+    book, numbers, entries = carry
+    number = jax.random.uniform(key)
+    return book.at[entries].set(client.id), numbers.at[entries].set(number), entries + 1
 
 
-def visits(federation, of_round, own=OWN):
-    empty = jnp.full(5, -1, jnp.int32), jnp.int32(0), jnp.int32(-1)
-    own = tuple(
-        leaf[np.minimum(slots.index, len(leaf) - 1)] for leaf, slots in zip(own, of_round.groups, strict=True)
-    )
-    return visit_clients(visitor, empty, KEY, federation, of_round, NOTHING, own)
+def visits(federation, of_round):
+    empty = jnp.full(5, -1, jnp.int32), jnp.zeros(5), jnp.int32(0)
+    return visit_clients(visitor, empty, KEY, federation, of_round)
 
 
 def test_clients_are_visited_one_after_another_by_their_ids(federation):
-    (book, entries, last), found = jax.jit(lambda: visits(federation, SOME))()
-    assert book.tolist() == [0, 2, 4, -1, -1] and entries == 3 and last == 4
-    (before, own), (before_second, _) = found
-    assert before.tolist()[:2] == [0, -1]  # in the places of the cohort: client 2 met client 0
-    assert own.tolist()[:2] == [2.0, 0.0]
-    assert before_second.tolist()[0] == 2
+    book, numbers, entries = jax.jit(lambda: visits(federation, SOME))()
+    assert book.tolist() == [0, 2, 4, -1, -1] and entries == 3
+    own = [float(jax.random.uniform(jax.random.fold_in(KEY, client))) for client in (0, 2, 4)]
+    assert numbers.tolist() == [*own, 0.0, 0.0]
 
 
 def test_places_and_empty_ones_change_no_visit(federation):
     other = cohort((0, 2), (1,), places=(3, 1))
-    assert jax.tree.all(
-        jax.tree.map(np.array_equal, visits(federation, SOME)[0], visits(federation, other)[0])
-    )
+    assert jax.tree.all(jax.tree.map(np.array_equal, visits(federation, SOME), visits(federation, other)))
 
 
 def test_visits_are_counted(federation):

@@ -28,7 +28,6 @@ from jax.sharding import PartitionSpec
 from methods.cases import CASES
 
 from jaxfl.core import engine, flops, host_state, tree
-from jaxfl.core import score as scoring
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, all_clients, balance, by_client, draw_cohorts, draw_newcomers
 from jaxfl.core.job import Job, traced
@@ -228,7 +227,7 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
         return engine.evaluate(programs, federation, last.state, KEY, ROUNDS - 1, ROUNDS)
 
     whole = evaluate()
-    monkeypatch.setattr(engine, "CLIENTS_PER_SCORING", 2)
+    monkeypatch.setattr("jaxfl.core.cohorts.PART", 2)
     compilations = programs.compilations
     assert_equal(evaluate(), whole)
     assert programs.compilations == compilations + 1
@@ -505,7 +504,8 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
     """Unequal clients that number classes their own way, with one image that is not finite."""
-    monkeypatch.setattr(scoring, "BATCH", 4)
+    monkeypatch.setattr("jaxfl.core.examples.SWEPT", 4)
+    monkeypatch.setattr("jaxfl.core.score.SWEPT", 4)
     source = tiny_source()
     images = source.images.astype(np.float32)
     partition = tiny_partition(source)
@@ -674,7 +674,7 @@ def test_a_message_that_the_ledger_cannot_count_is_refused():
         return (jax.ShapeDtypeStruct((scalars,), jnp.float32),)
 
     assert sent_up(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
-    with pytest.raises(JaxflError, match="2,147,483,648 scalars in one round, more than the ledger counts"):
+    with pytest.raises(JaxflError, match="2,147,483,648 scalars, more than the ledger counts"):
         sent_up(cohort, message(LARGEST_MESSAGE + 1))
 
 
@@ -766,7 +766,7 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
     assert prepared.prepare.compilations == 1 and programs.prepare is None
 
 
-def test_who_is_on_the_host_begins_with_what_it_is_given(kept_on_host):
+def test_who_is_on_the_host_begins_with_what_it_is_given(monkeypatch, kept_on_host):
     """Each with its own, also where not all are made at once."""
     numbers = [10.0 + np.asarray(group.id) for group in kept_on_host.groups]
 
@@ -777,7 +777,8 @@ def test_who_is_on_the_host_begins_with_what_it_is_given(kept_on_host):
         return tuple(jnp.asarray(of_group.own) for of_group in given)
 
     given = tuple(ClientWeights({}, own) for own in numbers)
-    state = host_state.initial(init, KEY, dataclasses.replace(kept_on_host, initial=given), None, most=2)
+    monkeypatch.setattr("jaxfl.core.cohorts.PART", 2)
+    state = host_state.initial(init, KEY, dataclasses.replace(kept_on_host, initial=given), None)
     assert_same(state.state, tuple(map(np.float32, numbers)))
 
 

@@ -10,7 +10,7 @@ from scipy import ndimage
 
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation, colour, crop, cutout, flip, rotate
-from jaxfl.core.examples import Examples, arrays, own_rows, public_rows
+from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_rows
 from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit, local_optimizer
 from jaxfl.data.federation import Batch
 
@@ -82,13 +82,14 @@ def test_batches_of_several_sources_are_independent_and_show_as_many_rows():
 def test_rows_of_the_public_are_nobodys_or_a_guests(federation):
     rows = federation.public[:5]
     client, absent = one_client(federation), jax.tree.map(jnp.zeros_like, one_client(federation))
-    assert [int(public_rows(rows, federation, who).size) for who in (None, client, absent)] == [5, 5, 0]
-    taken = public_rows(rows, federation).take(jnp.array([1, 3]), jnp.ones(2, bool), KEY)
+    assert [int(public_rows(rows, federation, who).size) for who in (client, absent)] == [5, 0]
+    taken = server_rows(rows, 5, federation).take(jnp.array([1, 3]), jnp.ones(2, bool), KEY)
     np.testing.assert_array_equal(taken.y, federation.labels[rows[jnp.array([1, 3])]])
 
 
 def test_a_server_trains_without_a_client(federation):
-    model, rows = federation.models[0], public_rows(federation.public, federation)
+    model, public = federation.models[0], federation.public
+    rows = server_rows(public, jnp.int32(len(public)), federation)
     weights = model.init(KEY)
     trained = jax.jit(lambda: descend(cross_entropy(model), weights, KEY, rows, PLAIN))()
     assert trained.steps == 2 * 4 and trained.loss > 0

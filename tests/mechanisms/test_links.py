@@ -30,7 +30,7 @@ def test_metropolis_weights_are_symmetric_and_their_rows_sum_to_one():
 def test_who_is_absent_neither_gives_nor_gets(linked):
     present = cohort(linked, (0, 3, 4))
     held = {0: jnp.array([1.0, 0, 0]), 1: jnp.array([10.0, 100])}  # of client 0, and of 3 and 4
-    mixed, sent = topology.exchange(linked, present, held)
+    mixed, sent = topology.gossip(linked, present, held)
     # Links are 0-4 and 3-4: client 4 has two neighbours, the others one.
     assert_same(mixed[0][:1], np.float32([1 + (100 - 1) / 3]), tolerance=1e-6)
     assert_same(mixed[1], np.float32([10 + 90 / 3, 100 - 99 / 3 - 90 / 3]), tolerance=1e-6)

@@ -54,7 +54,7 @@ def test_models_are_mixed_within_the_round_or_among_all_who_are_scored(federatio
 
 def test_split_undoes_concatenate(cohort):
     groups = floats([[1, 2], [3, 4]]), floats([[5, 6], [7, 8]])
-    joined = mixing.concatenate(groups)
+    joined = jnp.concatenate(groups)
     assert joined.shape == (4, 2)
     assert all((a == b).all() for a, b in zip(mixing.split(joined, cohort), groups, strict=True))
 

@@ -68,7 +68,7 @@ def test_what_it_receives_when_it_joins_is_of_those_who_have_trained(name, optio
     algorithm = METHODS[name].build(METHODS[name].config(**options))
     *_, (state, _) = run(name, federation, [range(NEWCOMER)], **options)
     key, job = jax.random.key(0), SimpleNamespace(federation=federation, rounds=1)
-    joining, (scored,) = newcomers_in_places(job, 0), in_parts(federation, len(SIZES), 0, 1)
+    joining, (scored,) = newcomers_in_places(job, 0), in_parts(federation, 0, 1)
     (alone,), (among,) = (algorithm.receive(key, state, federation, of) for of in (joining, scored))
 
     def of_newcomer(predictor, cohort):

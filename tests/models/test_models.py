@@ -15,7 +15,7 @@ from conftest import initial, long
 from jax import lax
 
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.reassembly.networks import require_vectors
+from jaxfl.mechanisms.reassembly.networks import require_flattening
 from jaxfl.models import Block, Model, measured, repeated, zoo
 from jaxfl.models.blocks import AdaptiveMean, Bottleneck, ConvBlock, DenseBlock, Linear, Norm
 from jaxfl.models.build import scaled
@@ -811,4 +811,4 @@ def test_a_form_follows_the_default_dtype():
     assert dtypes() == {jnp.dtype("float32")}
     with jax.enable_x64(True):
         assert dtypes() == {jnp.dtype("float64")}
-        require_vectors(model)  # whose blocks are remembered
+        require_flattening(model)  # whose blocks are remembered

@@ -18,7 +18,7 @@ from jaxfl.cli import main
 from jaxfl.core.job import traced
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.class_means import require_classes_last
-from jaxfl.mechanisms.reassembly.networks import require_vectors
+from jaxfl.mechanisms.reassembly.networks import require_flattening
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
@@ -201,9 +201,9 @@ class Pooled(nn.Module):
 
 
 def test_dense_blocks_that_are_put_after_others_take_vectors():
-    require_vectors(from_linen("own", Pooling(flat=True), (4, 4, 1), 2))
+    require_flattening(from_linen("own", Pooling(flat=True), (4, 4, 1), 2))
     with pytest.raises(JaxflError, match="'dense' does not take maps"):
-        require_vectors(from_linen("own", Pooling(flat=False), (4, 4, 1), 2))
+        require_flattening(from_linen("own", Pooling(flat=False), (4, 4, 1), 2))
 
 
 def functions():

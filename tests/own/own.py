@@ -8,13 +8,13 @@ import optax
 
 import jaxfl
 from jaxfl.authoring import (
+    cohort_rows,
     cross_entropy,
     descend,
     initial_weights,
     map_clients,
     own_rows,
     per_group,
-    rows_uploaded,
     sent_down,
     sent_up,
     tree,
@@ -52,7 +52,7 @@ def build(config):
             trained = descend(loss, start, key, own_rows(client, federation, hyper), hyper)
             return trained.loss, trained.weights
 
-        shares = per_group(tree.shares, rows_uploaded(federation, cohort))
+        shares = per_group(tree.shares, cohort_rows(federation, cohort))
         done = map_clients(client, key, federation, cohort, received, weights=shares)
         loss, means = zip(*done, strict=True)
 

@@ -55,7 +55,7 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.core.streams import SERVER
-from jaxfl.mechanisms.mixing import concatenate, ids
+from jaxfl.mechanisms.mixing import ids
 
 
 @options
@@ -148,9 +148,9 @@ def predict(model, h, theta, x):
 
 def examples_of(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
     """The pairs (z_ic, c) of all clients in a round: by client and class, whatever places clients have."""
-    z, n = (concatenate(parts) for parts in zip(*means, strict=True))  # (K, C, d), (K, C)
+    z, n = (jnp.concatenate(parts) for parts in zip(*means, strict=True))  # (K, C, d), (K, C)
     classes = n.shape[1]
-    i, c = concatenate(ids(federation, cohort))[:, None], jnp.arange(classes, dtype=jnp.int32)[None]
+    i, c = jnp.concatenate(ids(federation, cohort))[:, None], jnp.arange(classes, dtype=jnp.int32)[None]
     rank = jnp.where(n > 0, i * classes + c, jnp.iinfo(jnp.int32).max)
     order = jnp.argsort(rank.reshape(-1)).astype(jnp.int32)
     return arrays(z.reshape(len(order), -1)[order], order % classes, (n > 0).sum(dtype=jnp.int32))

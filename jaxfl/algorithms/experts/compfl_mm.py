@@ -154,7 +154,7 @@ def build(config: CompFLMM) -> Algorithm:
         held, loss = zip(*done, strict=True)
         trained = as_held(held)
         to_mix = {g: mine.copies[j] for g, mine in enumerate(held) if mine.copies[j] is not None}
-        mixed, times = topology.exchange(federation, cohort, to_mix)
+        mixed, times = topology.gossip(federation, cohort, to_mix)
         held = tuple(
             mine._replace(copies=replaced(mine.copies, j, mixed.get(g))) for g, mine in enumerate(held)
         )

@@ -58,7 +58,7 @@ def build(config: DFedAvg) -> Algorithm:
     def step(key, state, federation, cohort):
         own = gather(state.weights, cohort)
         trained, loss = own_models.train(key, federation, cohort, own, state.hyper)
-        exchanged = [topology.exchange(federation, cohort, {g: z}) for g, z in enumerate(trained)]
+        exchanged = [topology.gossip(federation, cohort, {g: z}) for g, z in enumerate(trained)]
         averaged = tuple(mixed[g] for g, (mixed, _) in enumerate(exchanged))
         averaged = per_group(lambda w, z: own_models.with_own_stats(w, z, config.bn_stats), averaged, trained)
         weights = scatter(state.weights, cohort, averaged)

@@ -20,8 +20,9 @@ compared, which are the inputs of the norms that follow; in a network without co
 hidden layers.
 
 d-FedAP is `layers="last"`, f-FedAP `pretraining="fedavg"`: FedAvg on the held-out rows in place of the
-visits. The passes come on top of the rounds; in FL-bench, with which FedCMD's table was made, they are half
-of them. Where clients are given models to start from, the first client's goes round.
+visits. The passes carry BatchNorm's statistics along, whatever `bn_stats`. They come on top of the rounds; in
+FL-bench, with which FedCMD's table was made, they are half of them. Where clients are given models to start
+from, the first client's goes round.
 """
 
 from typing import Literal, NamedTuple
@@ -41,6 +42,7 @@ from jaxfl.authoring import (
     PerGroup,
     Training,
     Weights,
+    cohort_rows,
     cross_entropy,
     descend,
     fori_loop,
@@ -51,7 +53,6 @@ from jaxfl.authoring import (
     own_models,
     own_rows,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -91,7 +92,7 @@ class State(NamedTuple):
 
 
 def held_out_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples:
-    """The client's first rows, a share of them rounded down."""
+    """The client's first rows, a share of them rounded down; partitioners draw their order at random."""
     return stretch(own_rows(client, federation, hyper), 0, part(client, hyper))
 
 
@@ -173,18 +174,17 @@ def build(config: FedAP) -> Algorithm:
     def prepare(key, state, federation, cohort):
         """The passes, and the matrix."""
         hyper, passes = state.hyper, cohort.rounds // 2 if config.passes is None else config.passes
-        nothing = (None,) * len(federation.groups)
 
         def trained(key, client, w):
             rows = held_out_rows(client, federation, hyper)
             return descend(cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, models):
-            def visit(key, client, models, shared, own):
+            def visit(key, client, models):
                 g = federation.models.index(client.model)
-                return (*models[:g], trained(key, client, models[g]), *models[g + 1 :]), None
+                return *models[:g], trained(key, client, models[g]), *models[g + 1 :]
 
-            return visit_clients(visit, models, key, federation, cohort, nothing, nothing)[0]
+            return visit_clients(visit, models, key, federation, cohort)
 
         def averaged(key, models):
             def of_client(key, client, w, nothing):
@@ -210,7 +210,7 @@ def build(config: FedAP) -> Algorithm:
             near = closeness(distances(layers), group.newcomer)
             matrix = put_pairs(matrix, group.id, group.id, near)
         started = per_group(lambda w, group: tree.stack(w, len(group.id)), models, federation.groups)
-        loss = per_group(jnp.zeros_like, rows_uploaded(federation, cohort))
+        loss = per_group(jnp.zeros_like, cohort_rows(federation, cohort))
         # Up: the model after each visit, and the moments; down: it before each, and at last to all.
         present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
         up = per_group(

@@ -6,20 +6,20 @@ model, phi_i its personal layer l*, K_p = `selection_rounds`.
 
 Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer of the least score (eq. 6, see
 `fedcmd_score`); the client's choice, the round's and at last l* are majorities. Then all clients start from
-the global model (where every answer of round K_p is lost, after the next round, without votes), and in a
-round of the cohort S_t client i trains (eqs. 7-8)
+the global model, and in a round of the cohort S_t client i trains (eqs. 7-8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
     layers after l*    sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
                        Phi_ij = max(0, cos(phi_i, phi_j)),  Phi_ii = 1
 
-Which layer is personal is data: both phases are one program. Each architecture votes for itself. What a
+Where every answer of round K_p is lost, one more round of FedAvg follows, in which nobody votes. Which layer
+is personal is data, so both phases are one compiled program. Each architecture votes for itself. What a
 client deploys is its own w_i after training; what it receives is assembled as above. Ties go to the earlier
 layer. Where all clients are scored, models are mixed over all of them.
 
 Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.
-Eq. 7 mixes at upload in Algorithm 3 and at download in the text: here at download. `personal` fixes the
+Algorithm 3 mixes at upload; by its indices eq. 7 mixes at download: so do we. `personal` fixes the
 layer or the layers (``fc1+classifier``) instead of voting, after the same K_p rounds; Phi is then taken over
 all of them, and "before" means before the first. With ``fc2/classifier`` clients differ (Section III-C): l_i
 stands for l* in the equations, client 0 has fc2, client 1 the classifier, client 2 fc2, and Phi_ij compares
@@ -42,6 +42,7 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
+    cohort_rows,
     descend,
     each_client,
     everyone,
@@ -52,7 +53,6 @@ from jaxfl.authoring import (
     own_models,
     own_rows,
     per_group,
-    rows_uploaded,
     scatter,
     tree,
     within,
@@ -220,7 +220,7 @@ def build(config: FedCMD) -> Algorithm:
         trained, tallies, loss = zip(*outputs, strict=True)
 
         weights = scatter(state.weights, cohort, trained)
-        shared = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
+        shared = per_group(tree.weighted_mean, trained, cohort_rows(federation, cohort), state.shared)
         if config.base == "stored":
             fedavg = selecting & (config.selection == "fedavg")
             members = per_group(

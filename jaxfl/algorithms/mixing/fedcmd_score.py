@@ -1,8 +1,8 @@
 """FedCMD's score: how far a layer moves the distribution of features between input and label.
 
-Chen et al. 2024, section IV and eq. 6. A tensor a of a mini-batch is known by the Gaussian of its normalised
-values, nu(a) = (a - min a) / (max a - min a): mean mu and deviation sd over all entries. The distance of two
-is the closed form of the 2-Wasserstein distance in one dimension,
+Chen et al. 2024, section V-A, eqs. 5-6. A tensor a of a mini-batch is known by the Gaussian of its normalised
+values, nu(a) = (a - min a) / (max a - min a), as in the authors' code: mean mu and deviation sd over all
+entries. The distance of two is the closed form of the 2-Wasserstein distance in one dimension,
 
     W(a, b) = sqrt((mu_a - mu_b)^2 + (sd_a - sd_b)^2)
 

@@ -23,8 +23,8 @@ That code also explores. Here each of the M places is random with probability
     max(0, epsilon - epsilon_decay t)               in round t = 0, 1, ...
 
 The other places get the models with the largest P_ij, the random ones any of those that are left. By default
-nothing is random but the order of equals. Scores of models as received draw such places once more: where more
-than M models are alike to a client, they may be of another mixture than the one that it trains.
+nothing is random but the order of equals. `received` repeats these draws with another key: where epsilon > 0,
+or more than M models have equal P_ij, it may score another mixture than the one that the client trains.
 
 A client deploys w_i as trained. It sends its model and its row of P, one number for each client of the
 federation; it receives as many models as there are for it.

@@ -5,14 +5,15 @@ Beikmohammadi et al., the homogeneous variant. w_n is client n's model, flattene
 
     wbar_n <- sum_m C[n, m] w_m
     w_n    <- LocalSGD(wbar_n)                                       transfer="replace"
-    C      <- C - eta_3 grad_C { lam sum_n (n_n / n) ||wbar_n - w_n||^2 / dim + rho ||C - 1/N||^2 }
+    C      <- C - eta_3 grad_C { lam sum_n (n_n / n) ||sum_m C[n, m] w_m - w_n||^2 / dim + rho ||C - 1/N||^2 }
 
-and rows are projected on the simplex. The paper refers for the transfer to an appendix that it lacks:
-"replace" is its "personalised global model at the server"; "prox" is the literal counterpart of its eq. 6, R
-steps w_n <- w_n - 2 eta_2 (w_n - wbar_n), which with the paper's rates move a model by 1 % a round. In grad_C
-the models are taken relative to their mean: distances of parameters have no scale of their own. N and n
-count the clients of the architecture and their training rows. Where clients are scored who were not in the
-round, teachers are mixed among all, and models that have never been trained count as well.
+where the models of the last line are the trained ones (eq. 7), and rows are projected on the simplex. The
+paper refers for the transfer to an appendix that it lacks: "replace" is its "personalised global model at the
+server"; "prox" is the literal counterpart of its eq. 6, R steps w_n <- w_n - 2 eta_2 (w_n - wbar_n), which
+with the paper's rates move a model by 1 % a round. In grad_C the models are taken relative to their mean:
+distances of parameters have no scale of their own. N and n count the clients of the architecture and their
+training rows. Where clients are scored who were not in the round, teachers are mixed among all, and models
+that have never been trained count as well.
 """
 
 from typing import Literal, NamedTuple
@@ -25,12 +26,12 @@ from jaxfl.authoring import (
     Info,
     Method,
     PerGroup,
+    cohort_rows,
     gather,
     learned_matrix,
     options,
     own_models,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -97,7 +98,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         start = transferred(state, federation, cohort)
         trained, loss = own_models.train(key, federation, cohort, start, hyper)
         matrix = state.matrix
-        i_of, n_of = ids(federation, cohort), rows_uploaded(federation, cohort)
+        i_of, n_of = ids(federation, cohort), cohort_rows(federation, cohort)
         all_rows, clients = (jnp.maximum(n, 1) for n in (federation.training_rows, federation.participants))
         for w, i, n, of_all, number in zip(trained, i_of, n_of, all_rows, clients, strict=True):
             gradient = distance_gradient(

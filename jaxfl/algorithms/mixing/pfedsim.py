@@ -22,7 +22,7 @@ BatchNorm's statistics are mixed with their layer. Up goes the whole model; down
 FedAvg's rounds, then theta alone. When a client first takes part in the second phase, it still gets the whole
 global model: it has no other way to know the classifier that it starts from.
 
-Which phase a round belongs to is data: both are one program, and rho is a rate.
+Which phase a round belongs to is data: both are one compiled program, and another rho compiles nothing anew.
 """
 
 from typing import NamedTuple
@@ -37,13 +37,13 @@ from jaxfl.authoring import (
     Method,
     PerGroup,
     Training,
+    cohort_rows,
     gather,
     head,
     initial_weights,
     options,
     own_models,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -153,7 +153,7 @@ def build(config: PFedSim) -> Algorithm:
         trained, loss = own_models.train(key, federation, cohort, start, hyper)
 
         generalising = generalises(cohort, hyper.generalization)
-        mean = per_group(tree.weighted_mean, trained, rows_uploaded(federation, cohort), state.shared)
+        mean = per_group(tree.weighted_mean, trained, cohort_rows(federation, cohort), state.shared)
         new = State(
             hyper,
             tree.where(generalising, mean, state.shared),

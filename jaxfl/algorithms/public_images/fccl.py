@@ -32,6 +32,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     client_rate,
+    cohort_rows,
     descend,
     forward,
     gather,
@@ -42,7 +43,6 @@ from jaxfl.authoring import (
     own_rows,
     public_images,
     public_rows,
-    rows_uploaded,
     scan,
     scatter,
     sent_down,
@@ -50,7 +50,6 @@ from jaxfl.authoring import (
     within,
 )
 from jaxfl.core.streams import SHARED_BATCHES
-from jaxfl.mechanisms.mixing import concatenate
 
 
 @options
@@ -157,7 +156,7 @@ def build(config: FCCL) -> Algorithm:
 
         own = gather(tuple(zip(state.weights, state.before, state.alone, strict=True)), cohort)
         weights, loss = zip(*map_clients(learn, key, federation, cohort, own=own), strict=True)
-        present = concatenate(rows_uploaded(federation, cohort)) > 0
+        present = jnp.concatenate(cohort_rows(federation, cohort)) > 0
         whole = cut(public_images.subset(key, federation, config.public_size))
         batches = jnp.tile(whole, (config.public_epochs, 1))
 
@@ -168,7 +167,7 @@ def build(config: FCCL) -> Algorithm:
             def say(key, client, nothing, w):
                 return public_images.logits(w, client, federation, rows)
 
-            logits = concatenate(map_clients(say, batch_key, federation, cohort, own=weights))
+            logits = jnp.concatenate(map_clients(say, batch_key, federation, cohort, own=weights))
             target = jnp.mean(logits, 0, where=present[:, None, None])
 
             def follow(key, client, nothing, w):

@@ -24,11 +24,11 @@ from jaxfl.authoring import (
     Algorithm,
     FineTuned,
     Method,
+    cohort_rows,
     fine_tuning,
     options,
     per_group,
     public_images,
-    rows_uploaded,
     sharing,
     tree,
 )
@@ -67,7 +67,7 @@ def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
         rows = public_images.subset(key, federation, config.public_size)
         trained = per_group(lambda predictor: predictor.stacked, info.trained)
         logits = client_logits(trained, federation, cohort, rows, key)
-        n = rows_uploaded(federation, cohort)
+        n = cohort_rows(federation, cohort)
         ensemble = tree.weighted_sum(tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype)), logits)
         teacher = jax.nn.softmax(ensemble / state.hyper.temperature)
 

@@ -31,6 +31,7 @@ from jaxfl.authoring import (
     Model,
     PerGroup,
     Weights,
+    cohort_rows,
     descend,
     forward,
     gather,
@@ -40,14 +41,12 @@ from jaxfl.authoring import (
     own_models,
     own_rows,
     public_images,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
     tree,
     within,
 )
-from jaxfl.mechanisms.mixing import concatenate
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 from jaxfl.models import zoo
 
@@ -146,7 +145,7 @@ def build(config: FedKEMF) -> Algorithm:
         own = gather(state.weights, cohort)
         outputs = map_clients(client, key, federation, cohort, everywhere, own)
         weights, networks, loss = zip(*outputs, strict=True)
-        n, g = concatenate(rows_uploaded(federation, cohort)), state.knowledge
+        n, g = jnp.concatenate(cohort_rows(federation, cohort)), state.knowledge
         logits = client_logits(networks, federation, cohort, rows, key, knowledge)
         teacher = ensemble(logits, n > 0, hyper.temperature)
         if config.server_start == "mean":

@@ -21,6 +21,7 @@ from jaxfl.authoring import (
     Algorithm,
     Info,
     Method,
+    cohort_rows,
     cross_entropy,
     descend,
     gather,
@@ -30,7 +31,6 @@ from jaxfl.authoring import (
     per_group,
     public_images,
     public_rows,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -76,7 +76,7 @@ def build(config: FedMD) -> Algorithm:
             trained = map_clients(client, key, federation, cohort, own=gather(weights, cohort))
             weights = scatter(weights, cohort, trained)
         nothing = (0,) * len(weights)
-        loss = per_group(jnp.zeros_like, rows_uploaded(federation, cohort))
+        loss = per_group(jnp.zeros_like, cohort_rows(federation, cohort))
         info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
         return state._replace(weights=weights), info
 

@@ -33,13 +33,13 @@ from jaxfl.authoring import (
     Model,
     PerGroup,
     Training,
+    cohort_rows,
     each_client,
     gather,
     initial_weights,
     options,
     own_models,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -108,9 +108,9 @@ def build(config: FlexiFed) -> Algorithm:
 
         own = gather(state.weights, cohort)
         trained, loss = own_models.train(key, federation, cohort, own, hyper)
-        present = per_group(lambda n: (n > 0).astype(n.dtype), rows_uploaded(federation, cohort))
+        present = per_group(lambda n: (n > 0).astype(n.dtype), cohort_rows(federation, cohort))
         one = per_group(tree.one, trained)
-        nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
+        nobody = jax.tree.map(jnp.zeros_like, one)
         means = shared_entries.mean(trained, present, places, shared_entries.shared_leaves(nobody, places))
         merged = shared_entries.hand_out(means, places, trained)
         merged = jax.tree.map(lambda leaf, of_all: jnp.broadcast_to(leaf, of_all.shape), merged, trained)

@@ -45,6 +45,7 @@ from jaxfl.authoring import (
     Predictor,
     Training,
     Weights,
+    cohort_rows,
     descend,
     each_client,
     gather,
@@ -54,7 +55,6 @@ from jaxfl.authoring import (
     options,
     own_rows,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -175,7 +175,7 @@ def build(config: HeteroFL) -> Algorithm:
             of_classes = present[:, None] * known.astype(rows.dtype)
             return Weights(of_blocks | dict.fromkeys(model.head.names, of_classes), present)
 
-        holders = per_group(weights, models, rows_uploaded(federation, cohort), classes(federation, cohort))
+        holders = per_group(weights, models, cohort_rows(federation, cohort), classes(federation, cohort))
         shared = shared_entries.mean(sent, holders, slices(models), state.shared)
         traffic = per_group(tree.one, sent)
         return State(hyper, shared, scatter(state.kept, cohort, kept)), Info(

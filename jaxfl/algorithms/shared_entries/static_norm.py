@@ -8,7 +8,7 @@ of their variances. A batch counts by its rows; in the authors' code all count a
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import Client, Federation, Model, fit, public_rows, stretch, tree
+from jaxfl.authoring import Client, Federation, Model, fit, server_rows, tree
 
 BATCH = 64  # images
 FAR = 2.0**64  # beyond all statistics, so that rounding of a large one does not hide its share
@@ -16,7 +16,7 @@ FAR = 2.0**64  # beyond all statistics, so that rounding of a large one does not
 
 def unknown(model: Model) -> dict:
     """Statistics that nothing reads, in their form: for training, where the batch's own count."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model.form.stats)
+    return jax.tree.map(jnp.zeros_like, model.form.stats)
 
 
 def rows_of_all(group: Client):
@@ -64,7 +64,7 @@ def gathered(model: Model, params, rows, size, federation: Federation, key) -> d
         total = jax.tree.map(lambda leaf, found: leaf + n * found, total, of_batch(batch, key))
         return (total, count + n), jnp.zeros((), dtype)
 
-    images = stretch(public_rows(rows, federation), jnp.int32(0), size)
+    images = server_rows(rows, size, federation)
     carry = nothing, jnp.zeros((), dtype)
     total, count = fit(
         update, carry, key, images, epochs=1, batch_size=BATCH, skip_single_row=True, phase=None

@@ -6,8 +6,8 @@ McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i rows on client i of
     w   <- sum_i n_i w_i / sum_i n_i
 
 FedAvg-FT: the same training; before use each client fine-tunes a copy (Yu et al. 2020,
-arXiv:2002.04758). Where papers differ, we fine-tune the head for E epochs with the training optimizer
-(CompFL's appendix A); ``ft_part="all"`` fine-tunes the whole model.
+arXiv:2002.04758): the head, as in CompFL's appendix A, here for E epochs with the training optimizer;
+``ft_part="all"`` fine-tunes the whole model.
 
 FedOpt (FedAvgM, FedAdam, FedYogi): either of them with a `server_optimizer`, see
 `jaxfl.mechanisms.server_steps`.

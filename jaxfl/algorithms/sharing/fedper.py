@@ -6,7 +6,8 @@ Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extracto
     theta            <- sum_i n_i theta_i / sum_i n_i
 
 With `share="prefix"` theta is one for clients of all architectures: the layers with which all extractors
-begin. What follows them is personal. This is the FedPer of DraftFed's comparison on mixed ResNets.
+begin. What follows them is personal. So we read the FedPer of DraftFed's comparison on mixed ResNets, which
+does not say where its "base layers" end.
 """
 
 import functools

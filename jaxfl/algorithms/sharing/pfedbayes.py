@@ -40,6 +40,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     client_rate,
+    cohort_rows,
     cross_entropy,
     each_client,
     fit,
@@ -53,7 +54,6 @@ from jaxfl.authoring import (
     options,
     own_rows,
     per_group,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -206,7 +206,7 @@ def build(config: PFedBayes) -> Algorithm:
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)
 
         own = gather(state.personal, cohort)
-        shares = per_group(tree.shares, rows_uploaded(federation, cohort))
+        shares = per_group(tree.shares, cohort_rows(federation, cohort))
         done = map_clients(client, key, federation, cohort, state.shared, own, weights=shares)
         trained, change = zip(*done, strict=True)
         q_i, loss = zip(*trained, strict=True)

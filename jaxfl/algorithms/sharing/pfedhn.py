@@ -28,6 +28,7 @@ from jaxfl.authoring import (
     Predictor,
     Training,
     Weights,
+    cohort_rows,
     cross_entropy,
     descend,
     each_client,
@@ -39,7 +40,6 @@ from jaxfl.authoring import (
     own_rows,
     per_group,
     predict,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -188,7 +188,7 @@ def build(config: PFedHN) -> Algorithm:
 
         outputs = map_clients(client, key, federation, cohort, *origins(state, cohort))
         dw, trained, loss = zip(*outputs, strict=True)
-        n = rows_uploaded(federation, cohort)
+        n = cohort_rows(federation, cohort)
         groups = federation.models, state.server, state.stats, cohort.groups, n, dw, trained
         server, stats, own = zip(*per_group(of_group, *groups), strict=True)
         sent = per_group(lambda dw, stats: (tree.one(dw), stats), dw, stats)

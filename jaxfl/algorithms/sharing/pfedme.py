@@ -36,6 +36,7 @@ from jaxfl.authoring import (
     Training,
     Weights,
     client_rate,
+    cohort_rows,
     fit,
     gather,
     has_batchnorm,
@@ -48,7 +49,6 @@ from jaxfl.authoring import (
     per_group,
     predict,
     proximal,
-    rows_uploaded,
     scatter,
     sent_down,
     sent_up,
@@ -134,7 +134,7 @@ def build(config: PFedMe) -> Algorithm:
             return Weights(params, optax.tree.add(w.stats, change.stats))
 
         own = gather(state.personal, cohort)
-        shares = per_group(tree.shares, rows_uploaded(federation, cohort))
+        shares = per_group(tree.shares, cohort_rows(federation, cohort))
         done = map_clients(client, key, federation, cohort, state.shared, own, weights=shares)
         trained, change = zip(*done, strict=True)
         theta, loss = zip(*trained, strict=True)

@@ -46,15 +46,4 @@ class Pool(NamedTuple):
 
 def describe(blocks: Sequence[BlockRef]) -> list[dict]:
     """Blocks in their order, for JSON."""
-    return [
-        {
-            "client": block.client,
-            "index": block.index,
-            "kind": block.kind,
-            "group": block.group,
-            "parameters": block.parameters,
-            "input_shape": list(block.input_shape),
-            "output_shape": list(block.output_shape),
-        }
-        for block in blocks
-    ]
+    return [block._asdict() for block in blocks]

@@ -5,13 +5,11 @@ for its output, for the output with what the gradient needs, for the gradient. T
 shape and shared by all chains of a run.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -48,14 +46,9 @@ def every_part(part: Part) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=512)
 def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
     """What a part puts out for one example."""
-    if isinstance(layer, Stitch):
-        return layer.target
-    x = jax.ShapeDtypeStruct((1, *layer.shape), jnp.result_type(float))
-    like = jax.eval_shape(layer.init, jax.random.key(0))
-    return jax.eval_shape(functools.partial(layer.apply, train=False), *like, x)[0].shape[1:]
+    return layer.target if isinstance(layer, Stitch) else layer.output
 
 
 class CompiledParts:
@@ -123,7 +116,7 @@ def run(parts: CompiledParts, chain: Chain, x) -> jax.Array:
 
 
 def run_all(parts: CompiledParts, chain: Chain, x, batch_size: int) -> np.ndarray:
-    """The same of any number of rows (n, ...), in batches of one shape."""
+    """The output (n, ...) of a chain in evaluation mode for any number of rows, in batches of one shape."""
     x, batch_size = np.asarray(x), min(batch_size, len(x))
     places = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size).reshape(-1, batch_size)
     outputs = [run(parts, chain, x[of_batch]) for of_batch in places]
@@ -153,7 +146,7 @@ def gradients(
         y, saved, stats = parts.forward(part, x, place in places, (key, place))
         passed.append((place, part, x, saved, stats))
         x = y
-    dy = parts.program(_gradient, loss).counted(x, target)
+    dy = parts.program(jax.grad, loss).counted(x, target)
     for place, part, x, saved, stats in reversed(passed):
         gradient = parts.backward(part, x, saved, dy)
         dy = gradient["x"]
@@ -217,10 +210,6 @@ def _update():
         return optax.apply_updates(params, step), opt_state
 
     return update
-
-
-def _gradient(loss: Callable) -> Callable:
-    return jax.grad(loss)
 
 
 def _forward(layer: Model | Stitch, learns: bool) -> Callable:

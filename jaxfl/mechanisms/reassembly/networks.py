@@ -17,7 +17,7 @@ from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
-from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part, output_shape
+from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
 from jaxfl.models.model import Model, Weights
 
 
@@ -78,12 +78,12 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
             continue
         like = piece.form
         kernels = [leaf for leaf in jax.tree.leaves(like.params) if leaf.ndim > 2]
-        pending, shape = (), output_shape(piece)
+        pending, shape = (), piece.output
         found.append(Block(piece, "conv" if kernels else "fc", shape, place))
     return tuple(found)
 
 
-def require_vectors(model: Model) -> None:
+def require_flattening(model: Model) -> None:
     """Refuse an architecture with a dense block that takes maps and no vectors, as stitches hand them on.
 
     Raises:
@@ -108,13 +108,13 @@ def require_vectors(model: Model) -> None:
 def networks(weights: PerGroup, federation: Federation, cohort: Cohort) -> dict[int, Network]:
     """The networks of a cohort by the clients' ids, in their order; weights (n_g, ...) per group."""
     found = {}
-    for client, g, position, _ in present(federation, cohort):
+    for client, g, position, _ in taken_places(federation, cohort):
         own = jax.tree.map(lambda leaf: on_one_device(leaf[position]), weights[g])  # noqa: B023
         found[client] = Network(client, g, position, blocks_of(federation.models[g]), own)
     return found
 
 
-def present(federation: Federation, cohort: Cohort) -> list[tuple[int, int, int, int]]:
+def taken_places(federation: Federation, cohort: Cohort) -> list[tuple[int, int, int, int]]:
     """The clients of a cohort in the order of their ids: (id, group, position in it, place in the cohort)."""
     return sorted(
         (int(group.id[slots.index[place]]), g, int(slots.index[place]), int(place))
@@ -176,7 +176,7 @@ def look(
     flops.add(operations)
     return {
         client: jax.tree.map(lambda leaf: leaf[place], seen[g])  # noqa: B023
-        for client, g, _, place in present(federation, cohort)
+        for client, g, _, place in taken_places(federation, cohort)
     }
 
 
@@ -204,4 +204,4 @@ def _look():
             seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
         return federation.keep_replicated(seen)
 
-    return flops.of_client(look)
+    return flops.with_operations(look)

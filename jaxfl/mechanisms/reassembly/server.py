@@ -29,8 +29,8 @@ from jaxfl.mechanisms.reassembly.networks import (
     look,
     networks,
     on_one_device,
-    present,
     references,
+    taken_places,
 )
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.seen import Seen
@@ -50,7 +50,7 @@ class Server(NamedTuple):
       images: the public images.
       trains: which parts of a network learn there, see `chain.train`.
       parts: the run's programs.
-      seen: the public images after parts that do not.
+      seen: the public images after the parts that do not learn.
       rng: of the round.
       key: of the round, for what needs JAX's randomness.
       seconds: by step, how long it has taken; see `timed`.
@@ -110,7 +110,7 @@ def take_apart(
         else:
             labels = grouping.kmedoids(alike, options.groups)
         pool = Pool(references(list(members.values()), labels), alike)
-    ids = tuple(client for client, *_ in present(federation, cohort))
+    ids = tuple(client for client, *_ in taken_places(federation, cohort))
     return Server(
         options=options,
         networks=members,

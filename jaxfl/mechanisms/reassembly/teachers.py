@@ -30,7 +30,7 @@ from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import own_models, public_images
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
-from jaxfl.mechanisms.reassembly.networks import on_one_device, require_vectors
+from jaxfl.mechanisms.reassembly.networks import on_one_device, require_flattening
 from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
 
@@ -95,7 +95,7 @@ def learning_from_teachers(
             )
         if config.stitch == "fit":
             for model in federation.models:
-                require_vectors(model)
+                require_flattening(model)
         clients = [len(group.id) for group in federation.groups]
         dtype = federation.mean.dtype
         return State(
