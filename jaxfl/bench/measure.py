@@ -8,7 +8,8 @@ all of them. A repetition before the first warms up and does not count.
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,29 +19,35 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import PHASES, work
+from jaxfl.bench.record import Record
 from jaxfl.bench.workloads import Strategy, Workload
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import Source
 from jaxfl.models.model import PRODUCTS
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.variant import choose, provided
 
 
-class Turn(NamedTuple):
-    """What a contestant did in one repetition.
+class Done(NamedTuple):
+    """What the contestants did, in arrays (repetitions, contestants).
 
     Args:
-      seconds: that it took.
+      seconds: that they took.
       host_s: of these, outside of compiled programs; see `Trained`.
-      flops: operations of its training and, as far as these add them, of host steps; 0 of the PyTorch loop,
-        which counts none.
+      flops: operations of training and, as far as these add them, of host steps. Of the PyTorch loop, which
+        counts none, those of the first contestant for as many samples.
+      samples: see `Work`; None of methods without an entry in `PHASES`.
+      steps: likewise.
     """
 
-    seconds: float
-    host_s: float
-    flops: float
+    seconds: np.ndarray
+    host_s: np.ndarray
+    flops: np.ndarray
+    samples: np.ndarray | None = None
+    steps: np.ndarray | None = None
 
 
 def measure(
@@ -54,7 +61,7 @@ def measure(
     rounds: int,
     torch: bool,
     checksum: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """Measure one method on one workload.
 
     Args:
@@ -69,17 +76,7 @@ def measure(
       checksum: whether the bits of what was trained are to be known again.
 
     Returns:
-      A record per contestant: "method"; "strategy"; "flops_per_s", "seconds_per_round" and
-      "host_s_per_round", medians of the repetitions; "flops_per_round"; "samples_per_s" and "steps_per_s",
-      medians, and "flops_per_sample", all None of methods without an entry in `PHASES`; "ratio_to_torch" and
-      "ratio_to_first" (contestant), medians of the ratios of samples/s, or else of rounds/s, within a
-      repetition, the former None without the loop; "ratio_to_rival", the same of seconds per operation, and
-      "rival", None without one; "compile_s", "peak_bytes", "devices", "clients_at_once", "convolution",
-      "precision", "seeds" and "checksum" (None where it is not asked for), see `Contestant`; "models", their
-      names, "clients", how many there are, and "batch_size";
-      "device_peak_bytes" of the process so far, where the device tells; "mfu", the FLOP/s as a share of
-      "matmul_flops_per_s", see `matmul_flops`; "repetitions", with the "seconds", "host_s", "flops", perhaps
-      "samples", and the rival's of each; "rounds_per_repetition".
+      A `Record` of each strategy, and of the PyTorch loop if it took part.
 
     Raises:
       JaxflError: if a device's memory is exhausted.
@@ -104,85 +101,30 @@ def measure(
             in_jaxfl(name, strategy, variant, setups[name], federations[name], runs[: strategy.seeds], rounds)
             for name, strategy in strategies.items()
         ]
-        ours = len(contestants)
         if workload.rival:
-            beside = choose(workload.rival, workload.training)
-            contestants.append(
-                in_jaxfl(workload.rival, Strategy(), beside, setup, federation, runs[:1], rounds)
-            )
+            rival = choose(workload.rival, workload.training)
+            contestants += [in_jaxfl(workload.rival, Strategy(), rival, setup, federation, runs[:1], rounds)]
         elif torch and len(parts) == 1:
-            config = variant.config
-            contestants.append(in_torch(federation, variant.method.name, config, parts[0], runs[0], rounds))
+            name = variant.method.name
+            contestants += [in_torch(federation, name, variant.config, parts[0], runs[0], rounds)]
 
-    with_torch = contestants[-1].strategy == TORCH
-    seconds, host_s, flops = _in_turn(contestants, repetitions, workload.patience_s)
-    pace = np.array([one.seeds * rounds for one in contestants]) / seconds  # (repetitions, contestants)
-    samples = steps = None
+    done = _in_turn(contestants, repetitions, workload.patience_s)
     if parts:
-        batch_size = variant.config.batch_size
-        of_runs = np.array(
-            [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
-        )  # (runs, 1 + repetitions, 2)
-        works = np.stack([of_runs[: one.seeds, 1 : len(seconds) + 1].sum(0) for one in contestants], 1)
-        samples, steps = np.moveaxis(works, 2, 0)
-        pace = samples / seconds
-        if with_torch:  # it computes what the first contestant does
-            flops[:, -1] = samples[:, -1] * flops[:, 0].sum() / samples[:, 0].sum()
-    dearness = seconds / flops
-
-    def record(i):
-        one, peak = contestants[i], matmul_flops(contestants[i].precision, contestants[i].devices)
-        done = {"seconds": seconds[:, i], "host_s": host_s[:, i], "flops": flops[:, i]}
-        counted = {"samples_per_s": None, "steps_per_s": None, "flops_per_sample": None}
-        if samples is not None and steps is not None:
-            done["samples"] = samples[:, i]
-            counted = {
-                "samples_per_s": statistics.median(samples[:, i] / seconds[:, i]),
-                "steps_per_s": statistics.median(steps[:, i] / seconds[:, i]),
-                "flops_per_sample": flops[:, i].sum() / samples[:, i].sum(),
-            }
-        against_rival = None
-        if workload.rival:
-            done |= {"rival_seconds": seconds[:, -1], "rival_flops": flops[:, -1]}
-            against_rival = statistics.median(dearness[:, i] / dearness[:, -1])
-        flops_per_s = statistics.median(flops[:, i] / seconds[:, i])
-        return {
-            "method": choice,
-            "strategy": one.strategy,
-            **counted,
-            "flops_per_s": flops_per_s,
-            "flops_per_round": flops[:, i].mean() / rounds,
-            "seconds_per_round": statistics.median(seconds[:, i]) / rounds,
-            "host_s_per_round": statistics.median(host_s[:, i]) / rounds,
-            "ratio_to_torch": statistics.median(pace[:, i] / pace[:, -1]) if with_torch else None,
-            "ratio_to_first": statistics.median(pace[:, i] / pace[:, 0]),
-            "rival": workload.rival,
-            "ratio_to_rival": against_rival,
-            "compile_s": one.compile_s,
-            "peak_bytes": one.peak_bytes,
-            "device_peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-            "mfu": flops_per_s / peak,
-            "matmul_flops_per_s": peak,
-            "devices": one.devices,
-            "clients_at_once": one.clients_at_once,
-            "convolution": one.convolution,
-            "precision": one.precision,
-            "seeds": one.seeds,
-            "checksum": one.checksum() if checksum and one.checksum else None,
-            "models": [model.name for model in federation.models],
-            "clients": federation.clients,
-            "batch_size": variant.config.batch_size,
-            "repetitions": [
-                dict(zip(done, values, strict=True)) for values in np.array([*done.values()]).T.tolist()
-            ],
-            "rounds_per_repetition": rounds,
-        }
-
-    return [record(i) for i in range(ours + with_torch)]
+        done = _with_work(done, contestants, federation, runs, parts, variant.config.batch_size, rounds)
+    facts = {
+        "method": choice,
+        "rival": workload.rival,
+        "models": [model.name for model in federation.models],
+        "clients": federation.clients,
+        "batch_size": variant.config.batch_size,
+        "rounds_per_repetition": rounds,
+    }
+    kept = contestants[:-1] if workload.rival else contestants
+    return [_record(i, contestants, done, checksum, facts) for i in range(len(kept))]
 
 
-def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: float) -> np.ndarray:
-    """The `Turn`s of some contestants, one after the other: (3, repetitions, contestants).
+def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: float) -> Done:
+    """What some contestants do, one after the other.
 
     Args:
       contestants: who trains.
@@ -194,24 +136,91 @@ def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: fl
     turns = []
     for number in range(1, repetitions + 1):
         turns.append([_turn(one, number) for one in contestants])
-        if max(sum(turn.seconds for turn in of_one) for of_one in zip(*turns, strict=True)) > patience_s:
+        if max(sum(seconds for seconds, *_ in of_one) for of_one in zip(*turns, strict=True)) > patience_s:
             break
-    return np.moveaxis(np.array(turns), 2, 0)
+    return Done(*np.moveaxis(np.array(turns), 2, 0))
 
 
-def _turn(one: Contestant, number: int) -> Turn:
+def _turn(one: Contestant, number: int) -> tuple[float, float, float]:
+    """Seconds, seconds on the host and operations of one repetition."""
     begun = time.perf_counter()
     trained = one.train(number)
     seconds = time.perf_counter() - begun
     flops = sum(np.asarray(leaf, np.float64).sum() for leaf in jax.tree.leaves(trained.flops))
-    return Turn(seconds, trained.host_s, float(flops))
+    return seconds, trained.host_s, float(flops)
 
 
-def timed(function: Callable, *args) -> float:
-    """Seconds that a call takes."""
-    start = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - start
+def _with_work(
+    done: Done,
+    contestants: Sequence[Contestant],
+    federation: Federation,
+    runs: Sequence[PerGroup],
+    parts: PerGroup,
+    batch_size: int,
+    rounds: int,
+) -> Done:
+    """The same with the samples and steps of the cohorts of each seed."""
+    of_runs = np.array(
+        [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
+    )  # (runs, 1 + repetitions, 2)
+    counted = slice(1, len(done.seconds) + 1)  # a repetition before the first warms up
+    of_each = np.stack([of_runs[: one.seeds, counted].sum(0) for one in contestants], 1)
+    samples, steps = np.moveaxis(of_each, 2, 0)
+    if contestants[-1].strategy == TORCH:
+        done.flops[:, -1] = samples[:, -1] * done.flops[:, 0].sum() / samples[:, 0].sum()
+    return done._replace(samples=samples, steps=steps)
+
+
+def _record(
+    i: int, contestants: Sequence[Contestant], done: Done, checksum: bool, facts: dict[str, Any]
+) -> Record:
+    """The record of contestant i; `facts` are the entries that all have alike."""
+    one, last = contestants[i], contestants[-1]
+    seconds, host_s, flops = done.seconds[:, i], done.host_s[:, i], done.flops[:, i]
+    rounds = facts["rounds_per_repetition"]
+    peak, flops_per_s = matmul_flops(one.precision, one.devices), statistics.median(flops / seconds)
+    of_each = {"seconds": seconds, "host_s": host_s, "flops": flops}
+    samples_per_s = steps_per_s = flops_per_sample = against_rival = None
+    trained = np.array([contestant.seeds * rounds for contestant in contestants])
+    if done.samples is not None and done.steps is not None:
+        trained = done.samples
+        samples, steps = done.samples[:, i], done.steps[:, i]
+        samples_per_s, steps_per_s = statistics.median(samples / seconds), statistics.median(steps / seconds)
+        flops_per_sample = flops.sum() / samples.sum()
+        of_each["samples"] = samples
+    if facts["rival"]:
+        theirs, their_flops = done.seconds[:, -1], done.flops[:, -1]
+        of_each |= {"rival_seconds": theirs, "rival_flops": their_flops}
+        against_rival = statistics.median(seconds / flops / (theirs / their_flops))
+    pace = trained / done.seconds  # (repetitions, contestants)
+    return Record(
+        strategy=one.strategy,
+        samples_per_s=samples_per_s,
+        steps_per_s=steps_per_s,
+        flops_per_sample=flops_per_sample,
+        flops_per_s=flops_per_s,
+        flops_per_round=flops.mean() / rounds,
+        seconds_per_round=statistics.median(seconds) / rounds,
+        host_s_per_round=statistics.median(host_s) / rounds,
+        ratio_to_torch=statistics.median(pace[:, i] / pace[:, -1]) if last.strategy == TORCH else None,
+        ratio_to_first=statistics.median(pace[:, i] / pace[:, 0]),
+        ratio_to_rival=against_rival,
+        compile_s=one.compile_s,
+        peak_bytes=one.peak_bytes,
+        device_peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+        mfu=flops_per_s / peak,
+        matmul_flops_per_s=peak,
+        devices=one.devices,
+        clients_at_once=one.clients_at_once,
+        convolution=one.convolution,
+        precision=one.precision,
+        seeds=one.seeds,
+        checksum=one.checksum() if checksum and one.checksum else None,
+        repetitions=[
+            dict(zip(of_each, values, strict=True)) for values in np.array([*of_each.values()]).T.tolist()
+        ],
+        **facts,
+    )
 
 
 @functools.cache
@@ -235,5 +244,5 @@ def matmul_flops(precision: str, devices: int, attempts: int = 10) -> float:
     with jax.default_matmul_precision(PRODUCTS[precision]):
         product = product.lower(a).compile()
     product(a).block_until_ready()
-    seconds = min(timed(lambda: product(a).block_until_ready()) for _ in range(attempts))
+    seconds = min(timeit.repeat(lambda: product(a).block_until_ready(), number=1, repeat=attempts))
     return 2 * devices * size**3 / seconds

@@ -5,8 +5,9 @@ After a round, for clients n and m of the cohort, where n has |D_n| of all clien
 
     C[n, m] <- C[n, m] - eta_3 { lam (|D_n| / |D|) d_nm + 2 rho (C[n, m] - 1/N) }
 
-where d_nm is the derivative of client n's distance from its teacher with respect to C[n, m] (Beikmohammadi et
-al., eq. 7). Then the row's entries are projected: they are not negative and keep the sum that they had, 1 if
+where d_nm is the derivative of client n's distance from its teacher (Beikmohammadi et al., eq. 7) with
+respect to the weight of m in it: C[n, m] if all take part, else C[n, m] divided by the sum of the row over
+the cohort. Then the row's entries are projected: they are not negative and keep the sum that they had, 1 if
 all clients take part; with ``row_norm=clip`` they are cut off at 0 and keep no sum. Absent clients' rows and
 columns stay as they are.
 """

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shlex
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -146,7 +147,7 @@ def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
         asked.append(choice)
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return [{"method": choice}]
+        return [SimpleNamespace(_asdict=lambda: {"method": choice})]
 
     monkeypatch.setattr(bench, "measure", one_then_the_end)
     command = ["bench", "tiny", "--no-torch", "--out", str(out)]
@@ -303,11 +304,11 @@ def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(mo
     """One device takes half a second for its product, whatever it is."""
     seen = []
 
-    def half_a_second(function):
+    def half_a_second(function, number, repeat):
         function()
-        return 0.5
+        return [0.5] * repeat
 
-    monkeypatch.setattr(measure, "timed", half_a_second)
+    monkeypatch.setattr("timeit.repeat", half_a_second)
     monkeypatch.setattr(
         jax.random, "normal", lambda key, shape, dtype: seen.append((shape, dtype)) or np.ones(shape, dtype)
     )

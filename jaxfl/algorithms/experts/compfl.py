@@ -18,7 +18,7 @@ any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's 
 A client deploys the model as trained if it trained its own expert in the last round, otherwise the newest
 theta_ji under an adapted head; it receives the latter.
 
-Where the paper leaves room: Algorithm 1 retains the own head, section 2.3 says that it can be made anew from
+Where the paper leaves room: Algorithm 1 retains the own head, section 3.2 says that it can be made anew from
 prototypes; we retain it (``head_init``), which gains two to five points (experiments/compfl). Eq. 3 prints
 KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums over the feature's dimensions, we
 average (``anchor_reduction``), as in the first author's other code. Accuracies are those on the training rows

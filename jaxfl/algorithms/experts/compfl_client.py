@@ -251,11 +251,12 @@ def local_round(
       client: whose rows.
       federation: the images.
       experts: those that the client can run, by size, its own last.
-      thetas: of some of them, by their places; the others are of no use in this mode.
+      thetas: extractors by their experts' places; those left out neither teach nor learn in this mode.
       phis: the client's heads on all of them.
       trainable: the places of those that it may train.
       chosen: () int32, the place of the one that it trains; by default the only one of `trainable`.
-      heard: by the places of `thetas`, () bool: which of them the client has. These are adapted, and teach.
+      heard: by the places of `thetas`, () bool: whether the client has it, downloaded now or seen before.
+        These are adapted, as is the chosen one, and these teach.
       hyper: the options.
       mu: (), weight of the distillation in this round.
     """
@@ -272,7 +273,7 @@ def local_round(
 
     def start(e):
         key, weights = jax.random.fold_in(adapt_key, e), tree.combine(thetas[e], phis[e])
-        # Of another expert's head nothing is kept: section 2.3.
+        # Of another expert's head nothing is kept: section 3.2.
         head_init = hyper.head_init if e == own else "proto+ft"
         return adapt(key, student(e, of_use[e]), federation, weights, head_init, hyper)
 

@@ -8,10 +8,10 @@ some client; in the beginning these are different ones, no newcomers. On a visit
                   has last seen of the others that it can run
     hand on       theta_j goes to a neighbour of i, each as likely as the others
 
-Nothing is averaged. In a round of N clients every walker trains N / M times, rounded down, so all of them
-together train about as often as `compfl` does; the walkers take turns. Where only some clients take part, N
-counts these, and no walker goes to the others; where none that it can get to would accept it, it rests. One
-that is not accepted within ``max_hops`` hops rests until its next turn.
+Nothing is averaged. In a round of N clients every walker trains N / M times, rounded down but once at least,
+so all of them together train about as often as `compfl` does; the walkers take turns. Where only some clients
+take part, N counts these, and no walker goes to the others; where none that it can get to would accept it, it
+rests. One that is not accepted within ``max_hops`` hops rests until its next turn.
 
 A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not;
 a walker that is handed on after its training passes by on its next turn.

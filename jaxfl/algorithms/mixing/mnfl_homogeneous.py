@@ -8,12 +8,12 @@ Beikmohammadi et al., the homogeneous variant. w_n is client n's model, flattene
     C      <- C - eta_3 grad_C { lam sum_n (n_n / n) ||sum_m C[n, m] w_m - w_n||^2 / dim + rho ||C - 1/N||^2 }
 
 where the models of the last line are the trained ones (eq. 7), and rows are projected on the simplex. The
-paper refers for the transfer to an appendix that it lacks: "replace" is its "personalised global model at the
-server"; "prox" is the literal counterpart of its eq. 6, R steps w_n <- w_n - 2 eta_2 (w_n - wbar_n), which
-with the paper's rates move a model by 1 % a round. In grad_C the models are taken relative to their mean:
-distances of parameters have no scale of their own. N and n count the clients of the architecture and their
-training rows. Where clients are scored who were not in the round, teachers are mixed among all, and models
-that have never been trained count as well.
+paper refers for the transfer to an appendix that it lacks: "replace" is its "client side global model at the
+server side"; "prox" is the literal counterpart of its eq. 6, R steps w_n <- w_n - 2 eta_2 (w_n - wbar_n),
+which with the paper's rates move a model by 1 % a round. In grad_C the models are taken relative to their
+mean: distances of parameters have no scale of their own. N and n count the clients of the architecture and
+their training rows. Where clients are scored who were not in the round, teachers are mixed among all, and
+models that have never been trained count as well.
 """
 
 from typing import Literal, NamedTuple

@@ -5,11 +5,11 @@ convolutional neural networks", IEEE Transactions on Mobile Computing, doi:10.11
 Algorithm 1. G is the global set, l_i the number of convolutions of client i's model, tap k what its k-th
 convolution puts out (see `jaxfl.models.blocks`). In a round
 
-    drafts       D1_i = tap 1,  D2_i = tap l_i,  D3_i = logits, and tap l_j for every l_j < l_i    (eq. 2)
-    targets      T1_i = mean_j match(D1_j)                                                        (eqs. 5-7)
-                 T2_i = mean of match(tap l_i of model j) over the j with l_j >= l_i
-                 T3_i = mean_j D3_j
-    w_i  <- SGD over lam1 MSE(D1_i, T1_i) + lam2 MSE(D2_i, T2_i) + lam3 CE(softmax T3_i, D3_i) on G  (eq. 4)
+    drafts       D1_i = tap 1,  D2_i = tap l_i,  D3_i = logits, and tap l_j for every l_j < l_i   (eqs. 2, 5)
+    targets      T1_i = mean_j match(D1_j)                                                        (eqs. 7, 8)
+                 T2_i = mean of match(tap l_i of model j) over the j with l_j >= l_i                   (eq. 6)
+                 T3_i = mean_j D3_j                                                                    (eq. 4)
+    w_i  <- SGD over lam1 MSE(D1_i, T1_i) + lam2 MSE(D2_i, T2_i) + lam3 CE(softmax T3_i, D3_i) on G  (eq. 3)
     w_i  <- LocalSGD(w_i)
 
 `match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
@@ -189,7 +189,7 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
 
 
 def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
-    """The distance of a model's drafts from their targets (eq. 4), as `descend` takes it."""
+    """The distance of a model's drafts from their targets (eq. 3), as `descend` takes it."""
     terms = ((1, hyper.lam1), (model.convolutions, hyper.lam2)) if model.convolutions else ()
 
     def loss(w, batch, key):

@@ -1,20 +1,21 @@
 """FCCL: clients of any architecture correlate their logits on public images, and do not forget.
 
 Huang et al. 2022, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR, section 3.
-w_i is client i's model, w_i^0 what it was after training alone before the federation, w_i^- what it was
-after its last local training, S_t the cohort. Over a batch of B public images Z_i are client i's logits, A_i
-and M those of client i and of the mean over S_t, their columns standardised:
+w_i is client i's model, w_i^0 what it was after training alone before the federation, w_i^- what it was after
+its last local training or, before the first, at the start, S_t the cohort. Over a batch of B public images
+Z_i are client i's logits, A_i and M those of client i and of the mean over S_t, their columns standardised:
 
     w_i <- LocalSGD over CE(w_i) + KL(f(w_i^-) || f(w_i)) + KL(f(w_i^0) || f(w_i))
     for each public batch:
         w_i <- an Adam step along sum_u (1 - C_uu)^2 + lambda sum_{u != v} (1 + C_uv)^2,  C = A_i^T M / B
 
-Adam starts anew at every batch, as in the authors' code. Its first step has the full rate however small a
-gradient is, so what is mere rounding is taken for 0: C does not depend on the last bias, for one. Off the
-diagonal the paper has +1, which Barlow Twins lacks. The mean is over the logits of all, oneself included
-(FCCL+), in evaluation mode. As wherever predictions are exchanged here, a round begins with local training,
-where the paper's ends with it. Who has not been alone before, because it joins at the end, has nothing to
-remember; without pre-training w_i^0 is not remembered. lambda is `lam`.
+Adam starts anew at every batch, as in the authors' code. Its first step moves every parameter by the full
+rate, whatever the size of its gradient. So gradients that are but rounding are set to 0, such as that of the
+last bias, on which standardised columns do not depend. Off the diagonal the paper has +1, which Barlow Twins
+lacks. The mean is over the logits of all, oneself included (FCCL+), in evaluation mode. As wherever
+predictions are exchanged here, a round begins with local training, where the paper's ends with it. Who has
+not been alone before, because it joins at the end, has nothing to remember; without pre-training w_i^0 is not
+remembered. lambda is `lam`.
 """
 
 from typing import NamedTuple

@@ -2,10 +2,11 @@
 
 Yu et al. 2022, "Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion",
 arXiv:2208.07978. g is the knowledge network, the same for all clients, w_i client i's own model of any
-architecture, p and q their soft predictions, D_r the round's public images, S_t the cohort:
+architecture, p_i and q_i the soft predictions of w_i and g_i, D_r the round's public images, S_t the cohort:
 
-    (w_i, g_i) <- LocalSGD over CE(w_i) + KL(q || p) + CE(g_i) + KL(p || q), from g_i = g;
-                  of each divergence the first part stands still
+    (w_i, g_i) <- LocalSGD from g_i = g, both at once:
+                  w_i over CE + KL(q_i || p_i), in which q_i is held constant,
+                  g_i over CE + KL(p_i || q_i), in which p_i is
     t           = softmax(e / T),   e the mean over S_t of the logits g_i(D_r), or their maximum; or the share
                   of S_t that says each class (a vote)
     g          <- Adam over T^2 KL(t || softmax(g(D_r) / T)), from sum_i n_i g_i / sum_i n_i

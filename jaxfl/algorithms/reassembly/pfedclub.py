@@ -1,7 +1,7 @@
 """pFedClub: a server that takes clients' networks apart and assembles a teacher for each of them.
 
-Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS;
-Algorithm 1. Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
+Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS,
+section 3. Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
 
     w_m <- SGD over CE(w_m) + lam KL(softmax w*_m || softmax w_m)                          eq. 5, E epochs
     blocks of all w_m into K groups by what they do on D_p                                            eq. 1
@@ -72,7 +72,7 @@ def build_plus(config: PFedClubPlus) -> Algorithm:
 
 
 def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> Teacher:
-    """The teacher of client m, w*_m, of at most bound |w_m| parameters (Algorithm 1, lines 7-18)."""
+    """The teacher of client m, w*_m, of at most bound |w_m| parameters (sections 3.2.2 and 3.2.3)."""
     own, largest = identity(client, server.pool), bound * server.networks[client].size
 
     def search():

@@ -13,9 +13,10 @@ Architectures", WWW 2023, section 3. w_il is layer l of client i's own network, 
 
 Two layers are alike if they are of the same kind and their leaves have the same shapes; BatchNorm goes with
 its layer. Architectures are compared, not the networks that are there in a round, as in the authors' code,
-where all clients take part. Where no two of them begin alike, basic-common refuses, and the others average
-within each. Common layers start from the same weights; in the code all start from their own. Means are
-uniform. Who is not there keeps its network, and what clients deploy is their own.
+where all clients take part. Where not all begin with the same layer, basic-common refuses, clustered-common
+averages within each, and max-common still averages what some have in common. Common layers start from the
+same weights; in the code all start from their own. Means are uniform. Who is not there keeps its network, and
+what clients deploy is their own.
 
 Traffic: the network up, down its layers that are averaged.
 """

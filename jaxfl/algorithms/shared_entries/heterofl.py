@@ -13,7 +13,7 @@ r of them; client i has the width r_i and the classes Y_i:
     mask_i      makes the logits of classes that i lacks 0; i holds the classifier's entries of Y_i
     static BN   no running statistics: batches are normalised by themselves, and before networks are used they
                 gather statistics over the training rows of all clients with that width, see `static_norm`;
-                with bn_stats="local" over the client's own
+                with bn_stats="local", and for scores right after training, over the client's own
 
 Means are uniform, what nobody holds stays, and gradients are clipped to length 1, as in the authors' code.
 

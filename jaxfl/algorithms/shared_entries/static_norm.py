@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxfl.authoring import Client, Federation, Model, fit, server_rows, tree
 
 BATCH = 64  # images
-FAR = 2.0**64  # beyond all statistics, so that rounding of a large one does not hide its share
+FAR = 2.0**64  # a start beyond all statistics, so that rounding hides neither these nor the share of a batch
 
 
 def unknown(model: Model) -> dict:
@@ -54,7 +54,8 @@ def gathered(model: Model, params, rows, size, federation: Federation, key) -> d
             stats = jax.tree.map(lambda leaf: leaf + start, nothing)
             return model.apply(params, stats, batch.x, train=norms, key=key, mask=batch.mask)[1]
 
-        # Running statistics move by a share s of the batch's b: from 0 to s b, from FAR to (1 - s) FAR + s b.
+        # A norm only tells running statistics, which a batch with statistics b moves by a share s that is its
+        # own: from 0 to s b, from FAR to (1 - s) FAR + s b. The difference gives s, and with it b.
         both = jax.vmap(moved)(jnp.array([0, FAR], dtype))
         return jax.tree.map(lambda leaf: leaf[0] / (1 - (leaf[1] - leaf[0]) / FAR), both)
 
