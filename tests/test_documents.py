@@ -154,20 +154,22 @@ def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
 
 
 def test_methods_of_the_guide_run(tmp_path):
-    """FedAvgM, which is FedAvg without momentum, and the median, from the ground up."""
-    for name, code in zip(("fedavgm", "median"), python_blocks("docs/own-method.md"), strict=True):
+    """FedAvgM without momentum, and FedNova where all take as many steps, are FedAvg; and the median runs."""
+    for name, code in zip(("fedavgm", "fednova", "median"), python_blocks("docs/own-method.md"), strict=True):
         (tmp_path / f"{name}.py").write_text(code)
     options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4 --epochs 1"
     metrics = {}
-    for method in ("median.py:median", "fedavgm.py:fedavgm,beta=0", "fedavg"):
+    without_momentum, normalised = "fedavgm.py:fedavgm,beta=0", "fednova.py:fednova"
+    for method in ("median.py:median", without_momentum, normalised, "fedavg"):
         choice, folder = f"{tmp_path}/{method}" if ".py" in method else method, tmp_path / f"{len(metrics)}"
         main(["run", choice, *options.split(), "--run-dir", str(folder)])
         metrics[method] = store.read_metrics(folder)
     assert metrics["median.py:median"][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10)
-    fedavg, without_momentum = (
-        [record["loss"] for record in metrics[name]] for name in ("fedavg", "fedavgm.py:fedavgm,beta=0")
+    assert metrics[normalised][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10 + 1)
+    fedavg, *others = (
+        [record["loss"] for record in metrics[name]] for name in ("fedavg", without_momentum, normalised)
     )
-    assert without_momentum == pytest.approx(fedavg, rel=1e-5)
+    assert all(losses == pytest.approx(fedavg, rel=1e-5) for losses in others)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):

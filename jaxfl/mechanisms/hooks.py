@@ -45,6 +45,19 @@ def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
     return tuple(made)
 
 
+def require_weights(what: str, made: Any, hook: Callable) -> None:
+    """Refuse what is to be a model and is none.
+
+    Raises:
+      JaxflError: with the hook's line.
+    """
+    if not isinstance(made, Weights):
+        raise JaxflError(
+            f"{line_of(hook)}: {what} returns a {type(made).__name__} as the shared model, and not Weights "
+            "(of new parameters alone means.model._replace(params=...) makes some)."
+        )
+
+
 def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
     """Refuse what a hook makes of something if it is not in the form in which that was.
 

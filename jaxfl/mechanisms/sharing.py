@@ -26,7 +26,7 @@ from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.hooks import check_hooks, keep_form, pair, require_floats
+from jaxfl.mechanisms.hooks import check_hooks, keep_form, pair, require_floats, require_weights
 from jaxfl.models.model import Model, Weights
 
 
@@ -363,6 +363,7 @@ def sharing(
             means = Means(model, message, present.sum() / clients)
             after = memory.aggregate(before, server, means, state.hyper)
             after = pair("Memory.aggregate", after, memory.aggregate)
+            require_weights("Memory.aggregate", after[0], memory.aggregate)
             keep_form("Memory.aggregate", after, (before, server), memory.aggregate)
             return tree.where(present.any(), after, (before, server))
 

@@ -161,6 +161,7 @@ REFUSED = [
         "Memory.update has the parameters (participant), but is called with (participant, trained)",
     ),
     ("run wrong.py:aggregates_alone", "def alone", "Memory.aggregate returns a Weights, and not a pair"),
+    ("run wrong.py:aggregates_parameters", "def parameters", "a dict as the shared model, and not Weights"),
     (
         "run wrong.py:remembers_more",
         "def hoarding",

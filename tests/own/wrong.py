@@ -203,9 +203,14 @@ def alone(shared, server, means, hyper):
     return means.model
 
 
+def parameters(shared, server, means, hyper):
+    return means.model.params, server
+
+
 integers = method(sums_integers)
 updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))
 aggregates_alone = method(lambda config: sharing(config, memory=Memory(aggregate=alone)))
+aggregates_parameters = method(lambda config: sharing(config, memory=Memory(aggregate=parameters)))
 remembers_more = method(lambda config: sharing(config, memory=Memory(update=hoarding)))
 sends_integers = method(lambda config: sharing(config, memory=Memory(update=counting)))
 needs_a_word = method(needs=lambda config: "public")

@@ -9,7 +9,7 @@ import pytest
 from conftest import long
 from methods.cases import CASES
 
-from jaxfl.authoring import Method, options
+from jaxfl.authoring import Memory, Method, Training, options, sharing
 from jaxfl.cli import main
 from jaxfl.registry import METHODS
 from jaxfl.runs import trial
@@ -48,6 +48,22 @@ def divides_by_those_there(state, info, federation, cohort):
     return moved(state, 0 / there.astype(float)), info
 
 
+def divides_by_steps(config):
+    """One of the clients has a single row under BatchNorm, and takes none."""
+
+    def update(participant, trained):
+        return None, 1 / trained.steps.astype(float)
+
+    def aggregate(shared, server, means, hyper):
+        moved = jax.tree.map(lambda leaf: leaf + means.message, means.model)
+        return moved, server
+
+    return sharing(config, memory=Memory(update=update, aggregate=aggregate))
+
+
+DIVIDES = Method("divides", divides_by_steps, Training, "a mistake")
+
+
 def draws_in_python(state, info, federation, cohort):
     return moved(state, random.random()), info
 
@@ -76,6 +92,9 @@ def nothing(state, info, federation, cohort):
     ("method", "promise", "seen"),
     [
         long(altered(divides_by_those_there), trial.stays_finite, "round.state.shared[0].params"),
+        long(
+            Method("own", divides_by_steps, Training, "a mistake"), trial.stays_finite, "is not, with clients"
+        ),
         long(altered(draws_in_python), trial.is_repeatable, "another program when it is traced again"),
         long(altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
         long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
