@@ -6,6 +6,7 @@ itself.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -243,7 +244,15 @@ def _over_devices(f, mesh, *args):
 
 
 def per_group(f, *groups) -> PerGroup:
-    """``f`` of each group's entries, as a tuple."""
+    """``f`` of each group's entries, as a tuple.
+
+    Raises:
+      ValueError: if an argument has not an entry for each group.
+    """
+    for entries in groups:
+        if not isinstance(entries, Iterable):
+            kind = type(entries).__name__
+            raise ValueError(f"here belongs a tuple with an entry for each architecture, and not a {kind}")
     return tuple(f(*entries) for entries in zip(*groups, strict=True))
 
 

@@ -247,6 +247,11 @@ def test_a_traced_value_that_lives_on_is_refused_in_words(capsys, name):
             "TypeError: build computes with a float option",
         ),
         (
+            "run wrong.py:unsplit @own.args",
+            "scatter((0.0, 0.0), cohort, 0.0)",
+            "ValueError: here belongs a tuple with an entry for each architecture, and not a float",
+        ),
+        (
             "run wrong.py:ungathered @own.args",
             "own=everyones",
             "ValueError: a leaf of own or weights has the",

@@ -18,6 +18,7 @@ from jaxfl.authoring import (
     own_models,
     own_rows,
     per_group,
+    scatter,
     sent_up,
     sharing,
 )
@@ -176,6 +177,16 @@ def gathers_nothing(config):
     return right._replace(step=step)
 
 
+def scatters_one(config):
+    right = build(config)
+
+    def step(key, state, federation, cohort):
+        scatter((0.0, 0.0), cohort, 0.0)
+        return right.step(key, state, federation, cohort)
+
+    return right._replace(step=step)
+
+
 def sums_integers(config):
     right = build(config)
 
@@ -215,6 +226,7 @@ remembers_more = method(lambda config: sharing(config, memory=Memory(update=hoar
 sends_integers = method(lambda config: sharing(config, memory=Memory(update=counting)))
 needs_a_word = method(needs=lambda config: "public")
 ungathered = method(gathers_nothing)
+unsplit = method(scatters_one)
 returns_a_value_alone = with_loss(value_alone)
 takes_no_key = with_loss(keyless)
 returns_a_value_of_rows = with_loss(value_of_rows)
