@@ -10,8 +10,8 @@ A new method is two files, its own under `jaxfl.algorithms` and its case here, w
     - `traffic`: how many scalars a client sends and receives;
     - `reductions`: under which options it computes what another method computes.
 
-`fedavg` is the example to read. `test_reference`, `test_protocol` and `test_reductions` run over all cases;
-no other file knows a method's name.
+`methods.case` has these words one by one, and `fedavg` is the example to read. `test_reference`,
+`test_protocol` and `test_reductions` run over all cases; no other file knows a method's name.
 """
 
 import importlib
