@@ -159,16 +159,18 @@ def _with_work(
     batch_size: int,
     rounds: int,
 ) -> Done:
-    """The same with the samples and steps of the cohorts of each seed."""
+    """`done` with the samples and steps of the cohorts that each contestant trained."""
     of_runs = np.array(
         [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
     )  # (runs, 1 + repetitions, 2)
     counted = slice(1, len(done.seconds) + 1)  # a repetition before the first warms up
     of_each = np.stack([of_runs[: one.seeds, counted].sum(0) for one in contestants], 1)
     samples, steps = np.moveaxis(of_each, 2, 0)
+    flops = done.flops
     if contestants[-1].strategy == TORCH:
-        done.flops[:, -1] = samples[:, -1] * done.flops[:, 0].sum() / samples[:, 0].sum()
-    return done._replace(samples=samples, steps=steps)
+        of_torch = samples[:, -1:] * flops[:, 0].sum() / samples[:, 0].sum()
+        flops = np.concatenate([flops[:, :-1], of_torch], axis=1)
+    return done._replace(flops=flops, samples=samples, steps=steps)
 
 
 def _record(
