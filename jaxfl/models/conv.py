@@ -288,7 +288,9 @@ def _pooled(combine: Callable, x: jax.Array, window: int, stride: int) -> jax.Ar
     """Windows of maps, combined along the height and then the width."""
     # Pairwise maxima have a cheaper gradient than one reduction over two axes.
     for name in "HW":
-        x = functools.reduce(combine, _shifted(x, window, stride, axis(name)))
+        place = axis(name)
+        parts = _split(x, window, place) if window == stride else _shifted(x, window, stride, place)
+        x = functools.reduce(combine, parts)
     return x
 
 
@@ -296,3 +298,15 @@ def _shifted(x: jax.Array, size: int, stride: int, place: int) -> list[jax.Array
     """The slices that a kernel of some size sees along the axis at a place, one for each of its weights."""
     reach = max(0, (x.shape[place] - size) // stride * stride + 1)
     return [lax.slice_in_dim(x, i, i + reach, stride, place) for i in range(size)]
+
+
+def _split(x: jax.Array, size: int, place: int) -> list[jax.Array]:
+    """The same where the step is the size: nothing is seen twice.
+
+    The gradient is joined from its parts, not added up from padded ones, which together with the sum for a
+    bias makes W2 of `jaxfl bench` a sixth slower on a GPU.
+    """
+    count = x.shape[place] // size
+    whole = lax.slice_in_dim(x, 0, count * size, axis=place)
+    windows = whole.reshape(*x.shape[:place], count, size, *x.shape[place + 1 :])
+    return [part.squeeze(place + 1) for part in jnp.split(windows, size, place + 1)]

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from jaxfl.data.federation import federate
+from jaxfl.data.normalisation import moments
 from jaxfl.data.sources import from_arrays, load
 from jaxfl.errors import JaxflError
 
@@ -35,6 +36,19 @@ def test_digits_are_real_and_split_in_fixed_stratified_fifths():
     in_test = np.bincount(source.labels[~source.train])
     assert abs(in_test / np.bincount(source.labels) - 0.2).max() < 0.01
     assert (load("digits").images == source.images).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
+def test_moments_are_those_of_each_channel(dtype):
+    images = random_images(1030, 3, 2, 3).astype(dtype)  # more than are looked at together
+    images[..., 1] = 7  # never changes
+    mean, std = moments(images)
+    assert mean.shape == std.shape == (1, 1, 1, 3)
+    np.testing.assert_allclose(mean.ravel(), images.mean((0, 1, 2), dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(
+        std.ravel()[[0, 2]], images[..., [0, 2]].std((0, 1, 2), dtype=np.float64), rtol=1e-12
+    )
+    assert std.ravel()[1] == 1
 
 
 def test_digits_are_those_of_scikit_learn():
