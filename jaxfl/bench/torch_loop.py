@@ -103,7 +103,12 @@ def prepare(
 
 
 def choose_threads(work: Callable[[], object]) -> None:
-    """Give PyTorch all of its threads, or one where some work is faster so: steps on small batches are."""
+    """Give PyTorch all of its threads, or one where some work is faster so: steps on small batches are.
+
+    A GPU's steps wait for none of them.
+    """
+    if jax.default_backend() == "gpu":
+        return
     seconds = {}
     work()  # warms up
     for threads in (THREADS, 1):

@@ -1,0 +1,142 @@
+"""How networks convolve and pool on a GPU, tried in turn; and which kernels of a round take its time.
+
+    python experiments/bench/gpu.py W2 auto now added-up height-first strips barriers
+    python experiments/bench/gpu.py W3 tf32 now --kernels
+
+The words after a workload and a strategy of `jaxfl bench` are ways, of which "now" is what jaxfl does.
+docs/accelerators.md says what came out.
+"""
+
+import argparse
+import functools
+import glob
+import statistics
+import tempfile
+import time
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfl.bench.contestants import in_jaxfl
+from jaxfl.bench.workloads import VARIANTS, WORKLOADS, setup_of, source_of, strategies
+from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.models import conv
+from jaxfl.runs import variant
+from jaxfl.runs.prepare import prepare
+
+REPETITIONS = 3
+
+
+def added_up(x, size, place):
+    """Windows side by side as slices with a step, whose gradients are padded and added up."""
+    return conv._shifted(x, size, size, place)
+
+
+def height_first(x, kernel, stride):
+    """Patches along the height and then the width."""
+    kh, kw, channels, features = kernel.shape
+    x = jnp.concatenate(conv._shifted(x, kh, stride, 1), axis=-1)
+    x = jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1)
+    return jnp.tensordot(x, kernel.swapaxes(0, 1).reshape(kh * kw * channels, features), axes=1)
+
+
+def strips(x, kernel, stride):
+    """Patches along the width only, and the sum of one product for each row of the kernel."""
+    kh, kw, channels, features = kernel.shape
+    x = jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1)
+    rows = zip(conv._shifted(x, kh, stride, 1), kernel.reshape(kh, kw * channels, features), strict=True)
+    return functools.reduce(jnp.add, (jnp.tensordot(x, row, axes=1) for x, row in rows))
+
+
+def barriers(x, kernel, stride):
+    """Patches along the width are written down before those along the height are taken, and these too."""
+    kh, kw, channels, features = kernel.shape
+    x = lax.optimization_barrier(jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1))
+    x = lax.optimization_barrier(jnp.concatenate(conv._shifted(x, kh, stride, 1), axis=-1))
+    return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
+
+
+NOW = conv._patches, conv._split
+WAYS = {
+    "now": NOW,
+    "added-up": (conv._patches, added_up),
+    "height-first": (height_first, conv._split),
+    "strips": (strips, conv._split),
+    "barriers": (barriers, conv._split),
+}
+
+
+def use(way: str) -> None:
+    """From here on networks do so; what was compiled before is forgotten."""
+    patches, conv._split = WAYS[way]
+    conv.CONVOLUTIONS["patches"] = conv.Convolution("BHWC", patches)
+    variant._programs_without_rates.cache_clear()
+    variant._algorithm.cache_clear()
+    jax.clear_caches()
+
+
+def contestant(name: str, strategy: str):
+    """FedAvg on a workload, one round for each repetition and two more."""
+    workload = (WORKLOADS | VARIANTS)[name]
+    method = variant.choose("fedavg", workload.training)
+    ((_, way),) = strategies([strategy]).items()
+    setup = setup_of(workload).replace(**way.setup)
+    source, _ = source_of(workload, setup, lambda sentence: None)
+    federation = prepare(setup, source=source).federation
+    counts = [len(group.id) for group in federation.groups]
+    runs = [draw_cohorts(counts, setup.run.participation, REPETITIONS + 2, setup.run.seed)]
+    return in_jaxfl(strategy, way, method, setup, federation, runs, 1)
+
+
+def seconds(train, number: int) -> float:
+    """What a round takes."""
+    begun = time.perf_counter()
+    train(number)
+    return time.perf_counter() - begun
+
+
+def kernels(train) -> None:
+    """Print the kernels of one more round, those first that take the longest in all."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            train(REPETITIONS + 1)
+        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        planes = [one for one in jax.profiler.ProfileData.from_file(path).planes if "GPU" in one.name]
+    events = [
+        event for plane in planes for line in plane.lines if "Stream" in line.name for event in line.events
+    ]
+    took, times = Counter(), Counter(event.name for event in events)
+    for event in events:
+        took[event.name] += event.duration_ns
+    print(f"  {sum(took.values()) / 1e6:.1f} ms in {len(events):,} kernels")
+    for name, ns in took.most_common(15):
+        print(f"  {ns / 1e6:8.2f} ms, {times[name]:5d} of {ns / times[name] / 1e3:7.1f} us  {name[:70]}")
+
+
+def main() -> None:
+    """Print a line for each way: samples a second are the same share as rounds a second."""
+    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
+    parser.add_argument("workload")
+    parser.add_argument("strategy")
+    parser.add_argument("ways", nargs="+", choices=WAYS)
+    parser.add_argument("--kernels", action="store_true", help="trace one more round of each")
+    asked = parser.parse_args()
+    for way in asked.ways:
+        use(way)
+        one = contestant(asked.workload, asked.strategy)
+        one.train(0)
+        took = [seconds(one.train, number) for number in range(1, REPETITIONS + 1)]
+        assert one.checksum
+        bits = one.checksum()
+        print(
+            f"{asked.workload} {asked.strategy} {way}: {statistics.median(took):.4f} s a round, "
+            f"compiled in {one.compile_s:.1f} s, bits {bits}"
+        )
+        if asked.kernels:
+            kernels(one.train)
+
+
+if __name__ == "__main__":
+    main()
