@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import jax
@@ -49,7 +48,7 @@ def available_to_several(federation: Federation) -> int:
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
     """Halve a number until what it needs fits.
 
-    Half as many need at least half as much, so numbers that cannot fit are passed over: each trial compiles.
+    Each trial compiles, a minute for a large network on a GPU: so numbers that cannot fit are passed over.
 
     Args:
       number: of clients or runs that one would like at once.
@@ -60,19 +59,36 @@ def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
     Returns:
       As many as fit; 1 where nothing fits.
     """
-
-    def too_large():
-        """By which factor."""
+    known = []
+    while number > 1:
         try:
-            return needed(number) / max(limit, 1)
+            held = needed(number)
         except jax.errors.JaxRuntimeError as error:
             if not _out_of_memory(error):
                 raise
-            return 2.0
-
-    while number > 1 and (factor := too_large()) > 1:
-        number = -(-number // 2 ** math.ceil(math.log2(factor)))
+            number = _half(number)
+            continue
+        if held <= limit:
+            break
+        known.append((number, held))
+        number = _half(number)
+        while number > 1 and _expected(number, known) > limit:
+            number = _half(number)
     return number
+
+
+def _half(number: int) -> int:
+    return -(-number // 2)
+
+
+def _expected(number: int, known: list[tuple[int, int]]) -> float:
+    """The bytes that so many need, by what more of them did: half as many need half as much and some more.
+
+    What does not depend on their number is known from the second trial on.
+    """
+    more, held = known[-1]
+    most, most_held = known[-2] if len(known) > 1 else (0, 0)
+    return held + (most_held - held) / (most - more) * (number - more)
 
 
 def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:

@@ -106,7 +106,10 @@ def test_what_cannot_fit_is_not_tried():
         return 100 + 10 * number
 
     assert memory.most_that_fit(64, needed, 150) == 4
-    assert tried == [64, 8, 4]
+    assert tried == [64, 8, 4]  # 8 could, as far as 64 has told
+    tried.clear()
+    assert memory.most_that_fit(64, needed, 90) == 1
+    assert tried == [64, 4]  # which have told that none do
 
 
 @pytest.mark.parametrize(
