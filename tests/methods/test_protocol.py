@@ -38,6 +38,7 @@ from jaxfl.data.federation import federate
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
 from jaxfl.runs.trial import rates, whole_round, with_rates
+from jaxfl.runs.variant import choose
 from methods.cases import CASES, Case, short
 from methods.rounds import billed, mlp
 
@@ -329,6 +330,24 @@ def test_a_run_with_clients_in_the_hosts_memory_is_that_on_the_device(name, tmp_
     cli.main(f"run {options} --run-dir {tmp_path / 'device'}".split())
     host, device = (outcome(tmp_path / where) for where in ("host", "device"))
     jax.tree.map(np.testing.assert_array_equal, host, device)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", METHODS)
+def test_seeds_as_one_program_are_runs_as_if_alone(name, tmp_path, capsys):
+    """In all that they write, up to rounding; where the server has steps of its own they take turns."""
+    options = (
+        f"{short(name)} --dataset digits --partition quantity,min_samples=4 --clients 12 --participation 0.4 "
+        "--models mlp,hidden=4 mcmahan,width=0.06,padding=same,features=4 --epochs 2 --rounds 4 "
+        "--eval-every 2 --devices 1"
+    )
+    cli.main(f"compare {options} --seeds 2 --run-dir {tmp_path / 'both'}".split())
+    turns = choose(short(name)).programs.host
+    assert ("one after another" if turns else "2 runs as one program") in capsys.readouterr().out
+    for seed in "01":
+        cli.main(f"run {options} --seed {seed} --run-dir {tmp_path / seed}".split())
+        (folder,) = (tmp_path / "both").glob(f"*/seed-{seed}")
+        jax.tree.map(assert_alike, outcome(folder), outcome(tmp_path / seed))
 
 
 def outcome(folder):
