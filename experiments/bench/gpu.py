@@ -1,6 +1,6 @@
 """How networks convolve and pool on a GPU, tried in turn; and which kernels of a round take its time.
 
-    python experiments/bench/gpu.py W2 auto now added-up height-first strips barriers
+    python experiments/bench/gpu.py W2 auto now added-up barrier height-first strips written
     python experiments/bench/gpu.py W3 tf32 now --kernels
 
 The words after a workload and a strategy of `jaxfl bench` are ways, of which "now" is what jaxfl does.
@@ -10,11 +10,13 @@ docs/accelerators.md says what came out.
 import argparse
 import functools
 import glob
+import math
 import statistics
 import tempfile
 import time
 from collections import Counter
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -22,7 +24,7 @@ from jax import lax
 from jaxfl.bench.contestants import in_jaxfl
 from jaxfl.bench.workloads import VARIANTS, WORKLOADS, setup_of, source_of, strategies
 from jaxfl.core.cohorts import draw_cohorts
-from jaxfl.models import conv
+from jaxfl.models import blocks, conv
 from jaxfl.runs import variant
 from jaxfl.runs.prepare import prepare
 
@@ -50,7 +52,32 @@ def strips(x, kernel, stride):
     return functools.reduce(jnp.add, (jnp.tensordot(x, row, axes=1) for x, row in rows))
 
 
-def barriers(x, kernel, stride):
+@jax.custom_vjp
+def barred(x):
+    """The same; its gradient is written down once, before anybody uses it."""
+    return x
+
+
+barred.defvjp(lambda x: (x, None), lambda _, dy: (lax.optimization_barrier(dy),))
+
+
+class Barred(blocks.Conv):
+    """A convolution with a barrier after the gradient of its output, for the bias and the kernel alike."""
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Like that of `Conv`."""
+        dtype = jnp.result_type(float)
+        shape = (self.kernel, self.kernel, x.shape[conv.axis("C")], self.features)
+        start = blocks.uniform(math.prod(shape[:3]))
+        x = conv.conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
+        if self.bias:
+            x = x + conv.along("C", self.param("bias", start, (self.features,), dtype))
+        x = barred(x)
+        return blocks.Norm(name="norm")(x, train=train, mask=mask) if self.norm else x
+
+
+def written(x, kernel, stride):
     """Patches along the width are written down before those along the height are taken, and these too."""
     kh, kw, channels, features = kernel.shape
     x = lax.optimization_barrier(jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1))
@@ -58,19 +85,19 @@ def barriers(x, kernel, stride):
     return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
 
 
-NOW = conv._patches, conv._split
-WAYS = {
-    "now": NOW,
-    "added-up": (conv._patches, added_up),
-    "height-first": (height_first, conv._split),
-    "strips": (strips, conv._split),
-    "barriers": (barriers, conv._split),
+WAYS = {  # of convolving, of taking windows side by side, and the block
+    "now": (conv._patches, conv._split, blocks.Conv),
+    "added-up": (conv._patches, added_up, blocks.Conv),
+    "barrier": (conv._patches, conv._split, Barred),
+    "height-first": (height_first, conv._split, blocks.Conv),
+    "strips": (strips, conv._split, blocks.Conv),
+    "written": (written, conv._split, blocks.Conv),
 }
 
 
 def use(way: str) -> None:
     """From here on networks do so; what was compiled before is forgotten."""
-    patches, conv._split = WAYS[way]
+    patches, conv._split, blocks.Conv = WAYS[way]
     conv.CONVOLUTIONS["patches"] = conv.Convolution("BHWC", patches)
     variant._programs_without_rates.cache_clear()
     variant._algorithm.cache_clear()
@@ -98,7 +125,7 @@ def seconds(train, number: int) -> float:
 
 
 def kernels(train) -> None:
-    """Print the kernels of one more round, those first that take the longest in all."""
+    """Print the kernels of one more round, those first that take the longest; some may run side by side."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             train(REPETITIONS + 1)
@@ -116,7 +143,7 @@ def kernels(train) -> None:
 
 
 def main() -> None:
-    """Print a line for each way: samples a second are the same share as rounds a second."""
+    """Print a line for each way."""
     parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
     parser.add_argument("workload")
     parser.add_argument("strategy")

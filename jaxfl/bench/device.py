@@ -80,14 +80,17 @@ PARTS = {
         "And for large ones?", f"W3 --no-torch --rounds-per-repetition 2 --strategies {LIKELY} tf32", 80
     ),
     "resnet18": Part(
-        "How much of the device do ResNet-18 clients use?",
+        "How much of the device do ResNet-18 clients use?", "resnet18 --no-torch --repetitions 3", 100
+    ),
+    "resnet18-ways": Part(
+        "And with fewer digits?",
         "resnet18 --no-torch --repetitions 3 --strategies auto tf32 bfloat16",
-        190,
+        110,
     ),
     "resnet18-plain": Part(
         "And with XLA's own convolution?",
         "resnet18 --no-torch --repetitions 3 --strategies auto plain",
-        90,
+        70,
     ),
     "W1-ways": Part(
         "Which way is the best for unequal clients?",

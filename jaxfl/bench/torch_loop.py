@@ -48,9 +48,17 @@ def prepare(
     Returns:
       A function that trains one round of the given clients, and returns each one's mean loss over the
       batches of its last phase.
+
+    Raises:
+      JaxflError: if JAX has a GPU and PyTorch does not.
     """
     (group,) = federation.groups
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise JaxflError(
+            "jaxfl trains on a GPU that this PyTorch cannot use; install a build of it with CUDA, or add "
+            "--no-torch."
+        )
 
     def tensor(array):
         return torch.from_numpy(np.array(array)).to(device)
@@ -105,7 +113,7 @@ def prepare(
 def choose_threads(work: Callable[[], object]) -> None:
     """Give PyTorch all of its threads, or one where some work is faster so: steps on small batches are.
 
-    A GPU's steps wait for none of them.
+    A GPU's steps are launched by one thread: there is nothing to choose.
     """
     if jax.default_backend() == "gpu":
         return

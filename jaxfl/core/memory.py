@@ -11,6 +11,7 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
 USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
+CLEARLY = 1.5  # times what there is: what programs need is no straight line in the number of clients
 HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share it with whatever else runs
 
 
@@ -72,7 +73,7 @@ def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
             break
         known.append((number, held))
         number = _half(number)
-        while number > 1 and _expected(number, known) > limit:
+        while number > 1 and _too_many(number, known, limit):
             number = _half(number)
     return number
 
@@ -81,14 +82,19 @@ def _half(number: int) -> int:
     return -(-number // 2)
 
 
-def _expected(number: int, known: list[tuple[int, int]]) -> float:
-    """The bytes that so many need, by what more of them did: half as many need half as much and some more.
+def _too_many(number: int, known: list[tuple[int, int]], limit: int) -> bool:
+    """Whether so many cannot fit, by the bytes that more of them need: half of these, and some more.
 
-    What does not depend on their number is known from the second trial on.
+    What does not depend on their number is known from the second trial on, though not exactly.
     """
     more, held = known[-1]
-    most, most_held = known[-2] if len(known) > 1 else (0, 0)
-    return held + (most_held - held) / (most - more) * (number - more)
+    if held * number / more > limit:
+        return True
+    if len(known) == 1:
+        return False
+    most, most_held = known[-2]
+    expected = held + (most_held - held) / (most - more) * (number - more)
+    return expected > CLEARLY * limit
 
 
 def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:

@@ -14,7 +14,7 @@ def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_bytes(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance, by how often each value is there: in a seventh of the time."""
+    """Mean and variance, by how often each value is there: no image becomes float64."""
 
     def occurrences(part):
         return np.stack([np.bincount(part[..., c].ravel(), minlength=256) for c in range(part.shape[-1])], -1)
@@ -37,7 +37,7 @@ def _of_numbers(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def training_moments(source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """Those of a source's training images.
+    """The `moments` of a source's training images.
 
     Raises:
       JaxflError: if there are none.

@@ -98,18 +98,18 @@ def test_one_client_is_tried_where_nothing_fits(data):
     assert memory.as_many_as_fit(data.federation, fail, 1).clients_at_once == 1
 
 
-def test_what_cannot_fit_is_not_tried():
-    tried = []
-
-    def needed(number):
-        tried.append(number)
-        return 100 + 10 * number
-
-    assert memory.most_that_fit(64, needed, 150) == 4
-    assert tried == [64, 8, 4]  # 8 could, as far as 64 has told
-    tried.clear()
-    assert memory.most_that_fit(64, needed, 90) == 1
-    assert tried == [64, 4]  # which have told that none do
+@pytest.mark.parametrize(
+    ("needed", "limit", "fits", "tried"),
+    [
+        (lambda number: 100 + 10 * number, 150, 4, [64, 8, 4]),  # 8 could, as far as 64 has told
+        (lambda number: 1000 + 10 * number, 500, 1, [64, 16]),  # which have told that none do
+        ({64: 1000, 16: 600, 8: 300}.get, 400, 8, [64, 16, 8]),  # though a line says 467
+    ],
+)
+def test_what_cannot_fit_is_not_tried(needed, limit, fits, tried):
+    asked = []
+    assert memory.most_that_fit(64, lambda number: asked.append(number) or needed(number), limit) == fits
+    assert asked == tried
 
 
 @pytest.mark.parametrize(
