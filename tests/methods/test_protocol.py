@@ -290,7 +290,12 @@ def test_no_method_branches_on_its_own():
         assert not re.search(r"lax\.(cond|switch)\b", path.read_text()), path
 
 
-# ---- the command, with several devices
+# ---- the command
+
+DIGITS = (
+    "--dataset digits --partition quantity,min_samples=4 --clients 12 --participation 0.4 --models "
+    "mlp,hidden=4 mcmahan,width=0.06,padding=same,features=4 --epochs 2 --rounds 4 --eval-every 2 --devices 1"
+)
 
 
 @pytest.mark.long
@@ -315,11 +320,7 @@ def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_with_clients_in_the_hosts_memory_is_that_on_the_device(name, tmp_path, capsys):
     """To the bit, with clients that are lost and others who join at the end; or it is refused."""
-    options = (
-        f"{short(name)} --dataset digits --partition quantity,min_samples=4 --clients 12 --participation 0.4 "
-        "--models mlp,hidden=4 mcmahan,width=0.06,padding=same,features=4 --epochs 2 --rounds 4 "
-        "--eval-every 2 --devices 1 --dropout 0.2 --newcomers 0.2 --score-cohort"
-    )
+    options = f"{short(name)} {DIGITS} --dropout 0.2 --newcomers 0.2 --score-cohort"
     on_host = f"run {options} --client-state host --run-dir {tmp_path / 'host'}".split()
     if CASES[name].all_clients:
         with pytest.raises(SystemExit):
@@ -336,11 +337,7 @@ def test_a_run_with_clients_in_the_hosts_memory_is_that_on_the_device(name, tmp_
 @pytest.mark.parametrize("name", METHODS)
 def test_seeds_as_one_program_are_runs_as_if_alone(name, tmp_path, capsys):
     """In all that they write, up to rounding; where the server has steps of its own they take turns."""
-    options = (
-        f"{short(name)} --dataset digits --partition quantity,min_samples=4 --clients 12 --participation 0.4 "
-        "--models mlp,hidden=4 mcmahan,width=0.06,padding=same,features=4 --epochs 2 --rounds 4 "
-        "--eval-every 2 --devices 1"
-    )
+    options = f"{short(name)} {DIGITS}"
     cli.main(f"compare {options} --seeds 2 --run-dir {tmp_path / 'both'}".split())
     turns = choose(short(name)).programs.host
     assert ("one after another" if turns else "2 runs as one program") in capsys.readouterr().out
