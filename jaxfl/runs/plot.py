@@ -13,6 +13,7 @@ from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.table import OF_ACCURACY, Cell, Table
 
 LINES = ("-", "--", ":", "-.")
+MARKS = ("o", "s", "^", "D")
 HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
 TICK_WIDTH = 20  # the same under a bar
@@ -91,6 +92,11 @@ def _bar(number: int) -> dict:
     return {"color": f"C{number % 10}", "hatch": HATCHES[number // 10 % len(HATCHES)]}
 
 
+def _mark(number: int) -> dict:
+    """How the points of a run look; forty look differently."""
+    return {"marker": MARKS[number // 10 % len(MARKS)], "color": f"C{number % 10}"}
+
+
 def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Figure | None:
     """What else is known of the deployed models' accuracy against rounds, and every class at the last one.
 
@@ -139,26 +145,32 @@ def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int)
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:
-    """A table as bars: a group for each column, a bar for each row, whiskers for its standard deviations.
+    """A table as points: a band for each column, in it a point for each row, with its standard deviation.
 
-    Columns of differences are left out.
+    The axis begins where the points do, and not at zero: so one sees what lies apart. Columns of differences
+    are left out.
     """
-    titles, several = _of_means(table), len(table.rows) > 1
-    width, places = 0.8 / len(table.rows), np.arange(len(titles))
+    titles, rows = _of_means(table), len(table.rows)
     wrapped = _wrapped(label for label, _ in table.rows)
-    size = max(5, 1.6 * len(places) + (3 if several else 1)), _height(wrapped)
-    figure = Figure(size, layout="constrained", dpi=150)
-    axes = figure.add_subplot(title=_in_lines(title, LABEL_WIDTH), ylabel=unit)
+    named = [_in_lines(column, LABEL_WIDTH) for column in titles]
+    lines = max(rows, *(1 + name.count("\n") for name in named)) + 0.8  # of a band
+    width, least = (10, _height(wrapped)) if rows > 1 else (8, 2)  # one row needs no legend
+    height = max(least, 1 + 0.19 * lines * len(titles))
+    figure = Figure((width, height), layout="constrained", dpi=150)
+    axes = figure.add_subplot(title=_in_lines(title, 2 * LABEL_WIDTH), xlabel=unit)
+    places = np.arange(len(titles))
     for number, (_, of_row) in enumerate(table.rows):
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
-        at = places + width * (number - (len(table.rows) - 1) / 2)
+        at = places + (number - (rows - 1) / 2) / (rows + 1)
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
-        looks = {"label": wrapped[number], **_bar(number)}
-        axes.bar(at, [cell.mean for cell in cells], width, yerr=spread, capsize=2, **looks)
-    named = [_in_lines(column, TICK_WIDTH) for column in titles]
-    axes.set_xticks(places, named, fontsize="small")
-    axes.grid(alpha=0.3, axis="y")
-    if several:
+        looks = {"label": wrapped[number], "linestyle": "", "capsize": 2, **_mark(number)}
+        axes.errorbar([cell.mean for cell in cells], at, xerr=spread, **looks)
+    for place in places[::2]:
+        axes.axhspan(place - 0.5, place + 0.5, color="0.95", zorder=0)
+    axes.set_yticks(places, named, fontsize="small")
+    axes.set_ylim(len(titles) - 0.5, -0.5)  # the first one on top, as in tables
+    axes.grid(alpha=0.3, axis="x")
+    if rows > 1:
         figure.legend(fontsize="small", loc="outside right upper")
     return figure
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxfl.runs.paired import UNPAIRED
-from jaxfl.runs.plot import draw_bytes, draw_grid
+from jaxfl.runs.plot import draw_bytes, draw_grid, draw_table
 from jaxfl.runs.table import Cell, Table
 
 
@@ -16,6 +16,24 @@ def test_a_grid_has_the_means_and_nothing_where_there_is_none():
     written = {text.get_position(): text.get_text() for text in axes.texts}
     assert written == {(0, 0): "50.0", (1, 0): "60.2", (0, 1): "70.0"}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["mu=0", "mu=1"]
+
+
+def test_a_table_has_a_point_with_its_spread_for_each_mean_in_the_band_of_its_column():
+    rows = [
+        ("local", [Cell(80.0, 1.5), Cell(70.0, None), UNPAIRED]),
+        ("fedavg", [Cell(81.0, 0.5), Cell(float("nan"), None), UNPAIRED]),
+    ]
+    figure = draw_table(Table(["alpha=0.1", "alpha=1", "alpha=1 minus local"], rows), "a study", "accuracy %")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["alpha=0.1", "alpha=1"]
+    for points, (label, cells) in zip(axes.containers, rows, strict=True):
+        line, _, (whiskers,) = points
+        assert points.get_label() == label
+        assert np.allclose(line.get_xdata().astype(float), [cell.mean for cell in cells[:2]], equal_nan=True)
+        assert np.array_equal(np.round(line.get_ydata()), [0, 1])
+        (left, _), (right, _) = whiskers.get_segments()[0]
+        assert np.isclose((right - left) / 2, cells[0].std)
+    assert axes.get_ylim() == (1.5, -0.5)
 
 
 def test_bars_of_bytes_are_of_whole_runs_and_means_over_seeds():
