@@ -8,7 +8,7 @@ is compared with a formula; bytes.md is the table, and a wrong formula ends the 
 
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jaxfl
 from jaxfl.runs.load import Loaded
@@ -83,7 +83,8 @@ def network(hidden: int) -> int:
 
 def taught_before(run: Loaded) -> list[dict]:
     """What was assembled in the last round but one."""
-    return run.findings["assembled"][-2] if "assembled" in run.findings else []
+    assembled: Any = run.findings.get("assembled")
+    return assembled[-2] if assembled else []
 
 
 def main():

@@ -128,7 +128,7 @@ def read(folder: Path) -> Paper:
 def figures_of(said: dict[str, Any]) -> Figures:
     """Rows may be a list, where the page has the labels of the table."""
     rows = said["rows"]
-    return Figures(**said | {"rows": rows if isinstance(rows, dict) else {row: row for row in rows}})
+    return Figures(**{**said, "rows": rows if isinstance(rows, dict) else {row: row for row in rows}})
 
 
 def check(folder: Path, item: Item) -> None:

@@ -13,7 +13,7 @@ import jax
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import compiled
-from jaxfl.runs.job import fitted, form_of_state, job_of
+from jaxfl.runs.job import fit_to_machine, form_of_state, job_of
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.variant import choose, provided
 
@@ -35,7 +35,7 @@ def held(name: str, devices: int) -> tuple[int, int, int]:
     variant = choose(name)
     setup = provided(Setup.of(**OPTIONS, devices=devices), [variant])
     data = prepare(setup)
-    setup, data = fitted(variant, setup, data)
+    setup, data = fit_to_machine(variant, setup, data)
     federation = data.federation
     groups = {federation.clients, *(len(group.id) for group in federation.groups)}
     state = jax.tree.leaves(federation.form(form_of_state(variant, setup, federation)))
@@ -46,7 +46,9 @@ def held(name: str, devices: int) -> tuple[int, int, int]:
 
     own = sum(size(leaf) for leaf in state if leaf.ndim > 1 and leaf.shape[0] in groups)
     rounds = compiled(job_of([(variant, setup)], federation))[0]
-    return sum(map(size, state)), own, rounds.memory_analysis().argument_size_in_bytes
+    memory = rounds.memory_analysis()
+    assert memory is not None
+    return sum(map(size, state)), own, memory.argument_size_in_bytes
 
 
 print(f"jax {jax.__version__}; devices: {', '.join(map(str, DEVICES))}\n")

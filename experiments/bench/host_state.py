@@ -15,7 +15,7 @@ import jax
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import compiled, simulate
 from jaxfl.core.memory import peak_bytes
-from jaxfl.runs.job import fitted, job_of
+from jaxfl.runs.job import fit_to_machine, job_of
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.variant import choose, provided
 
@@ -31,7 +31,7 @@ def job(name: str, clients: int, place: str):
     options |= {"test": "source", "max_test": 10, "clients": clients, "participation": COHORT / clients}
     options |= {"rounds": CHUNK * CHUNKS, "eval_every": CHUNK, "client_state": place}
     setup = provided(Setup.of(**options), [variant])
-    setup, data = fitted(variant, setup, prepare(setup))
+    setup, data = fit_to_machine(variant, setup, prepare(setup))
     return job_of([(variant, setup)], data.federation)
 
 
@@ -42,7 +42,8 @@ for clients in map(int, sys.argv[2:] or (100, 1000)):
     for name in METHODS:
         jobs = {place: job(name, clients, place) for place in PLACES}
         rounds = [compiled(jobs[place])[0] for place in PLACES]
-        held = [program.memory_analysis().argument_size_in_bytes for program in rounds]
+        memory = [program.memory_analysis() for program in rounds]
+        held = [of_program.argument_size_in_bytes for of_program in memory if of_program is not None]
         peaks = [peak_bytes(program) for program in rounds]
         seconds = dict.fromkeys(PLACES, float("inf"))
         for chunks in zip(*(simulate(jobs[place]) for place in PLACES), strict=True):

@@ -8,13 +8,14 @@ Numbers of four bytes, the mask among them, beside the share of the network that
 
 import csv
 import sys
+from pathlib import Path
 
-import jaxfl
+from jaxfl.runs.load import load
 
 
 def main() -> None:
     """Print a line for each round."""
-    run = jaxfl.load(sys.argv[1])
+    run = load(Path(sys.argv[1]))
     lines = csv.writer(sys.stdout, lineterminator="\n")
     lines.writerow(["round", "kept, %", "numbers sent"])
     for record in run.metrics:

@@ -10,13 +10,14 @@ all rounds together. A compiler drops drafts that nobody learns from, so that se
 
 import csv
 import sys
+from pathlib import Path
 
-import jaxfl
+from jaxfl.runs.comparison import load
 
 
 def main() -> None:
     """Print a line for each phase."""
-    runs = {label: run for (label, _), run in jaxfl.load(sys.argv[1]).runs.items()}
+    runs = {label: run for (label, _), run in load(Path(sys.argv[1])).runs.items()}
     local, prepared, all_ = (runs[name] for name in ("local", "draftfed,draft_epochs=0", "draftfed"))
     counted = {
         "local learning": flops(local),

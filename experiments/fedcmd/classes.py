@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Write a table and a picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
     parser.add_argument("run")
     parser.add_argument("--name", default="classes")
     arguments = parser.parse_args()
@@ -50,7 +50,7 @@ def draw(accuracies: np.ndarray) -> Figure:
     """Their histogram, with a density fitted to it."""
     figure = Figure((6, 4), layout="constrained", dpi=150)
     axes = figure.subplots()
-    axes.hist(accuracies, bins=np.arange(0, 101, 5), density=True, alpha=0.4)
+    axes.hist(accuracies, bins=[*range(0, 101, 5)], density=True, alpha=0.4)
     values = np.linspace(0, 100, 300)
     axes.plot(values, gaussian_kde(accuracies)(values))
     axes.set(xlabel="accuracy of a class (%)", ylabel="density", title=f"{len(accuracies)} classes")

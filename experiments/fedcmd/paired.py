@@ -9,6 +9,7 @@ clients, whose rows are the same in all runs: they say nothing on other partitio
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -21,7 +22,8 @@ OURS = "fedcmd"
 def per_client(runs: Path, method: str, moment: str) -> dict[int, np.ndarray]:
     """By seeds, the accuracy of every client in percent."""
     found = [load(path.parent) for path in sorted(runs.glob(f"{method}-*/{method}/seed-*/result.json"))]
-    return {run.config["options"]["seed"]: 100 * np.array(run.result[moment]["per_client"]) for run in found}
+    ended = ((run.config["options"]["seed"], run.result) for run in found)
+    return {seed: 100 * np.array(result[moment]["per_client"]) for seed, result in ended if result}
 
 
 print("| FedCMD minus | moment | seeds | mean of each | mean | 95 % over clients | p |")
@@ -34,7 +36,8 @@ for rival in sys.argv[2:]:
         of_clients = differences.mean(0)
         low, high = stats.t.interval(0.95, len(of_clients) - 1, of_clients.mean(), stats.sem(of_clients))
         means = ", ".join(f"{mean:+.2f}" for mean in differences.mean(1))
-        p = stats.wilcoxon(of_clients).pvalue
+        tested: Any = stats.wilcoxon(of_clients)
+        p = tested.pvalue
         p = "< 0.001" if p < 0.001 else f"{p:.3f}"
         print(
             f"| {rival} | {words} | {', '.join(map(str, seeds))} | {means} | {of_clients.mean():+.2f} "

@@ -10,6 +10,7 @@ over clients, of the model that each deploys on its own test rows), and fluke's 
 import sys
 import time
 from copy import deepcopy
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ from fluke.data import FastDataLoader
 from fluke.nets import EncoderHeadNet
 from torch import nn
 
-import jaxfl
+from jaxfl.runs.comparison import load
 
 
 class Net(EncoderHeadNet):
@@ -107,7 +108,7 @@ def main(folder: str, out: str) -> None:
     torch.set_num_threads(1)  # for so small a network more take longer
     with open(out, "w") as file:  # fluke's bars are on stdout
         print("method,seed,jaxfl,fluke,fluke_seconds", file=file)
-        for (label, seed), run in jaxfl.load(folder).runs.items():
+        for (label, seed), run in load(Path(folder)).runs.items():
             theirs, seconds = repeat(run)
             row = f'"{label}",{seed},{run.personal.mean[-1]:.4f},{theirs:.4f},{seconds:.1f}'
             print(row, file=file, flush=True)

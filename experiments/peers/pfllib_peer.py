@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import jaxfl
+from jaxfl.runs.comparison import load
 
 SERVERS = {  # module below flcore.servers, and its class
     "fedavg": ("serveravg", "FedAvg"),
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("system", type=Path, help="PFLlib's folder of that name")
     parser.add_argument("data", type=Path, help="jaxfl's folder pfllib/")
-    parser.add_argument("comparison", help="folder of jaxfl compare")
+    parser.add_argument("comparison", type=Path, help="folder of jaxfl compare")
     parser.add_argument("out", type=Path, help="csv")
     parser.add_argument("--method", choices=SERVERS)
     parser.add_argument("--seed", type=int)
@@ -136,7 +136,7 @@ def main() -> None:
     sys.modules.setdefault("h5py", types.ModuleType("h5py"))  # for results that are not saved
     if not given.out.exists():
         given.out.write_text("method,seed,jaxfl,pfllib,pfllib_rows,pfllib_seconds\n")
-    for (label, seed), run in jaxfl.load(given.comparison).runs.items():
+    for (label, seed), run in load(given.comparison).runs.items():
         if given.method in (None, run.config["method"]) and given.seed in (None, seed):
             start = time.perf_counter()
             with contextlib.redirect_stdout(io.StringIO()):
