@@ -22,6 +22,7 @@ from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.loops import cond, fori_loop, scan
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
 from jaxfl.core.training import (
+    Fitted,
     Steps,
     Trained,
     Training,
@@ -78,6 +79,7 @@ __all__ = [
     "Federation",
     "FineTuned",
     "FineTuning",
+    "Fitted",
     "Info",
     "JaxflError",
     "Means",

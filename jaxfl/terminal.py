@@ -47,11 +47,12 @@ def announce(setup: Setup, data: Data) -> None:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
         OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
-    for model, count in data.models:
+    named, _ = architectures(setup, data.source.images.shape[1:], data.federation.clients)
+    for choice, (model, count) in zip(named, data.models, strict=True):
         run = "1 client runs" if count == 1 else f"{count} clients run"
-        OUT.print(f"{run} {model.name} ({model.size:,} parameters). {model.note}".strip())
+        OUT.print(f"{run} {choice} ({model.size:,} parameters). {model.note}".strip())
     if len(data.models) > 1:
-        (first, *_), _ = architectures(setup, data.source.images.shape[1:], 1)
+        first, *_ = named
         OUT.print(
             f"Weights are shared within an architecture: a method with a global model has "
             f"{len(data.models)}, one for each; --models {first} gives all clients the same."

@@ -24,6 +24,10 @@ ELSEWHERE = {  # what PFLlib, FL-bench and Flower call some options
     "--global-epoch": "--rounds",
     "--num-rounds": "--rounds",
     "--model": "--models",
+    "--local-batch-size": "--batch-size",
+    "--out": "--run-dir",
+    "--output-dir": "--run-dir",
+    "--save-dir": "--run-dir",
 }
 
 
@@ -62,10 +66,10 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
         meant = [choice for choice in compared if choices.split(choice)[0] in owners] or owners
         advice = f"write {meant[0]},{name}=VALUE" if compared else f"see jaxfl {program} --help"
         return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
-    known = ["--" + option.replace("_", "-") for part in defaults for option in hints(type(part))]
-    if (ours := ELSEWHERE.get(flag)) in known:
-        return f"jaxfl {program} has no option {flag}; here it is {ours}."
-    return f"jaxfl {program} has no option {flag}; {nearest(flag, known)}"
+    known = [option.replace("_", "-") for part in defaults for option in hints(type(part))]
+    if (ours := ELSEWHERE.get(flag, "--").removeprefix("--")) in known:
+        return f"jaxfl {program} has no option {flag}; here it is --{ours}."
+    return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), known, '--')}"
 
 
 def given(arguments: list[str], options: Any) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class Unread:
     def _refuse(self, *_):
         raise TypeError(  # whose line in the method is found by `jaxfl.config.own_code`
             "build computes with a float option, which is traced and may change without a new program; read "
-            "it from the configuration that init is given as hyper"
+            "it from the configuration that init is given as hyper (a Participant has it; predict gets what "
+            "a Predictor's shared holds)"
         )
 
     __float__ = __int__ = __bool__ = __neg__ = __jax_array__ = _refuse

@@ -188,8 +188,12 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
     if not isinstance(info.findings, dict):
         refuse(f"reports Info.findings as {_form(info.findings)}, not as {{panel: {{line: ()}}}}")
     for panel, lines in () if name == "host" else info.findings.items():
-        if not isinstance(lines, dict) or any(jnp.shape(line) != () for line in lines.values()):
-            refuse(f"reports Info.findings[{panel!r}] that are no {{line: ()}}, numbers by their names")
+        of_panel = f"reports Info.findings[{panel!r}]"
+        if not isinstance(lines, dict):
+            refuse(f"{of_panel} as {_form(lines)}, not as {{line: ()}}: numbers by the names of their lines")
+        for line, value in lines.items():
+            if jnp.shape(value) != ():
+                refuse(f"{of_panel}[{line!r}] as {_form(value)}, not as a number ()")
     if name == "host":
         try:
             json.dumps(info.findings, default=_listed)

@@ -28,7 +28,7 @@ class Score(NamedTuple):
       predicted: (k, C) int32, test rows that it takes for each class.
       validated: (k,) int32, validation rows that it gets right.
       validation_rows: (k,) int32, how many there are.
-      finite: (k,) bool, whether all scores on test rows are.
+      finite: (k,) bool, whether all scores on test rows are, or -inf, the logarithm of 0.
     """
 
     right: jax.Array
@@ -55,12 +55,12 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     clients = per_group(clients_in, federation.groups, cohort.groups)
 
     def run(key, client, shared, own):
-        """The predictions of a client's model on the rows of its place, and whether they are finite."""
+        """The predictions of a client's model on the rows of its place, and whether they are numbers."""
         (predict, common), (stacked, rows, size) = shared, own
 
         def answer(x):
             scores = predict(client.model, common, stacked, x)
-            return scores.argmax(1).astype(jnp.int32), jnp.isfinite(scores).all(1)
+            return scores.argmax(1).astype(jnp.int32), (scores < jnp.inf).all(1)
 
         return sweep(answer, rows, size, federation)
 

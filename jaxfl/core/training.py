@@ -416,7 +416,8 @@ def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callab
         logits, stats = model.apply(
             weights.params, weights.stats, batch.x, train=trains, key=key, mask=batch.mask
         )
-        return mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch), stats
+        values = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+        return mean(values, batch), weights.stats | stats
 
     return loss
 

@@ -28,10 +28,9 @@ def combine(tree, other):
 
 
 def like(tree, other):
-    """The leaves of a tree that stand where `other` has some, None elsewhere."""
-    return jax.tree.map(
-        lambda there, leaf: None if there is None else leaf, other, tree, is_leaf=lambda leaf: leaf is None
-    )
+    """The leaves of a tree that stand where `other` has some, None elsewhere; `other` may be a part of it."""
+    there = {path for path, _ in jax.tree.leaves_with_path(other)}
+    return jax.tree.map_with_path(lambda path, leaf: leaf if path in there else None, tree)
 
 
 def names(path) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def check_hooks(
         ("keep", keep, "model"),
         ("train", train, "key", "participant", "federation"),
         ("tune", tune, "key", "participant", "federation"),
-        ("extend", extend, "model", "weights"),
+        ("extend", extend, "model", "weights", "hyper"),
         ("Memory.client", memory.client, "shared"),
         ("Memory.server", memory.server, "shared"),
         ("Memory.broadcast", memory.broadcast, "server"),

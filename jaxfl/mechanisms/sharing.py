@@ -178,7 +178,7 @@ def local_training(
 
     Args:
       config: the method's options.
-      phases: in order; by default all blocks train jointly for `config.length`.
+      phases: in order; by default all blocks, added ones as well, train jointly for `config.length`.
       objective: ``(Participant, names of the blocks that train) -> loss``, see
         `jaxfl.core.training.descend`.
       correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, of the
@@ -187,14 +187,15 @@ def local_training(
     Returns:
       A function whose `Trained` has the loss of the last phase and the steps of all.
     """
-    phases = phases or (lambda model: (Phase(model.names, config.length),))
     require_call("objective", objective, "participant", "blocks")
     require_call("correction", correction, "participant", "blocks")
 
     def train(key, participant, federation):
         hyper, steps = participant.hyper, jnp.int32(0)
         rows, weights = own_rows(participant.client, federation, hyper), participant.received
-        for number, (blocks, epochs) in enumerate(phases(participant.model)):
+        every = dict.fromkeys((*participant.model.names, *weights.params))  # in order, and those of `extend`
+        in_turn = phases(participant.model) if phases else (Phase(tuple(every), config.length),)
+        for number, (blocks, epochs) in enumerate(in_turn):
             trained = descend(
                 objective(participant, blocks),
                 weights,
@@ -294,7 +295,7 @@ def sharing(
     train: Train | None = None,
     tune: Train | None = None,
     memory: Memory = Memory(),  # noqa: B008
-    extend: Callable = lambda model, weights: weights,
+    extend: Callable = lambda model, weights, hyper: weights,
     predict: Callable = predict,
 ) -> Algorithm:
     """Build a method that shares a model or a part of it.
@@ -305,7 +306,7 @@ def sharing(
       train: local training; by default all blocks jointly.
       tune: what a copy goes through before it is used; it is never uploaded.
       memory: what clients and server remember, and how the server averages.
-      extend: ``(model, weights) -> weights``, adds blocks of the method's own to the initial ones.
+      extend: ``(model, weights, hyper) -> weights``, adds blocks of the method's own to the initial ones.
       predict: see `Predictor`.
     """
     train = train or local_training(config)
@@ -328,7 +329,8 @@ def sharing(
         return map_clients(client, key, federation, cohort, common, own, weights=weights)
 
     def init(key, federation, hyper):
-        weights = per_group(extend, federation.models, initial_weights(key, federation))
+        drawn = initial_weights(key, federation)
+        weights = per_group(lambda model, w: extend(model, w, hyper), federation.models, drawn)
         kept, shared = zip(*per_group(divide, federation.models, weights), strict=True)
         remembered = tuple(federation.of_each(memory.client(s), g) for g, s in enumerate(shared))
         kept = each_client(kept, federation)

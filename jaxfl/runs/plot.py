@@ -328,8 +328,8 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
     for place, (name, of_labels) in enumerate(counts.items(), 1):
         vectors = embeddings[name]
         components = min(2, *vectors.shape)
-        points = np.zeros((len(vectors), 2))  # fewer components leave an axis empty
-        if len(vectors) > 1:
+        points = np.zeros((len(vectors), 2))  # fewer components leave an axis empty, and equal vectors both
+        if np.ptp(vectors, axis=0).any():
             points[:, :components] = PCA(components, svd_solver="full").fit_transform(vectors)
         shares = of_labels / of_labels.sum(1, keepdims=True)
         axes = figure.add_subplot(1, len(embeddings), place, title=name)

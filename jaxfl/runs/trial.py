@@ -192,26 +192,38 @@ def played(trial: Trial, key, state, cohort: Cohort) -> Round:
 def stays_finite(trial: Trial) -> str | None:
     """Also where an architecture has nobody: no mean divides by zero."""
     for present in (EVERYONE, SOME, FIRST_ONLY):
-        done = played(trial, jax.random.key(2), trial.state, cohort(trial.federation, present))
-        done = done._replace(info=done.info._replace(findings={}))  # of a host step of any form
-        for path, leaf in jax.tree.leaves_with_path(done):
+        its = cohort(trial.federation, present)
+        done, there = played(trial, jax.random.key(2), trial.state, its), ", ".join(map(str, present))
+        for path, leaf in jax.tree.leaves_with_path(done.state):
             if not np.isfinite(leaf).all():
-                return (
-                    f"round{jax.tree_util.keystr(path)} is not, with clients {', '.join(map(str, present))}"
-                )
+                return f"state{jax.tree_util.keystr(path)} is not, after a round with clients {there}"
+        of_places = {"the loss": done.info.loss, "a score as received": done.received}
+        of_places |= {"a score as trained": done.trained, "a score as deployed": done.personal}
+        for what, per_group in of_places.items():
+            for group, slots, leaf in zip(trial.federation.groups, its.groups, per_group or (), strict=False):
+                numbers = (np.asarray(leaf) < np.inf).reshape(len(leaf), -1).all(1)  # -inf is the log of 0
+                for place in np.flatnonzero(slots.mask & ~numbers):  # in an empty place anything may stand
+                    who = group.id[slots.index[place]]
+                    return f"{what} of client {who} is not, in a round with clients {there}"
 
 
 def is_repeatable(trial: Trial) -> str | None:
     """What Python draws or counts while a program is traced would be another constant in every process."""
     arguments = trial.state, trial.federation, cohort(trial.federation, EVERYONE)
+    hyper = traced(trial.variant.config)
 
-    def program():
-        made = jax.make_jaxpr(lambda key: trial.algorithm.step(key, *arguments))(jax.random.key(0))
+    def program(f, *arguments):
+        made = jax.make_jaxpr(lambda key: f(key, *arguments))(jax.random.key(0))  # anew: JAX remembers others
         return re.sub("0x[0-9a-f]+", "", str(made)), made.consts
 
-    (first, constants), (second, others) = program(), program()
-    if first != second or differ(constants, others):
-        return "step is another program when it is traced again: draw by the key, not by random or np.random"
+    of_init = trial.algorithm.init, trial.federation, hyper
+    for name, of_it in {"init": of_init, "step": (trial.algorithm.step, *arguments)}.items():
+        (first, constants), (second, others) = program(*of_it), program(*of_it)
+        if first != second or differ(constants, others):
+            return (
+                f"{name} is another program when it is traced again: draw by the key, not by random or "
+                "np.random"
+            )
     if trial.algorithm.host:
         key, state, _, everyone = jax.random.key(2), *arguments
         again = [played(trial, key, state, everyone).state for _ in range(2)]

@@ -84,7 +84,8 @@ REFUSED = [
     (
         "run wrong.py:finds_an_array",
         "def step(key, state, federation, cohort):  # altered",
-        "Info.findings['lost'] that are no {line: ()}",
+        "Info.findings['lost']['loss'] as an array (",
+        "not as a number ()",
     ),
     (
         "run wrong.py:host_reports_nothing",

@@ -4,11 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from conftest import long
 
 from jaxfl.core import tree
-from jaxfl.core.training import Trained, Training
+from jaxfl.core.cohorts import all_clients
+from jaxfl.core.job import traced
+from jaxfl.core.training import Trained, Training, forward, mean
 from jaxfl.mechanisms import sharing
 from jaxfl.mechanisms.sharing import Phase, body, every_leaf, head, local_training, no_leaf, norms, separate
 from jaxfl.models import zoo
@@ -50,11 +54,38 @@ def test_head_and_body_are_complements_and_local_statistics_stay():
     assert {path[0] for path in kept(model, no_leaf, "local")} == {"stats"}
 
 
+def test_added_blocks_begin_by_the_options_and_train_like_all_others(federation):
+    """A number that is added to all logits: where the loss depends on it, it moves."""
+
+    def extend(model, weights, hyper):
+        return weights._replace(params=weights.params | {"more": {"bias": jnp.full(model.classes, hyper.lr)}})
+
+    def shifted(participant, blocks):
+        def loss(weights, batch, key):
+            logits, stats = forward(participant.model, weights, batch, key)
+            values = optax.softmax_cross_entropy_with_integer_labels(
+                logits + weights.params["more"]["bias"][None], batch.y
+            )
+            return mean(values, batch), stats
+
+        return loss
+
+    config = Training(lr=0.5, steps=1, batch_size=4)
+    train = local_training(config, objective=shifted)
+    algorithm = sharing.sharing(config, train=train, extend=extend)
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    biases = [weights.params["more"]["bias"] for weights in state.shared]
+    assert all((bias == 0.5).all() for bias in biases)
+    after, _ = jax.jit(algorithm.step)(jax.random.key(1), state, federation, all_clients(federation, 1))
+    moved = [weights.params["more"]["bias"] for weights in after.shared]
+    assert all((bias != new).all() for bias, new in zip(biases, moved, strict=True))
+
+
 def test_training_in_phases_has_the_steps_of_all_and_the_loss_of_the_last(monkeypatch):
     model = zoo.mlp(shape=(8, 8, 1), classes=3)
     ways = iter([Trained("first", 2.0, 3), Trained("second", 1.0, 4)])
     monkeypatch.setattr(sharing, "descend", lambda *_, **__: next(ways))
     monkeypatch.setattr(sharing, "own_rows", lambda *_: None)
     train = local_training(Training(), phases=lambda model: (Phase(("fc1",), 1), Phase(("classifier",), 1)))
-    participant: Any = SimpleNamespace(model=model, client=None, hyper=None, received=None)
+    participant: Any = SimpleNamespace(model=model, client=None, hyper=None, received=Weights({}, {}))
     assert train(None, participant, None) == Trained("second", 1.0, 7)

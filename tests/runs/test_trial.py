@@ -9,7 +9,7 @@ import pytest
 from conftest import long
 from methods.cases import CASES
 
-from jaxfl.authoring import Memory, Method, Training, options, sharing
+from jaxfl.authoring import Memory, Method, Predictor, Training, options, per_group, sharing
 from jaxfl.cli import main
 from jaxfl.registry import METHODS
 from jaxfl.runs import trial
@@ -24,8 +24,8 @@ class Mu(METHODS["fedper"].config):
     """Nothing."""
 
 
-def altered(change, config=METHODS["fedper"].config):
-    """FedPer whose rounds end with a change of ``(state, info)``."""
+def altered(change, config=METHODS["fedper"].config, begins=None):
+    """FedPer whose rounds end with a change of ``(state, info)``, and that may begin elsewhere."""
 
     def build(config):
         right = METHODS["fedper"].build(config)
@@ -33,7 +33,10 @@ def altered(change, config=METHODS["fedper"].config):
         def step(key, state, federation, cohort):
             return change(*right.step(key, state, federation, cohort), federation, cohort)
 
-        return right._replace(step=step)
+        def init(key, federation, hyper):
+            return moved(right.init(key, federation, hyper), begins() if begins else 0)
+
+        return right._replace(init=init, step=step)
 
     return Method("altered", build, config, "a mistake")
 
@@ -59,6 +62,22 @@ def divides_by_steps(config):
         return moved, server
 
     return sharing(config, memory=Memory(update=update, aggregate=aggregate))
+
+
+def scored(there, elsewhere):
+    """FedPer that deploys one score for the clients of a cohort, and another one in its empty places."""
+
+    def predict(model, shared, own, x):
+        return jnp.full((len(x), model.classes), own)
+
+    def build(config):
+        def personal(key, state, federation, cohort):
+            own = per_group(lambda slots: jnp.where(slots.mask, there, elsewhere), cohort.groups)
+            return per_group(lambda of_group: Predictor(None, of_group, predict), own)
+
+        return METHODS["fedper"].build(config)._replace(personal=personal)
+
+    return Method("scored", build, METHODS["fedper"].config, "a mistake")
 
 
 DIVIDES = Method("divides", divides_by_steps, Training, "a mistake")
@@ -91,10 +110,14 @@ def nothing(state, info, federation, cohort):
 @pytest.mark.parametrize(
     ("method", "promise", "seen"),
     [
-        long(altered(divides_by_those_there), trial.stays_finite, "round.state.shared[0].params"),
+        long(altered(divides_by_those_there), trial.stays_finite, "state.shared[0].params"),
         long(
-            Method("own", divides_by_steps, Training, "a mistake"), trial.stays_finite, "is not, with clients"
+            Method("own", divides_by_steps, Training, "a mistake"),
+            trial.stays_finite,
+            "is not, after a round with clients",
         ),
+        long(scored(jnp.nan, 0.0), trial.stays_finite, "a score as deployed of client 0 is not, in a round"),
+        long(altered(nothing, begins=random.random), trial.is_repeatable, "init is another program"),
         long(altered(draws_in_python), trial.is_repeatable, "another program when it is traced again"),
         long(altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
         long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
@@ -105,6 +128,11 @@ def nothing(state, info, federation, cohort):
 )
 def test_a_mistake_is_seen(method, promise, seen):
     assert seen in promise(trial.begin(choose(method, trial.OPTIONS)))
+
+
+@pytest.mark.long
+def test_what_stands_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
+    assert trial.stays_finite(trial.begin(choose(scored(-jnp.inf, jnp.nan), trial.OPTIONS))) is None
 
 
 @pytest.mark.long

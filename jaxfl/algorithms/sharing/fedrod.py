@@ -18,7 +18,6 @@ import optax
 from jaxfl.authoring import (
     Algorithm,
     Method,
-    Phase,
     Training,
     local_training,
     mean,
@@ -40,20 +39,16 @@ class FedRoD(Training):
 
 def build(config: FedRoD) -> Algorithm:
     """A model with one more block that stays on the client, "personal": the second head."""
-
-    def phases(model):
-        return (Phase((*model.names, "personal"), config.length),)
-
     return sharing(
         config,
         keep=lambda model: lambda path: path[1] == "personal",
-        train=local_training(config, phases=phases, objective=two_heads),
+        train=local_training(config, objective=two_heads),
         extend=with_personal_head,
         predict=predict,
     )
 
 
-def with_personal_head(model, weights):
+def with_personal_head(model, weights, hyper):
     """P_i starts as a copy of G."""
     require_plain_head(model)
     (head,) = model.head.names
