@@ -32,7 +32,7 @@ METHODS = {
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()

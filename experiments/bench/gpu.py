@@ -144,7 +144,7 @@ def kernels(train) -> None:
 
 def main() -> None:
     """Print a line for each way."""
-    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("workload")
     parser.add_argument("strategy")
     parser.add_argument("ways", nargs="+", choices=WAYS)

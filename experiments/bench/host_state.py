@@ -24,6 +24,13 @@ COHORT, CHUNK, CHUNKS = 10, 5, 3
 PLACES = ("device", "host")
 
 
+def argument_bytes(program: jax.stages.Compiled) -> int:
+    """What a compiled program is given on a device."""
+    memory = program.memory_analysis()
+    assert memory is not None
+    return memory.argument_size_in_bytes
+
+
 def job(name: str, clients: int, place: str):
     """The job of a method whose clients' state lies in a place."""
     variant = choose(name, {"epochs": 1})
@@ -42,8 +49,7 @@ for clients in map(int, sys.argv[2:] or (100, 1000)):
     for name in METHODS:
         jobs = {place: job(name, clients, place) for place in PLACES}
         rounds = [compiled(jobs[place])[0] for place in PLACES]
-        memory = [program.memory_analysis() for program in rounds]
-        held = [of_program.argument_size_in_bytes for of_program in memory if of_program is not None]
+        held = [argument_bytes(program) for program in rounds]
         peaks = [peak_bytes(program) for program in rounds]
         seconds = dict.fromkeys(PLACES, float("inf"))
         for chunks in zip(*(simulate(jobs[place]) for place in PLACES), strict=True):

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Write a table and a picture."""
-    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run")
     parser.add_argument("--name", default="layers")
     arguments = parser.parse_args()

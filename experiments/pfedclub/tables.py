@@ -19,7 +19,7 @@ STEPS = ("signatures", "grouping", "search", "stitching", "matching", "teacher l
 
 def main() -> None:
     """Print three tables."""
-    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+")
     arguments = parser.parse_args()
     labels = [json.loads((run / "config.json").read_text())["label"] for run in arguments.runs]

@@ -11,23 +11,23 @@ from jaxfl.config.options import hints
 from jaxfl.errors import JaxflError, nearest, read_text
 
 ELSEWHERE = {  # what PFLlib, FL-bench and Flower call some options
-    "--learning-rate": "--lr",
-    "--local-learning-rate": "--lr",
-    "--local-lr": "--lr",
-    "--local-epochs": "--epochs",
-    "--local-epoch": "--epochs",
-    "--num-clients": "--clients",
-    "--client-num": "--clients",
-    "--join-ratio": "--participation",
-    "--fraction-fit": "--participation",
-    "--global-rounds": "--rounds",
-    "--global-epoch": "--rounds",
-    "--num-rounds": "--rounds",
-    "--model": "--models",
-    "--local-batch-size": "--batch-size",
-    "--out": "--run-dir",
-    "--output-dir": "--run-dir",
-    "--save-dir": "--run-dir",
+    "learning-rate": "lr",
+    "local-learning-rate": "lr",
+    "local-lr": "lr",
+    "local-epochs": "epochs",
+    "local-epoch": "epochs",
+    "num-clients": "clients",
+    "client-num": "clients",
+    "join-ratio": "participation",
+    "fraction-fit": "participation",
+    "global-rounds": "rounds",
+    "global-epoch": "rounds",
+    "num-rounds": "rounds",
+    "model": "models",
+    "local-batch-size": "batch-size",
+    "out": "run-dir",
+    "output-dir": "run-dir",
+    "save-dir": "run-dir",
 }
 
 
@@ -67,9 +67,10 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
         advice = f"write {meant[0]},{name}=VALUE" if compared else f"see jaxfl {program} --help"
         return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
     known = [option.replace("_", "-") for part in defaults for option in hints(type(part))]
-    if (ours := ELSEWHERE.get(flag, "--").removeprefix("--")) in known:
+    asked = flag.lstrip("-")
+    if (ours := ELSEWHERE.get(asked)) in known:
         return f"jaxfl {program} has no option {flag}; here it is --{ours}."
-    return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), known, '--')}"
+    return f"jaxfl {program} has no option {flag}; {nearest(asked, known, '--')}"
 
 
 def given(arguments: list[str], options: Any) -> dict[str, Any]:

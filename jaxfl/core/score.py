@@ -65,7 +65,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
         return sweep(answer, rows, size, federation)
 
     def judge(rows, sizes):
-        """Per group right, rows and predicted (k_g, C), and (k_g,) bool whether all scores are finite."""
+        """Per group right, rows and predicted (k_g, C), and (k_g,) bool whether all scores are numbers."""
         if rows[0].shape[1] == 0:  # no client has such rows
             return per_group(_of_nobody, clients, sizes)
         deal = _dealt if one_model else _its_own

@@ -405,7 +405,8 @@ def mean(values, batch: Batch):
 
 def forward(model: Model, weights: Weights, batch: Batch, key) -> tuple[jax.Array, Any]:
     """Apply a model, all of it in training mode, to a mini-batch: logits (B, classes), and new statistics."""
-    return model.apply(weights.params, weights.stats, batch.x, train=True, key=key, mask=batch.mask)
+    logits, stats = model.apply(weights.params, weights.stats, batch.x, train=True, key=key, mask=batch.mask)
+    return logits, weights.stats | stats
 
 
 def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callable:

@@ -28,8 +28,18 @@ def combine(tree, other):
 
 
 def like(tree, other):
-    """The leaves of a tree that stand where `other` has some, None elsewhere; `other` may be a part of it."""
-    there = {path for path, _ in jax.tree.leaves_with_path(other)}
+    """The leaves of a tree that stand where `other`, a part of it, has some; None elsewhere.
+
+    Raises:
+      ValueError: if `other` has a leaf where the tree has none.
+
+    >>> like({"a": 1, "b": {"c": 2}}, {"b": {"c": 0}})
+    {'a': None, 'b': {'c': 2}}
+    """
+    there, known = (dict(jax.tree.leaves_with_path(each)) for each in (other, tree))
+    for path in there.keys() - known.keys():
+        where = jax.tree_util.keystr(path)
+        raise ValueError(f"tree.like: the other tree has a leaf at {where}, where this one has none")
     return jax.tree.map_with_path(lambda path, leaf: leaf if path in there else None, tree)
 
 

@@ -31,9 +31,9 @@ from jaxfl.models.model import Model, Weights
 
 
 class Phase(NamedTuple):
-    """A part of a client's round: some blocks train while the others stand still."""
+    """A part of a client's round: some blocks train while the others stand still. None: all train."""
 
-    blocks: tuple[str, ...]
+    blocks: tuple[str, ...] | None
     epochs: Epochs
 
 
@@ -178,7 +178,7 @@ def local_training(
 
     Args:
       config: the method's options.
-      phases: in order; by default all blocks, added ones as well, train jointly for `config.length`.
+      phases: in order; by default all blocks train jointly for `config.length`.
       objective: ``(Participant, names of the blocks that train) -> loss``, see
         `jaxfl.core.training.descend`.
       correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, of the
@@ -187,15 +187,16 @@ def local_training(
     Returns:
       A function whose `Trained` has the loss of the last phase and the steps of all.
     """
+    phases = phases or (lambda model: (Phase(None, config.length),))
     require_call("objective", objective, "participant", "blocks")
     require_call("correction", correction, "participant", "blocks")
 
     def train(key, participant, federation):
         hyper, steps = participant.hyper, jnp.int32(0)
         rows, weights = own_rows(participant.client, federation, hyper), participant.received
-        every = dict.fromkeys((*participant.model.names, *weights.params))  # in order, and those of `extend`
-        in_turn = phases(participant.model) if phases else (Phase(tuple(every), config.length),)
-        for number, (blocks, epochs) in enumerate(in_turn):
+        every = tuple(dict.fromkeys((*participant.model.names, *weights.params)))  # in order, added ones last
+        for number, (blocks, epochs) in enumerate(phases(participant.model)):
+            blocks = every if blocks is None else blocks
             trained = descend(
                 objective(participant, blocks),
                 weights,
@@ -220,7 +221,7 @@ def fine_tuning(config: FineTuning) -> Train | None:
         return None
 
     def phases(model):
-        return (Phase(model.head.names if config.ft_part == "head" else model.names, epochs),)
+        return (Phase(model.head.names if config.ft_part == "head" else None, epochs),)
 
     return local_training(config, phases=phases)
 
@@ -307,6 +308,7 @@ def sharing(
       tune: what a copy goes through before it is used; it is never uploaded.
       memory: what clients and server remember, and how the server averages.
       extend: ``(model, weights, hyper) -> weights``, adds blocks of the method's own to the initial ones.
+        They train, and decay, like the others, unless `phases` names fewer.
       predict: see `Predictor`.
     """
     train = train or local_training(config)

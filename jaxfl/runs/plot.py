@@ -16,7 +16,7 @@ LINES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D")
 HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
-TICK_WIDTH = 20  # the same under a bar
+TICK_WIDTH = 20  # the same under a column of a heat map
 MOST_NAMED = 40  # clients for whose numbers a picture has room
 MOST_LINKED = 200  # clients for whose links it has room
 
@@ -329,7 +329,7 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
         vectors = embeddings[name]
         components = min(2, *vectors.shape)
         points = np.zeros((len(vectors), 2))  # fewer components leave an axis empty, and equal vectors both
-        if np.ptp(vectors, axis=0).any():
+        if (vectors != vectors[:1]).any():
             points[:, :components] = PCA(components, svd_solver="full").fit_transform(vectors)
         shares = of_labels / of_labels.sum(1, keepdims=True)
         axes = figure.add_subplot(1, len(embeddings), place, title=name)

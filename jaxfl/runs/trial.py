@@ -197,12 +197,14 @@ def stays_finite(trial: Trial) -> str | None:
         for path, leaf in jax.tree.leaves_with_path(done.state):
             if not np.isfinite(leaf).all():
                 return f"state{jax.tree_util.keystr(path)} is not, after a round with clients {there}"
-        of_places = {"the loss": done.info.loss, "a score as received": done.received}
-        of_places |= {"a score as trained": done.trained, "a score as deployed": done.personal}
-        for what, per_group in of_places.items():
-            for group, slots, leaf in zip(trial.federation.groups, its.groups, per_group or (), strict=False):
-                numbers = (np.asarray(leaf) < np.inf).reshape(len(leaf), -1).all(1)  # -inf is the log of 0
-                for place in np.flatnonzero(slots.mask & ~numbers):  # in an empty place anything may stand
+        scores = {"received": done.received, "trained": done.trained, "deployed": done.personal}
+        of_places = {"the loss": [np.isfinite(loss) for loss in done.info.loss]}
+        for moment, of_groups in scores.items():  # -inf is the logarithm of 0
+            numbers = [(np.asarray(logits) < np.inf).all((1, 2)) for logits in of_groups or ()]
+            of_places[f"a score as {moment}"] = numbers
+        for what, of_groups in of_places.items():
+            for group, slots, fine in zip(trial.federation.groups, its.groups, of_groups, strict=False):
+                for place in np.flatnonzero(slots.mask & ~fine):  # in an empty place anything may stand
                     who = group.id[slots.index[place]]
                     return f"{what} of client {who} is not, in a round with clients {there}"
 
@@ -334,7 +336,7 @@ def uses_every_rate(trial: Trial) -> str | None:
 
 PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "all numbers are finite, whoever takes part": stays_finite,
-    "a round is the same whenever it is repeated": is_repeatable,
+    "beginning and rounds are the same whenever they are repeated": is_repeatable,
     "empty places of a cohort count nothing": ignores_empty_places,
     "rows that pad a client's list count nothing": ignores_padding,
     "clients who are absent keep what they have": leaves_the_absent_alone,

@@ -105,6 +105,8 @@ REFUSED = [
     ("run fedavg @own.args --seed 4294967296", "--seed must lie in [0, 4294967295], but is 4294967296"),
     ("run fedavg @own.args --public none,share=0.3", "--public none takes no share; write --public held-out"),
     ("run fedavg @own.args --round 3", "no option --round; did you mean '--rounds'?"),
+    ("run fedavg @own.args --out runs", "no option --out; here it is --run-dir."),
+    ("run fedavg @own.args --quiet", "no option --quiet; none of the"),
     ("run fedavg @own.args --lam 1", "--lam is an option of compfl, compfl-dd, ", "not of jaxfl run fedavg"),
     ("run fedavg @own.args astray", "does not know what to do with 'astray'"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),

@@ -405,6 +405,7 @@ def test_the_command_says_what_is_used_and_what_is_trained(folder, tmp_path, cap
     call(f"run local --rounds 1 --epochs 1 --run-dir {tmp_path}/two")
     said = " ".join(capsys.readouterr().out.split())
     assert "400 rows: 400 of 1,437 images" in said and "on several clients" not in said
+    assert "10 clients run mcmahan,padding=same (188,810 parameters)." in said
     assert "a method with a global model has 2, one for each; --models mlp gives all clients the same" in said
     used = printed(capsys, "partition --partition classes,samples_per_client=none --run-dir used")
     assert "900 rows: 900 of 1,437 images" in used

@@ -55,7 +55,7 @@ def test_head_and_body_are_complements_and_local_statistics_stay():
 
 
 def test_added_blocks_begin_by_the_options_and_train_like_all_others(federation):
-    """A number that is added to all logits: where the loss depends on it, it moves."""
+    """A bias for each class."""
 
     def extend(model, weights, hyper):
         return weights._replace(params=weights.params | {"more": {"bias": jnp.full(model.classes, hyper.lr)}})

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxfl.runs.paired import UNPAIRED
-from jaxfl.runs.plot import draw_bytes, draw_grid, draw_table
+from jaxfl.runs.plot import draw_bytes, draw_embeddings, draw_grid, draw_table
 from jaxfl.runs.table import Cell, Table
 
 
@@ -34,6 +34,13 @@ def test_a_table_has_a_point_with_its_spread_for_each_mean_in_the_band_of_its_co
         (left, _), (right, _) = whiskers.get_segments()[0]
         assert np.isclose((right - left) / 2, cells[0].std)
     assert axes.get_ylim() == (1.5, -0.5)
+
+
+def test_equal_clients_have_one_place_on_a_map():
+    counts = {"mlp": np.eye(3, dtype=int)}
+    for vectors in (np.full((3, 1), 0.5), np.ones((3, 2), bool)):
+        (axes,) = draw_embeddings({"mlp": vectors}, counts).axes
+        assert not axes.collections[0].get_offsets().any()
 
 
 def test_bars_of_bytes_are_of_whole_runs_and_means_over_seeds():

@@ -118,7 +118,7 @@ def nothing(state, info, federation, cohort):
         ),
         long(scored(jnp.nan, 0.0), trial.stays_finite, "a score as deployed of client 0 is not, in a round"),
         long(altered(nothing, begins=random.random), trial.is_repeatable, "init is another program"),
-        long(altered(draws_in_python), trial.is_repeatable, "another program when it is traced again"),
+        long(altered(draws_in_python), trial.is_repeatable, "step is another program when it is traced"),
         long(altered(means_over_places), trial.ignores_empty_places, "two more empty places state.shared[0]"),
         long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
