@@ -27,13 +27,13 @@ def without_traceback(error: JaxflError) -> JaxflError:
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """End of a sentence: what the user may have meant, with a prefix, or the list of what there is."""
-    known = [entry for entry in known if not entry.startswith("_")]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    known = [prefix + entry for entry in known if not entry.startswith("_")]
+    close = difflib.get_close_matches(prefix + name, known, n=1, cutoff=0.65)
     if close:
-        return f"did you mean {prefix + close[0]!r}?"
+        return f"did you mean {close[0]!r}?"
     if len(known) > 40:
         return f"none of the {len(known)} known names is similar."
-    return f"known are {', '.join(prefix + entry for entry in known)}." if known else "there are none."
+    return f"known are {', '.join(known)}." if known else "there are none."
 
 
 def beyond_cohort(what: str) -> JaxflError:
