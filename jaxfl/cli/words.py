@@ -10,7 +10,7 @@ from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import hints
 from jaxfl.errors import JaxflError, nearest, read_text
 
-ELSEWHERE = {  # what PFLlib, FL-bench and Flower call some options
+ELSEWHERE = {  # what PFLlib, FL-bench, Flower and other commands call some options
     "learning-rate": "lr",
     "local-learning-rate": "lr",
     "local-lr": "lr",
