@@ -22,10 +22,10 @@ Where the paper leaves room: Algorithm 1 retains the own head, section 3.2 says 
 prototypes; we retain it (``head_init``), which gains two to five points (experiments/compfl). Eq. 3 prints
 KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums over the feature's dimensions, we
 average (``anchor_reduction``), as in the first author's other code. Accuracies are those on the training rows
-unless ``accuracy_on="validation"``. Distillation starts after a warm-up. Greedy selection has none: before
-distillation starts a client downloads its own expert and the one it drew, afterwards all that it can run
-(only its own if neither ``kd`` nor ``greedy`` is on). With align, greedy and kd off and ``head_init="keep"``
-this is FedPer, scored after local training.
+unless ``accuracy_on="validation"``. Distillation starts after a warm-up. Greedy selection has none: during
+the warm-up a client downloads its own expert and the one it drew, afterwards all that it can run, even where
+``kd`` is off and none of them teaches (only its own if neither ``kd`` nor ``greedy`` is on). With align,
+greedy and kd off and ``head_init="keep"`` this is FedPer, scored after local training.
 """
 
 import dataclasses

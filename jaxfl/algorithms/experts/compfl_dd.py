@@ -13,10 +13,11 @@ so all of them together train about as often as `compfl` does; the walkers take 
 take part, N counts these, and no walker goes to the others; where none that it can get to would accept it, it
 rests. One that is not accepted within ``max_hops`` hops rests until its next turn.
 
-A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not;
-a walker that is handed on after its training passes by on its next turn.
-It deploys what the walker of its architecture is now, under its own head, adapted (``deploy="walker"``), or
-its own expert as the last visit left it (``"visit"``). It receives the former.
+A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not; a
+walker that is handed on after its training passes by on its next turn. It deploys what the walker of its
+architecture is now, under its own head, adapted (``deploy="walker"``), or its own expert as the last visit
+left it, under its head, which lessons for smaller experts have adapted since (``"visit"``). It receives the
+former.
 
 A hop counts once, for who sends; simulated seconds take clients to work side by side, which walkers do not.
 """

@@ -16,7 +16,9 @@ from larger experts only, where appendix C of the paper has smaller ones; append
 warm-up, for teachers are trained before.
 
 T counts the rounds of all experts together: for the budget that `compfl` has in T rounds take M T. A client
-receives and deploys its copy of the own expert, as gossip left it, under its head, adapted.
+receives and deploys its copy of the own expert, as gossip left it, under its head, adapted. While smaller
+experts have their turns it is a teacher, so its head is adapted in each of their rounds too (with
+``head_init="keep+ft"`` from where it was); without distillation only before use.
 
 A message to a neighbour counts once, for who sends it.
 """

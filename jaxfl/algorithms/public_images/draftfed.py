@@ -14,12 +14,14 @@ convolution puts out (see `jaxfl.models.blocks`). In a round
 
 `match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
 linear, it is applied to the sum over the clients of an architecture. Images of G are drawn once, before the
-first round, from the classes whose numbers the clients' own have (for CIFAR-10 the first ten of CIFAR-100). A
-client deploys w_i and receives nothing else before a round.
+first round, from the classes whose numbers the clients' own have (for CIFAR-10 the first ten of CIFAR-100);
+where these are fewer than asked for, they come again. A client deploys w_i and receives nothing else before a
+round.
 
-The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text and
-Algorithm 1 mean what stands above. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the
-softmax. Optimiser, rates and rounds are not given in the paper.
+The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text means
+what stands above, and so does Algorithm 1, but that there no D2 counts towards a T2, which leaves the deepest
+clients without one. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the softmax.
+Optimiser, rates and rounds are not given in the paper.
 """
 
 from typing import NamedTuple

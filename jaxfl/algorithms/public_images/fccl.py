@@ -15,7 +15,8 @@ last bias, on which standardised columns do not depend. Off the diagonal the pap
 lacks. The mean is over the logits of all, oneself included (FCCL+), in evaluation mode. As wherever
 predictions are exchanged here, a round begins with local training, where the paper's ends with it. Who has
 not been alone before, because it joins at the end, has nothing to remember; without pre-training w_i^0 is not
-remembered. lambda is `lam`.
+remembered. Pre-training lasts as long as a round's local training, in the authors' code 50 epochs. lambda is
+`lam`.
 """
 
 from typing import NamedTuple

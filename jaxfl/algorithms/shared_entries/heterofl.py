@@ -12,7 +12,8 @@ r of them; client i has the width r_i and the classes Y_i:
                 its kernel and its bias are. Where widths were rounded, r_i is the share of that layer.
     mask_i      makes the logits of classes that i lacks 0; i holds the classifier's entries of Y_i
     static BN   no running statistics: batches are normalised by themselves, and before networks are used they
-                gather statistics over the training rows of all clients with that width, see `static_norm`;
+                gather statistics over the training rows of all clients with that width, see `static_norm`
+                (of all clients in the authors' code, whose one network is tested as a whole);
                 with bn_stats="local", and for scores right after training, over the client's own
 
 Means are uniform, what nobody holds stays, and gradients are clipped to length 1, as in the authors' code.

@@ -1,8 +1,9 @@
 """FedDyn: a dynamic regulariser aligns the stationary points of the clients with that of the federation.
 
 Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv:2111.04263, Algorithm 1. w is
-the global model as received, S the cohort, N all clients of the architecture, g_i client i's gradient at the
-end of its last round and h the server's state (0 at the start):
+the global model as received, S the cohort, N all clients of the architecture, g_i client i's dual variable
+(its gradient at the end of its last round, had it solved its problem) and h the server's state (0 at the
+start):
 
     w_i <- LocalSGD over CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2
     g_i <- g_i - alpha (w_i - w)

@@ -6,8 +6,9 @@ model as received:
     w_i <- LocalSGD over CE(w) + mu/2 ||w - w^t||^2
     w   <- sum_i n_i w_i / sum_i n_i
 
-Every client trains for E epochs: stragglers and inexact solutions (the paper's gamma) are not simulated. The
-paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
+Algorithm 2 draws clients by their rows and counts them alike; here, as in FedAvg, they are drawn alike and
+count by their rows. Every client trains for E epochs: stragglers and inexact solutions (the paper's gamma)
+are not simulated. The paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
 """
 
 from jaxfl.authoring import (

@@ -6,7 +6,8 @@ Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_
     theta_i <- SGD over theta for E epochs         phi_i fixed
     theta   <- sum_i n_i theta_i / sum_i n_i
 
-The head comes first, for one epoch; the body then trains for as many epochs as other methods do.
+The paper's mean is uniform; here clients count by their rows. The head comes first, for one epoch; the body
+then trains for as many epochs as other methods do.
 """
 
 from jaxfl.authoring import (

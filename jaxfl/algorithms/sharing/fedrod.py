@@ -8,7 +8,7 @@ and P_i the personal head, n_ic client i's training rows of class c. For each ba
     f, G <- sum_i n_i (f_i, G_i) / sum_i n_i
 
 The deployed prediction is G(z) + P_i(z), the received one as well, with the newest f and G. P_i starts as a
-copy of G. A class that a client lacks has log 0 = -inf: it drops out of the normaliser.
+copy of the initial G. A class that a client lacks has log 0 = -inf: it drops out of the normaliser.
 """
 
 import jax

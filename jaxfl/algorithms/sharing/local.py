@@ -1,4 +1,4 @@
-"""Local training: every client alone, the lower bound of any collaboration.
+"""Local training: every client alone, by which collaboration is measured.
 
 w_i <- LocalSGD(w_i)
 """

@@ -18,10 +18,10 @@ steps).
 
 beta is `lr`, with the optimiser, momentum, weight decay and clipping of local training: all of these act on
 the outer step; inner step and adaptation are plain gradient steps. Each batch is drawn from its own order of
-all rows; an epoch has half as many steps as FedAvg's (of hf a third), so it looks at as many rows, whereas
-``--steps`` counts outer steps. The server's mean is uniform, per architecture. BatchNorm normalises by the
-batch in all passes; the running statistics are those of the pass on b', which is the one by an adapted model.
-The loss that is reported is f(w~; b').
+all rows; an epoch has half as many steps as FedAvg's (of hf a third), rounded down but one at least, so it
+looks at about as many rows, whereas ``--steps`` counts outer steps. The server's mean is uniform, per
+architecture. BatchNorm normalises by the batch in all passes; the running statistics are those of the pass on
+b', which is the one by an adapted model. The loss that is reported is f(w~; b').
 """
 
 import dataclasses

@@ -14,9 +14,10 @@ some samples. The loss that is reported is -log p, the mean over rows and all R 
 
 Both steps are those of local training, by default Adam's as the authors'; made anew in each round. A sum over
 rows makes gradients B times as long as elsewhere, so sgd wants a smaller `lr`. Where the authors take 20
-mini-batches a round, these are E epochs of all. Their eps has the deviation 0.001 (``eps_scale``), their mu
-starts from N(0, 0.1^2); here it starts from the weights that all methods start from, and eps is a standard
-normal number as in the paper.
+mini-batches of 100 rows a round, these are E epochs of all rows. Their server keeps a part of the old q and
+counts clients alike. Their eps has the deviation 0.001 (``eps_scale``), their mu starts from N(0, 0.1^2);
+here it starts from the weights that all methods start from, and eps is a standard normal number as in the
+paper.
 
 All kernels and biases have a distribution. BatchNorm's scale and bias have none: a client starts a round from
 the received ones, they train with q_i, are averaged, and belong as trained to what the client deploys. Its

@@ -7,12 +7,13 @@ h is the hypernetwork of an architecture, psi its parameters, v_i the embedding 
     w~_i <- LocalSGD(w_i),    dw_i <- w_i - w~_i
     (psi, v) <- (psi, v) - server_lr sum_i n_i/n (dh(v_i; psi)/d(psi, v))^T dw_i
 
-The paper's server steps after every client; here once a round, along the mean over the cohort (with
-momentum, weight decay and the norm of the gradient bounded, as in the authors' code). What a client deploys
-is h(v_i): it keeps no model. Embeddings of absent clients stand still, also under momentum and weight decay.
-Scales and biases of BatchNorm are generated too; its running statistics are averaged or stay local, as
-`bn_stats` says. Clients train as those of all methods do, not for the paper's 50 steps. FedAvg's bytes: w_i
-down, dw_i up.
+The paper's server steps after every client; here once a round, along the mean over the cohort (with momentum,
+weight decay and the norm of the gradient bounded, as in the authors' code). What a client deploys is h(v_i):
+it keeps no model. Embeddings of absent clients stand still, also under momentum and weight decay. Scales and
+biases of BatchNorm are generated too; its running statistics are averaged, as those of all methods here, for
+a client that has never trained has none of its own; with ``bn_stats="local"`` they stay with their clients.
+Clients train as those of all methods do, not by the paper's 50 steps of rate 0.005 with momentum 0.9.
+FedAvg's bytes: w_i down, dw_i up.
 """
 
 from typing import Any, NamedTuple

@@ -13,10 +13,10 @@ theta_i of the last round in which it took part, before the first one the initia
 where theta_i starts in a round; in the authors' code it is from w. The loss that is reported is the mean of
 CE + lam/2 ||theta_i - v_i||^2 over all inner steps.
 
-The inner steps are those of local training: its optimiser, made once for each client and round, momentum,
-weight decay (mu = 1e-3 of the authors' optimiser, which has no momentum) and clipping. The step of v_i is
-plain. Where the authors count R mini-batches, these are E epochs of all. Their code weighs clients by n_i as
-we do, the paper all alike.
+The inner steps are those of local training: its optimiser, made once for each client and round, and its rate,
+momentum, weight decay and clipping, by default those of all methods here; the authors' optimiser has no
+momentum and a decay (their mu) of 1e-3. The step of v_i is plain. Where the authors count R mini-batches,
+these are E epochs of all. Their code weighs clients by n_i as we do, the paper all alike.
 
 Only theta_i sees data, so BatchNorm's running statistics are its own and stay with it. What is sent with v_i,
 and averaged to those of w, are theta_i's; under ``bn_stats="local"`` w has none.

@@ -9,11 +9,12 @@ server and of client i (0 at the start), K the client's steps, N all clients, S 
     x    <- x + eta_g mean_S (y_i - x),     c <- c + |S|/N mean_S (c_i' - c_i)
 
 Means are uniform, per architecture. A client sends both differences and receives x and c: twice FedAvg's
-bytes. BatchNorm's statistics are averaged as the model and have no control variate. (x - y_i) / (a eta_l) is
-to be a mean of the gradients that moved y_i. Under plain SGD, for which the paper states it, a = K. With
-momentum beta a gradient moves y_i by 1 + beta + beta^2 + ... of eta_l, a term for each step from its own on,
-and a is the sum over all steps, as in FedNova (arXiv:2007.07481): with K in its place c_i would swing ever
-further. Weight decay counts as a part of the gradient. eta_l is `lr`, eta_g `server_lr`, beta `momentum`.
+bytes, but for BatchNorm's statistics, which are averaged as the model and have no control variate. (x - y_i)
+/ (a eta_l) is to be a mean of the gradients that moved y_i. Under plain SGD, for which the paper states it, a
+= K. With momentum beta a gradient moves y_i by 1 + beta + beta^2 + ... of eta_l, a term for each step from
+its own on, and a is the sum over all steps, as in FedNova (arXiv:2007.07481): with K in its place c_i would
+swing ever further. Weight decay counts as a part of the gradient. eta_l is `lr`, eta_g `server_lr`, beta
+`momentum`.
 """
 
 from typing import Literal
