@@ -32,8 +32,8 @@ below it. Here a client's last step takes what is still missing, of weights the 
 (kept in layers that can be pruned), of channels 1 - sqrt(1 - x), for a share y of them takes about
 1 - (1 - y)^2 of the weights, by inputs and outputs. So of weights the target is met; of channels nearly, for
 their number is rounded and biases, norms and the classifier's inputs go with them (LeNet5 ends at 0.78 for a
-target of 0.8, at 0.49 for 0.5 and at 0.201 for 0.2). A target below what is never pruned (of weights the classifier,
-biases and norms) has clients prune until they miss the threshold.
+target of 0.8, at 0.49 for 0.5 and at 0.201 for 0.2). A target below what is never pruned (of weights the
+classifier, biases and norms) has clients prune until they miss the threshold.
 
 A client without validation rows does not prune (unless at threshold 0). It deploys w_i under the newest
 averages, as it would start a round. Traffic: the entries held, with BatchNorm's statistics if these are
