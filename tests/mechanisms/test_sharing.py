@@ -81,6 +81,20 @@ def test_added_blocks_begin_by_the_options_and_train_like_all_others(federation)
     assert all((bias != new).all() for bias, new in zip(biases, moved, strict=True))
 
 
+def test_the_default_loss_leaves_added_statistics_and_decays_added_parameters(federation):
+    def extend(model, weights, hyper):
+        seen = {"seen": {"count": jnp.full(2, 7.0)}}
+        return Weights(weights.params | {"more": {"bias": jnp.ones(3)}}, weights.stats | seen)
+
+    config = Training(lr=0.5, steps=1, batch_size=4, momentum=0.0, weight_decay=0.1)
+    algorithm = sharing.sharing(config, extend=extend)
+    state = algorithm.init(jax.random.key(0), federation, traced(config))
+    after, _ = jax.jit(algorithm.step)(jax.random.key(1), state, federation, all_clients(federation, 1))
+    for weights in after.shared:
+        assert jnp.allclose(weights.params["more"]["bias"], 1 - 0.5 * 0.1)
+        assert (weights.stats["seen"]["count"] == 7).all()
+
+
 def test_training_in_phases_has_the_steps_of_all_and_the_loss_of_the_last(monkeypatch):
     model = zoo.mlp(shape=(8, 8, 1), classes=3)
     ways = iter([Trained("first", 2.0, 3), Trained("second", 1.0, 4)])
