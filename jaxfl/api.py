@@ -1,7 +1,7 @@
 """The same from Python: options as keyword arguments, named as on the command line."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from jaxfl.terminal import print_result, print_table, shown
 def run(
     method: str | Method,
     run_dir: str | Path | None = None,
-    log: str | Sequence[str] = (),
+    log: str | Callable | Sequence[str | Callable] = (),
     max_seconds: float | None = None,
     quiet: bool = False,
     **options,
@@ -43,7 +43,8 @@ def run(
       method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own; a run of the last
         kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
-      log: where else metrics go: ``"tensorboard"``, ``"wandb"`` or both in a list.
+      log: where else metrics go: ``"tensorboard"``, ``"wandb"``, a function of your own ``(folder, record)``,
+        which gets every line of metrics.jsonl, or several in a list.
       max_seconds: a run that would take longer is saved in time, and raises `Interrupted`, a
         KeyboardInterrupt that says how to go on.
       quiet: print nothing of what the command prints: the federation, a bar, the result and its folder.
@@ -61,7 +62,7 @@ def run(
     its = stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
     with shown(quiet) as observer:
         folder, result = runs.run(
-            variant, setup, its.pop("run_dir"), log=_several("log", log), observer=observer, **its
+            variant, setup, its.pop("run_dir"), log=_several("log", log, Callable), observer=observer, **its
         )
     if not quiet:
         print_result(result, folder)
@@ -75,7 +76,7 @@ def compare(
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
     against: str | None = None,
-    log: str | Sequence[str] = (),
+    log: str | Callable | Sequence[str | Callable] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
     quiet: bool = False,
@@ -122,7 +123,7 @@ def compare(
             setup,
             folder=its.pop("run_dir"),
             show=_several("show", show),
-            log=_several("log", log),
+            log=_several("log", log, Callable),
             changed_code=changed_code,
             observer=observer,
             **its,
@@ -134,7 +135,7 @@ def compare(
 
 def resume(
     run_dir: str | Path,
-    log: str | Sequence[str] = (),
+    log: str | Callable | Sequence[str | Callable] = (),
     *,
     rounds: int | None = None,
     devices: int | None = None,
@@ -166,7 +167,7 @@ def resume(
     how = stated("jaxfl.resume", Continuation, Limit, **changed, max_seconds=max_seconds)
     with shown(quiet) as observer:
         result = runs.resume(
-            folder, log=_several("log", log), changed_code=changed_code, observer=observer, **how
+            folder, log=_several("log", log, Callable), changed_code=changed_code, observer=observer, **how
         )
     if not quiet:
         print_result(result, folder)
@@ -255,9 +256,9 @@ def _folder(path: str | Path) -> Path:
         raise JaxflError(f"A run's folder is a path or a text, not {path!r}.") from None
 
 
-def _several(flag: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
+def _several(flag: str, names: Any, *kinds: Any) -> tuple[Any, ...]:
+    if isinstance(names, (str, *kinds)):
         return (names,)
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Sequence) or not all(isinstance(name, (str, *kinds)) for name in names):
         raise JaxflError(f"--{flag} is one name or a list of some, not {names!r}.")
     return tuple(names)

@@ -154,22 +154,27 @@ def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
 
 
 def test_methods_of_the_guide_run(tmp_path):
-    """FedAvgM without momentum, and FedNova where all take as many steps, are FedAvg; and the median runs."""
-    for name, code in zip(("fedavgm", "fednova", "median"), python_blocks("docs/own-method.md"), strict=True):
+    """FedAvgM without momentum, FedNova where all take as many steps, and no attackers are FedAvg."""
+    names = ("fedavgm", "fednova", "astray", "median")
+    for name, code in zip(names, python_blocks("docs/own-method.md"), strict=True):
         (tmp_path / f"{name}.py").write_text(code)
     options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4 --epochs 1"
     metrics = {}
     without_momentum, normalised = "fedavgm.py:fedavgm,beta=0", "fednova.py:fednova"
-    for method in ("median.py:median", without_momentum, normalised, "fedavg"):
+    none_astray, some = "astray.py:astray,attackers=0", "astray.py:astray,attackers=2"
+    for method in ("median.py:median", without_momentum, normalised, none_astray, some, "fedavg"):
         choice, folder = f"{tmp_path}/{method}" if ".py" in method else method, tmp_path / f"{len(metrics)}"
         main(["run", choice, *options.split(), "--run-dir", str(folder)])
         metrics[method] = store.read_metrics(folder)
     assert metrics["median.py:median"][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10)
     assert metrics[normalised][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10 + 1)
     fedavg, *others = (
-        [record["loss"] for record in metrics[name]] for name in ("fedavg", without_momentum, normalised)
+        [record["loss"] for record in metrics[name]]
+        for name in ("fedavg", without_momentum, normalised, none_astray)
     )
     assert all(losses == pytest.approx(fedavg, rel=1e-5) for losses in others)
+    assert metrics[some][0]["loss"] == pytest.approx(fedavg[0], rel=1e-5)
+    assert metrics[some][1]["loss"] > fedavg[1]
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):

@@ -7,28 +7,9 @@ from typing import Any
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
+from jaxfl.config.given import elsewhere
 from jaxfl.config.options import hints
 from jaxfl.errors import JaxflError, nearest, read_text
-
-ELSEWHERE = {  # what PFLlib, FL-bench, Flower and other commands call some options
-    "learning-rate": "lr",
-    "local-learning-rate": "lr",
-    "local-lr": "lr",
-    "local-epochs": "epochs",
-    "local-epoch": "epochs",
-    "num-clients": "clients",
-    "client-num": "clients",
-    "join-ratio": "participation",
-    "fraction-fit": "participation",
-    "global-rounds": "rounds",
-    "global-epoch": "rounds",
-    "num-rounds": "rounds",
-    "model": "models",
-    "local-batch-size": "batch-size",
-    "out": "run-dir",
-    "output-dir": "run-dir",
-    "save-dir": "run-dir",
-}
 
 
 def expand(arguments: list[str]) -> list[str]:
@@ -50,6 +31,8 @@ def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **de
     """Parse flags into dataclasses like `defaults`; all words must be such flags."""
     parsed, unknown = parse_flags(program, arguments, **defaults)
     if unknown:
+        if not unknown[0].startswith("-"):
+            raise JaxflError(_stray(program, unknown[0], arguments))
         raise JaxflError(_unknown_option(program, unknown[0], compared, defaults.values()))
     return parsed
 
@@ -58,8 +41,6 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
     flag = word.partition("=")[0]
     name = flag.lstrip("-").replace("-", "_")
     owners = [method.name for method in registry.METHODS.values() if name in hints(method.config)]
-    if not word.startswith("-"):
-        return f"jaxfl {program} does not know what to do with {word!r}; see jaxfl {program} --help."
     if owners and program.startswith("resume"):
         return f"jaxfl resume has no option {flag}; a run keeps those that it was begun with, in config.json."
     if owners:
@@ -67,10 +48,20 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
         advice = f"write {meant[0]},{name}=VALUE" if compared else f"see jaxfl {program} --help"
         return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
     known = [option.replace("_", "-") for part in defaults for option in hints(type(part))]
-    asked = flag.lstrip("-")
-    if (ours := ELSEWHERE.get(asked)) in known:
+    if ours := elsewhere(name, known):
         return f"jaxfl {program} has no option {flag}; here it is --{ours}."
-    return f"jaxfl {program} has no option {flag}; {nearest(asked, known, '--')}"
+    return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), known, '--')}"
+
+
+def _stray(program: str, word: str, arguments: list[str]) -> str:
+    """What to say of a word that is no flag and no flag's value."""
+    before = arguments[: arguments.index(word)]
+    advice = f"see jaxfl {program} --help"
+    if "=" in word and before and not before[-1].startswith("-"):
+        advice = f"options follow a comma, {before[-1]},{word}"
+    elif flags := [name for name in before if name.startswith("-")]:
+        advice = f"{flags[-1].partition('=')[0]} takes a single value"
+    return f"jaxfl {program} does not know what to do with {word!r}; {advice}."
 
 
 def given(arguments: list[str], options: Any) -> dict[str, Any]:

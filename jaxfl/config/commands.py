@@ -20,9 +20,10 @@ class RunFolder:
 class Logs:
     """Where else metrics go as they come."""
 
-    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Write event files for TensorBoard, into the run's folder, or to Weights & Biases, or both. With
-    WANDB_MODE=offline the latter stays in the run's folder too."""
+    log: tuple[str, ...] = ()
+    """tensorboard: event files in the run's folder; wandb: Weights & Biases, with WANDB_MODE=offline in the
+    run's folder too; my.py:mine, a function of your own (folder, record) that is called after every round, or
+    several of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +66,15 @@ class Columns:
     """What the table shows."""
 
     show: tuple[
-        Literal["std", "lowest", "worst-tenth", "pooled", "macro-f1", "per-class", "flops", "lost"], ...
+        Literal[
+            "std", "lowest", "worst-tenth", "pooled", "macro-f1", "validation", "per-class", "flops", "lost"
+        ],
+        ...,
     ] = ()
     """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
-    worst tenth, the share of all rows, macro F1 and every class, which are drawn over the rounds as well, in
-    metrics.png; the operations of training, and how many answers were lost."""
+    worst tenth, the share of all rows, macro F1, the accuracy on validation rows (--validation-fraction) and
+    every class, which are drawn over the rounds as well, in metrics.png; the operations of training, and how
+    many answers were lost."""
     against: str | None = None
     """A method as the table names it, or as the command compares it: a further column says how much more
     accurate the others are, seed by seed, with the 95 % interval of the mean difference."""

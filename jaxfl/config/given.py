@@ -1,6 +1,6 @@
 """Options as Python and files of TOML give them, in the types that they have."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,32 @@ import numpy as np
 from jaxfl.config.options import alternatives, as_path, check_some, entries, hints, matches
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, nearest
+
+ELSEWHERE = {  # what PFLlib, FL-bench, Flower and others call some options
+    "learning-rate": "lr",
+    "local-learning-rate": "lr",
+    "local-lr": "lr",
+    "local-epochs": "epochs",
+    "local-epoch": "epochs",
+    "num-clients": "clients",
+    "client-num": "clients",
+    "join-ratio": "participation",
+    "fraction-fit": "participation",
+    "global-rounds": "rounds",
+    "global-epoch": "rounds",
+    "num-rounds": "rounds",
+    "model": "models",
+    "local-batch-size": "batch-size",
+    "out": "run-dir",
+    "output-dir": "run-dir",
+    "save-dir": "run-dir",
+}
+
+
+def elsewhere(name: str, known: Collection[str]) -> str | None:
+    """What an option of another program is called here, if it is one of those known, in their spelling."""
+    ours = ELSEWHERE.get(name.replace("_", "-"), "")
+    return next((one for one in known if one.replace("_", "-") == ours), None)
 
 
 def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
@@ -26,7 +52,9 @@ def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup,
     known = of_setup | of_config
     for name in options:
         if name not in known:
-            raise JaxflError(f"{whose} has no option {name!r}; {nearest(name, sorted(known))}")
+            ours = elsewhere(name, known)
+            advice = f"here it is {ours!r}." if ours else nearest(name, sorted(known))
+            raise JaxflError(f"{whose} has no option {name!r}; {advice}")
     normal = _normal(options, known)
     setup = Setup.of(**{name: value for name, value in normal.items() if name in of_setup})
     return setup, {name: value for name, value in normal.items() if name in of_config}

@@ -47,11 +47,11 @@ class Training:
     batch_size: int = within("[1, inf)", 10)
     """B, rows of a mini-batch; the last one of an epoch holds the remainder."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Made afresh for each client in each round."""
+    """Made afresh for each client in each round. adam and adamw want a smaller lr, such as 0.001."""
     lr: float = client_rate("(0, inf)", 0.05)
     """Learning rate of clients."""
     momentum: float = within("[0, 1)", 0.5)
-    """Momentum of sgd."""
+    """Momentum of sgd; the others have none."""
     weight_decay: float = within("[0, inf)", 5e-4)
     """Added to the gradient as weight_decay * w (sgd, adam) or decoupled (adamw)."""
     clip_norm: float | None = within("(0, inf)", None)

@@ -1,8 +1,9 @@
 """Partitions in the forms of other programs, so that a comparison with them uses the same rows.
 
-Rows are numbered as a `Source` has them, the training rows first: FL-bench does so too, and the partitioners
-of flwr-datasets number the rows of one split. What another program has pickled is not read: whoever unpickles
-a file executes what its author wrote. docs/data.md says how to make JSON of it where it was written.
+Rows have the numbers that they have in the data, where training rows mostly are first: so they are for FL-
+bench, and the partitioners of flwr-datasets number the rows of one split. What another program has pickled is
+not read: whoever unpickles a file executes what its author wrote. docs/data.md says how to make JSON of it
+where it was written.
 """
 
 import contextlib
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data.normalisation import training_moments
-from jaxfl.data.partition import PARTS, Partition, checksum, require_everyone
+from jaxfl.data.partition import PARTS, Partition, checksum_of, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
-from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.sources import Source, numbers, of_vectors
 from jaxfl.errors import JaxflError, nearest, writing
 
 KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
@@ -37,7 +38,9 @@ def read(path: Path, source: Source) -> Partition:
     """
     found = parsed(path)
     about = found if isinstance(found, dict) else {}
-    if about.get("checksum", checksum(source)) != checksum(source):
+    place = np.argsort(numbers(source)).astype(np.int32)  # of every number
+    of_data = checksum_of(source.labels[place])
+    if about.get("checksum", of_data) != of_data:
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for other labels; load the data that it was made for."
         )
@@ -66,6 +69,8 @@ def read(path: Path, source: Source) -> Partition:
                 "public; list each once."
             )
     _require_untested(path, parts)
+    parts = {part: tuple(place[rows] for rows in of_clients) for part, of_clients in parts.items()}
+    public = place[public]
     names = about.get("names", [])
     if not isinstance(names, list) or len(names) not in (0, len(clients)):
         raise JaxflError(f"{path}: names is no list of a name for each client; mend it, or leave it out.")
@@ -73,8 +78,8 @@ def read(path: Path, source: Source) -> Partition:
     if "relabel" in about:
         relabel = _numbered(path, about["relabel"], relabel.shape)
         for client, (known, *own) in enumerate(zip(relabel, *parts.values(), strict=True)):
-            numbers = known[known >= 0]
-            if (known[source.labels[np.concatenate(own)]] < 0).any() or len(set(numbers)) < len(numbers):
+            used = known[known >= 0]
+            if (known[source.labels[np.concatenate(own)]] < 0).any() or len(set(used)) < len(used):
                 raise JaxflError(
                     f"{path}: relabel gives client {client} no number for a class that it has rows of, or "
                     "two classes one number; number its classes from 0."
@@ -109,16 +114,16 @@ def write_json(path: Path, partition: Partition, source: Source) -> None:
     """
     content = {
         "dataset": source.name,
-        "checksum": checksum(source),
+        "checksum": checksum_of(source.labels[np.argsort(numbers(source))]),
         "relabel": partition.relabel.tolist(),
-        "public": partition.public.tolist(),
-        "data_indices": _per_client(partition),
+        "public": numbers(source)[partition.public].tolist(),
+        "data_indices": _per_client(partition, source),
     } | ({"names": partition.names} if partition.names else {})
     with writing(path):
         path.write_text(json.dumps(content) + "\n")
 
 
-def write_fl_bench(path: Path, partition: Partition) -> None:
+def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
     """Write a partition as FL-bench's ``partition.pkl``: plain lists, all clients train.
 
     Raises:
@@ -127,7 +132,7 @@ def write_fl_bench(path: Path, partition: Partition) -> None:
     clients = list(range(len(partition.train)))
     separation = {"train": clients, "val": clients, "test": clients, "total": len(clients)}
     with writing(path):
-        path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition)}))
+        path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition, source)}))
 
 
 def require(forms: Sequence[str], partition: Partition) -> None:
@@ -188,9 +193,10 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
         (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 
-def _per_client(partition: Partition) -> list[dict[str, list[int]]]:
-    parts = zip(*(getattr(partition, part) for part in KEYS), strict=True)
-    return [dict(zip(KEYS.values(), map(np.ndarray.tolist, rows), strict=True)) for rows in parts]
+def _per_client(partition: Partition, source: Source) -> list[dict[str, list[int]]]:
+    """The rows of each client by their numbers in the data."""
+    parts, number = zip(*(getattr(partition, part) for part in KEYS), strict=True), numbers(source)
+    return [dict(zip(KEYS.values(), (number[rows].tolist() for rows in own), strict=True)) for own in parts]
 
 
 def _rows(path: Path, value: Any, source: Source) -> np.ndarray:

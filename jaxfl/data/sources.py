@@ -43,6 +43,8 @@ class Source(NamedTuple):
       classes: how many classes there are; one may be without rows.
       columns: what else is known of every row, (N,) integers or words by name: whose it is, with what it was
         made.
+      numbers: (N,) int, the number of every row where it came from, before training images were put first;
+        None where that is the same.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Source(NamedTuple):
     train: np.ndarray
     classes: int
     columns: Mapping[str, np.ndarray] = MappingProxyType({})
+    numbers: np.ndarray | None = None
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Source:
@@ -66,7 +69,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
           training row; every further array (N,) of integers or words is a column;
         - ``hf:`` and the name or the folder of a data set of Hugging Face, see `jaxfl.data.hf.read`;
         - an existing folder: one sub-folder of images per class, in alphabetical order, or
-          ``train`` and ``test`` above these;
+          ``train`` and ``test`` above these; the column ``file`` has each image's path in it;
         - else an image-classification set of tensorflow-datasets: ``cifar10``, ``emnist/byclass``
           (with a configuration), ``cifar100:coarse_label`` (with a label other than its usual one).
 
@@ -85,6 +88,11 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
         read = _npz(path)
     elif is_folder(name):
         read = _folder(path)
+    elif path.suffix and path.is_file():
+        raise JaxflError(
+            f"{name} is a file, of which only .npz are read; numpy.savez writes one of the arrays images or "
+            "features, and labels."
+        )
     else:
         read = tfds.read(name, data_dir)
     return from_arrays(name, *read)
@@ -107,14 +115,19 @@ def of_vectors(shape: Sequence[int]) -> bool:
     return tuple(shape[:2]) == (1, 1)
 
 
+def numbers(source: Source) -> np.ndarray:
+    """The number of every row where it came from, (N,)."""
+    return np.arange(len(source.labels)) if source.numbers is None else source.numbers
+
+
 def column(source: Source, name: str) -> np.ndarray:
-    """What a column says of every row, (N,); "row", where the data have none, is its number.
+    """What a column says of every row, (N,); "row", where the data have none, is its number in them.
 
     Raises:
       JaxflError: if there is no such column.
     """
     if name == "row" and name not in source.columns:
-        return np.arange(len(source.labels))
+        return numbers(source)
     if name not in source.columns:
         raise JaxflError(
             f"{source.name} has no column {name!r} of integers or words; {nearest(name, source.columns)}"
@@ -157,14 +170,18 @@ def from_arrays(
         )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
-    return Source(name, images[order], labels[order], train[order], classes, columns)
+    moved = order if (np.diff(order) < 0).any() else None
+    return Source(name, images[order], labels[order], train[order], classes, columns, moved)
 
 
 def _npz(path: Path):
-    arrays = npz.read(path, required=("labels",))
+    arrays = npz.read(path, required=())
     name = "features" if "features" in arrays and "images" not in arrays else "images"
-    if name not in arrays:
-        raise JaxflError(f"{path} lacks images or features; it holds {', '.join(arrays)}.")
+    if missing := [what for what in ("labels", name) if what not in arrays]:
+        lacks = " and ".join(missing).replace("images", "images or features")
+        raise JaxflError(
+            f"{path} lacks {lacks}; it holds {', '.join(arrays) or 'nothing'}; give its arrays these names."
+        )
     examples, labels, split = arrays.pop(name), arrays.pop("labels"), arrays.pop("split", None)
     if (examples.ndim == 2) != (name == "features"):
         wanted = "(N, d)" if name == "features" else "(N, H, W) or (N, H, W, C); name vectors (N, d) features"
@@ -181,6 +198,11 @@ def _folder(path: Path):
     if not divided and alone.is_dir() and any(entry.is_dir() for entry in _visible(alone)):
         raise JaxflError(
             f"{path} has train, but no test beside it; name the other folder test, or name {alone}."
+        )
+    if divided and (others := [name for name in ("val", "valid", "validation") if (path / name).is_dir()]):
+        raise JaxflError(
+            f"{path} has {others[0]} beside train and test, which alone are read; move its images into train "
+            "(--validation-fraction cuts validation rows from clients' own) or out of the folder."
         )
     parts = [path / "train", path / "test"] if divided else [path]
     names = sorted({folder.name for part in parts for folder in _visible(part) if folder.is_dir()})
@@ -201,7 +223,8 @@ def _folder(path: Path):
                 f"{file} has height, width and colours {image.shape}, but {paths[0]} has "
                 f"{images[0].shape}; bring all images to one size and mode."
             )
-    return np.stack(images), np.array(labels), np.array(train) if divided else None, len(names)
+    columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
+    return np.stack(images), np.array(labels), np.array(train) if divided else None, len(names), columns
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -221,7 +244,8 @@ def _image(file: Path) -> np.ndarray:
 
 def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     if images.ndim == 2:
-        images = images[:, None, None]
+        whole = images.dtype.kind in "biu" and images.dtype != np.uint8  # as tables have them
+        images = images[:, None, None].astype(np.float32 if whole else images.dtype)
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.size == 0:

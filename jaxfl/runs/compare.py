@@ -38,7 +38,7 @@ def compare(
     partition_seeds: int = 1,
     show: Sequence[str] = (),
     against: str | None = None,
-    log: Sequence[str] = (),
+    log: Sequence[str | Callable] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
     beside: bool = False,

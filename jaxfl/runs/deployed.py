@@ -199,8 +199,8 @@ class Deployed:
         if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
             images = images[..., None]
         if images.ndim != 4 or images.shape[1:] != shape:
-            wanted = f"({', '.join(map(str, ('B', *shape)))})"
-            raise JaxflError(f"The model takes images {wanted}, but these are {images.shape}.")
+            wanted = f"vectors (B, {shape[2]})" if of_vectors(shape) else f"images (B, {str(shape)[1:]}"
+            raise JaxflError(f"The model takes {wanted}, but these are {images.shape}.")
         if images.dtype.kind == dtype.kind == "f":
             return images.astype(dtype)
         if images.dtype != dtype and self.images.shifted:

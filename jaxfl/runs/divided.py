@@ -57,7 +57,7 @@ def save_partition(
         peers.write_json(folder / "partition.json", partition, source)
         written.append("partition.json")
     if "fl-bench" in forms:
-        peers.write_fl_bench(folder / "partition.pkl", partition)
+        peers.write_fl_bench(folder / "partition.pkl", partition, source)
         written.append("partition.pkl")
     if "pfllib" in forms:
         peers.write_pfllib(folder / "pfllib", partition, source, setup.partition.partition, drawn)

@@ -1,6 +1,7 @@
 """Models of a run as files for others: arrays as safetensors, and a card that says what they are."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError, optional
 from jaxfl.machine import files
 from jaxfl.models.model import Model
@@ -86,14 +88,16 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
     first = {}  # of each architecture
     for models in files.values():
         first.setdefault(models[0].model.name, models[0])
-    tried = experiment(config) | {"seed": options["seed"]}
+    tried = {name: _bare(value) for name, value in (experiment(config) | {"seed": options["seed"]}).items()}
     any_file, (model, *_) = next(iter(files.items()))
+    vectors = of_vectors(model.images.shape)
+    takes = "Vectors, as images of one pixel" if vectors else "Images"
     train, test = ([*map(len, part)] for part in (its.partition.train, its.partition.test))
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
     named, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
     parts = [
-        FRONT,
-        f"# {its.variant.label} on {options['dataset']}",
+        FRONT.format(task="tabular" if vectors else "image"),
+        f"# {its.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {its.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
         _table(
@@ -105,7 +109,7 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         ),
         f"## Method\n\n{method.name}: {method.summary}. {method.paper}".strip(),
         f"```bibtex\n{method.bibtex}\n```" if method.bibtex else "",
-        f"## Data\n\n{options['dataset']}, divided by `{options['partition']}` (partition seed "
+        f"## Data\n\n{tried['dataset']}, divided by `{tried['partition']}` (partition seed "
         f"{options['partition_seed']}) among {len(train)} clients with {span(train)} training and "
         f"{span(test)} test rows each; labels are {options['labels']}."
         + (
@@ -114,7 +118,7 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
             if options.get("shift")
             else ""
         ),
-        f"## Input and output\n\nImages (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
+        f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
         f"{sees}; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
         "`classes[k]` of the data set, in the metadata of the file; -1: for none.",
@@ -186,6 +190,13 @@ def _shape(shape: Sequence) -> str:
     return ", ".join(map(str, shape))
 
 
+def _bare(value):
+    """An option without the folders of a path from the root, which say where somebody kept it."""
+    if isinstance(value, list):
+        return [*map(_bare, value)]
+    return re.sub(r"(^|[=:])/.*/(?=.)", r"\1", value) if isinstance(value, str) else value
+
+
 def _list(numbers: np.ndarray) -> str:
     return ", ".join(f"{number:.6g}" for number in np.ravel(numbers))
 
@@ -193,7 +204,7 @@ def _list(numbers: np.ndarray) -> str:
 FRONT = """\
 ---
 library_name: jaxfl
-pipeline_tag: image-classification
+pipeline_tag: {task}-classification
 tags: [federated-learning, personalized-federated-learning]
 ---
 """

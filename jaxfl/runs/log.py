@@ -1,8 +1,8 @@
-"""Logs of runs for TensorBoard and Weights & Biases, whose packages are extras.
+"""Logs of runs: for TensorBoard and Weights & Biases, whose packages are extras, or functions of one's own.
 
-A log holds the numbers of metrics.jsonl, with the round as their step. Each kind of log is a function that
-finds its package and returns another, which opens the log of a run, given its folder and configuration: a
-context manager that yields ``write(round, {name: number})``.
+Each kind of log is a function that finds its package and returns another, which opens the log of a run, given
+its folder and configuration: a context manager that yields ``write(record)``, for every line of
+metrics.jsonl. A function of the user's own is ``(folder, record)``.
 """
 
 import contextlib
@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
-from jaxfl.errors import JaxflError, nearest, optional
+from jaxfl.config import choices
+from jaxfl.config.own_code import own_code, require_call
+from jaxfl.errors import JaxflError, optional
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import store
 from jaxfl.runs.target import stops
 
-Write = Callable[[int, dict[str, float]], None]
+Write = Callable[[dict], None]
 Open = Callable[[Path, dict], contextlib.AbstractContextManager[Write]]
 
 
@@ -25,18 +27,16 @@ class Log(contextlib.ExitStack):
     """Writes the metrics of runs as they come; as a context manager it closes what is open.
 
     Args:
-      names: kinds of logs, of `KINDS`.
+      kinds: of `KINDS` by name, or functions of the user's own, perhaps as ``my.py:function``.
 
     Raises:
-      JaxflError: if a kind is unknown, its package is missing, or nobody is logged in to its service.
+      JaxflError: if a kind is unknown, its package is missing, nobody is logged in to its service, or a
+        function takes something else.
     """
 
-    def __init__(self, names: Sequence[str]):
+    def __init__(self, kinds: Sequence[str | Callable]):
         super().__init__()
-        for name in names:
-            if name not in KINDS:
-                raise JaxflError(f"There is no log {name!r}; {nearest(name, KINDS)}")
-        self.kinds = {name: KINDS[name]() for name in names}
+        self.kinds = {_name(kind): _kind(kind) for kind in kinds}
         self.logs: dict[Path, list[Generator[None, list[dict], None]]] = {}
 
     @on_first_process
@@ -56,6 +56,24 @@ class Log(contextlib.ExitStack):
                 log.send(new)
 
 
+def _name(kind: str | Callable) -> str:
+    return kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
+
+
+def _kind(kind: str | Callable) -> Open:
+    own = isinstance(kind, str) and choices.file(kind) is not None
+    found = choices.lookup("log", KINDS, kind) if isinstance(kind, str) else kind
+    if isinstance(kind, str) and not own:
+        return found()
+    require_call("log", found, "folder", "record")
+
+    @contextlib.contextmanager
+    def open_(folder: Path, config: dict) -> Iterator[Write]:
+        yield own_code()(lambda record: found(folder, record))
+
+    return open_
+
+
 def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, list[dict], None]:
     """A log of a run: takes the records that it is sent, up to those of the last round.
 
@@ -67,10 +85,10 @@ def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, 
             while len(metrics) < config["options"]["rounds"] and not (metrics and stops(config, metrics)):
                 new = yield
                 for record in new:
-                    write(record["round"], scalars(record))
+                    write(record)
                 metrics += new
     except Exception as error:  # whatever its package meets
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         warnings.warn(
             f"The log {name} of {folder} has ended ({reason}); the run goes on, and its metrics.jsonl holds "
             "all that is missing there.",
@@ -91,6 +109,7 @@ def scalars(record: dict) -> dict[str, float]:
         if key in record:
             values[f"accuracy/{moment}"] = record[key]["mean"]
             values |= {f"{moment}/{name}": mean for name, mean in record[key]["per_group"].items()}
+    values["accuracy/validation"] = record.get("accuracy", {}).get("validation")
     values |= {f"seconds/{part}": seconds for part, seconds in record.get("seconds", {}).items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -106,9 +125,9 @@ def tensorboard() -> Open:
         shutil.rmtree(log, ignore_errors=True)
         with package.SummaryWriter(str(log), flush_secs=5) as events:
 
-            def write(step, values):
-                for name, value in values.items():
-                    events.add_scalar(name, value, step)
+            def write(record):
+                for name, value in scalars(record).items():
+                    events.add_scalar(name, value, record["round"])
 
             yield write
 
@@ -143,9 +162,9 @@ def wandb() -> Open:
         )
         first, code = run.step, 1
 
-        def write(step, values):
-            if step >= first:
-                run.log(values, step=step)
+        def write(record):
+            if record["round"] >= first:
+                run.log(scalars(record), step=record["round"])
 
         try:
             yield write

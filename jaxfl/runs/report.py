@@ -95,6 +95,7 @@ def _tabulated(
         by_draw.setdefault(label, {})[draw] = result
     notes = _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
+    notes += _of_absent([of_run for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
         notes.append(f"Left out: {number} not finished, first of all {unfinished[0]}.")
@@ -125,6 +126,26 @@ def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
         return [f"{what} {max(numbers.values())} seeds."]
     return [
         f"{what} the seeds that there are: {'; '.join(f'{n} of {label}' for label, n in numbers.items())}."
+    ]
+
+
+def _of_absent(runs: list[list[dict]]) -> list[str]:
+    """A note where clients that are scored have taken part in no round.
+
+    Args:
+      runs: of each the metrics.
+    """
+    absent, scored = [], set()
+    for metrics in runs:
+        known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
+        absent.append(len(known.difference(*(record["clients"] for record in metrics))))
+        scored.add(len(known))
+    if not any(absent):
+        return []
+    number, clients = (" to ".join(map(str, sorted({min(its), max(its)}))) for its in (absent, scored))
+    return [
+        f"{number} of {clients} clients took part in no round; what they have of their own is as it began, "
+        "and counts (rounds in a run's clients.csv)."
     ]
 
 

@@ -34,6 +34,7 @@ OF_ACCURACY = {  # of the deployed models beside the mean: its title, and its na
     "worst-tenth": ("worst tenth %", "worst_tenth"),
     "pooled": ("of all rows %", "pooled"),
     "macro-f1": ("macro F1 %", "macro_f1"),
+    "validation": ("validation %", "validation"),
 }
 IN_LATEX = str.maketrans(
     {mark: f"\\{mark}" for mark in "&%_#${}"}

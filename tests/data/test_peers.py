@@ -9,6 +9,7 @@ from conftest import assert_same, tiny_partition, tiny_source, validating
 
 from jaxfl.data import peers
 from jaxfl.data.shift import Drawn
+from jaxfl.data.sources import column, from_arrays
 from jaxfl.errors import JaxflError
 
 SOURCE = tiny_source()
@@ -32,6 +33,20 @@ def test_json_comes_back_as_it_was(tmp_path):
     with pytest.raises(JaxflError, match="does not fit tiny: it is for other labels"):
         path.write_text(json.dumps({"checksum": 7, "data_indices": content}))
         peers.read(path, SOURCE)
+
+
+def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
+    """Not those that they get where training rows are put first."""
+    images, labels = np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1), np.arange(20) % 2
+    source = from_arrays("mixed", images, labels, np.arange(20) % 5 > 0, 2)
+    (tmp_path / "rows.json").write_text('[{"train": [7, 1], "test": [10]}, {"train": [19], "test": [5, 0]}]')
+    found = peers.read(tmp_path / "rows.json", source)
+    pixels = [[source.images[rows].ravel().tolist() for rows in part] for part in (found.train, found.test)]
+    assert pixels == [[[7, 1], [19]], [[10], [5, 0]]]
+    assert column(source, "row").tolist() == source.images.ravel().tolist() != list(range(20))
+    peers.write_json(tmp_path / "again.json", found, source)
+    assert json.loads((tmp_path / "again.json").read_text())["data_indices"][1]["test"] == [5, 0]
+    assert_same(peers.read(tmp_path / "again.json", source), found)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +89,7 @@ def test_other_json_is_refused(tmp_path, content, sentence):
 
 
 def test_fl_bench_reads_its_own_form(tmp_path):
-    peers.write_fl_bench(tmp_path / "partition.pkl", PARTITION)
+    peers.write_fl_bench(tmp_path / "partition.pkl", PARTITION, SOURCE)
     with (tmp_path / "partition.pkl").open("rb") as file:
         found = pickle.load(file)
     assert found["separation"] == dict.fromkeys(("train", "val", "test"), [0, 1, 2, 3, 4]) | {"total": 5}

@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments
-from jaxfl.data.sources import from_arrays, load
+from jaxfl.data.sources import from_arrays, load, numbers
 from jaxfl.errors import JaxflError
 
 
@@ -97,6 +97,9 @@ def test_npz_of_vectors_and_what_else_is_known_of_their_rows(tmp_path):
     assert (source.images[:, 0, 0] == features[order].astype(np.float32)).all()
     assert source.columns.keys() == {"user"}  # a weight is not whose a row is
     assert (source.columns["user"] == whose[order]).all()
+    whole = load(write(tmp_path / "whole.npz", features=np.arange(40).reshape(20, 2), labels=labels))
+    assert whole.images.dtype == np.float32
+    assert (whole.images[:, 0, 0, 0] == 2 * numbers(whole)).all() and (np.diff(numbers(whole)) < 0).any()
 
 
 IMAGES = random_images(10, 2, 2)
@@ -200,12 +203,17 @@ def test_folder_with_train_and_test(tmp_path):
     source = load(str(tmp_path))
     check(source, 2, 1, (4, 4, 1), 2)
     assert source.labels.tolist() == [0, 1, 1]
+    assert source.columns["file"].tolist() == ["train/cat/0.png", "train/dog/0.png", "test/dog/0.png"]
     assert (source.images[..., 0] == images).all()
 
 
 def test_folder_refusals(tmp_path):
     write_images(tmp_path / "half" / "train" / "dog", random_images(2, 4, 4))
     with pytest.raises(JaxflError, match="has train, but no test beside it"):
+        load(str(tmp_path / "half"))
+    for part in ("test", "val"):
+        shutil.copytree(tmp_path / "half" / "train", tmp_path / "half" / part)
+    with pytest.raises(JaxflError, match="has val beside train and test, which alone are read"):
         load(str(tmp_path / "half"))
     shutil.rmtree(tmp_path / "half")
     (tmp_path / "cat").mkdir()

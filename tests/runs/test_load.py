@@ -267,6 +267,9 @@ def test_the_card_says_how_to_load(run, tmp_path, monkeypatch, capsys):
     for part in (
         f"| client-3.safetensors | mlp,hidden=4 | 3 | {accuracy} |",
         "Arivazhagan",
+        "pipeline_tag: image-classification",
+        "# fedper on tiny.npz\n",
+        '"dataset": "tiny.npz"',
         "| fc1 | (8, 8, 1) | (4) | linear/bias (4), linear/kernel (64, 4) |",
     ):
         assert part in card

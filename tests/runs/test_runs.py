@@ -775,3 +775,14 @@ def test_a_report_says_where_runs_have_other_rows(checksums, draws, words, monke
     monkeypatch.setattr(report.store, "checksums", lambda run: run)
     notes = report._of_partitions(checksums, draws)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_clients_without_a_round_are_told():
+    def of_run(*cohorts, new=()):
+        shares = [None if client in new else 0.5 for client in range(4)]
+        return [{"clients": list(cohort), "accuracy": {"per_client": shares}} for cohort in cohorts]
+
+    everyone, some, newcomers = of_run((0, 1), (2, 3)), of_run((0, 1), (1, 0)), of_run((0, 1, 2), new=[3])
+    assert not report._of_absent([everyone]) and not report._of_absent([newcomers])
+    (note,) = report._of_absent([everyone, some, newcomers])
+    assert note.startswith("0 to 2 of 3 to 4 clients took part in no round")

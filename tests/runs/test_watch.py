@@ -185,6 +185,20 @@ def test_a_log_that_fails_ends_alone(stopped, biases, monkeypatch, of, moment):
     assert [step for step, _ in events(stopped)["loss"]] == list(range(1, ROUNDS + 1))
 
 
+def test_a_function_of_ones_own_gets_every_record(stopped):
+    """After a resume also those from before; one that fails ends with a warning that names its line."""
+    seen = []
+
+    def fails(folder, record):
+        raise KeyError("mine")
+
+    with pytest.warns(UserWarning, match=r"The log fails of .*test_watch.py, line \d+, in fails: KeyError"):
+        jaxfl.resume(stopped, quiet=True, log=[fails, lambda folder, record: seen.append((folder, record))])
+    assert [record for _, record in seen] == metrics(stopped) and {folder for folder, _ in seen} == {stopped}
+    with pytest.raises(JaxflError, match=r"log has the parameters \(folder\), but is called with"):
+        jaxfl.resume(stopped, log=lambda folder: None)
+
+
 def test_a_log_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, monkeypatch, biases, capsys):
     def refused(name):
         with pytest.raises(SystemExit) as end:
