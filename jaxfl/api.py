@@ -259,6 +259,7 @@ def _folder(path: str | Path) -> Path:
 def _several(flag: str, names: Any, *kinds: Any) -> tuple[Any, ...]:
     if isinstance(names, (str, *kinds)):
         return (names,)
+    what = "name or function" if kinds else "name"
     if not isinstance(names, Sequence) or not all(isinstance(name, (str, *kinds)) for name in names):
-        raise JaxflError(f"--{flag} is one name or a list of some, not {names!r}.")
+        raise JaxflError(f"--{flag} is one {what} or a list of some, not {names!r}.")
     return tuple(names)

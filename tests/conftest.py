@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,6 +195,8 @@ def drawn():
 
 def pytest_configure(config):
     """The session's first process makes the cache of compiled programs that all of them share."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.compiled = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])

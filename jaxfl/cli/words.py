@@ -8,7 +8,7 @@ from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.given import elsewhere
-from jaxfl.config.options import hints
+from jaxfl.config.options import alternatives, hints
 from jaxfl.errors import JaxflError, nearest, read_text
 
 
@@ -32,7 +32,7 @@ def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **de
     parsed, unknown = parse_flags(program, arguments, **defaults)
     if unknown:
         if not unknown[0].startswith("-"):
-            raise JaxflError(_stray(program, unknown[0], arguments))
+            raise JaxflError(_stray(program, unknown[0], arguments, defaults.values()))
         raise JaxflError(_unknown_option(program, unknown[0], compared, defaults.values()))
     return parsed
 
@@ -53,14 +53,22 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
     return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), known, '--')}"
 
 
-def _stray(program: str, word: str, arguments: list[str]) -> str:
+def _stray(program: str, word: str, arguments: list[str], defaults: Iterable[Any]) -> str:
     """What to say of a word that is no flag and no flag's value."""
-    before = arguments[: arguments.index(word)]
+    place = len(arguments) - 1 - arguments[::-1].index(word)
+    flags = [name.partition("=")[0] for name in arguments[:place] if name.startswith("-")]
+    kinds = {name.replace("_", "-"): kind for part in defaults for name, kind in hints(type(part)).items()}
+    last = kinds.get(flags[-1].removeprefix("--").removeprefix("no-")) if flags else None
+    option, equals, value = word.partition("=")
     advice = f"see jaxfl {program} --help"
-    if "=" in word and before and not before[-1].startswith("-"):
-        advice = f"options follow a comma, {before[-1]},{word}"
-    elif flags := [name for name in before if name.startswith("-")]:
-        advice = f"{flags[-1].partition('=')[0]} takes a single value"
+    if equals and option.replace("_", "-") in kinds:
+        advice = f"write --{option.replace('_', '-')} {value}"
+    elif equals and last is not None and str in alternatives(last):
+        advice = f"options follow a comma, {arguments[place - 1]},{word}"
+    elif last is bool:
+        advice = f"{flags[-1]} is a switch and takes no value"
+    elif last is not None:
+        advice = f"{flags[-1]} takes a single value"
     return f"jaxfl {program} does not know what to do with {word!r}; {advice}."
 
 

@@ -22,7 +22,7 @@ class Logs:
 
     log: tuple[str, ...] = ()
     """tensorboard: event files in the run's folder; wandb: Weights & Biases, with WANDB_MODE=offline in the
-    run's folder too; my.py:mine, a function of your own (folder, record) that is called after every round, or
+    run's folder too; my.py:mine, a function of your own (folder, record) that gets every round's record; or
     several of them."""
 
 

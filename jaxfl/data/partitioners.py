@@ -346,7 +346,7 @@ def listed(
       clients: number of clients, as many as the file has; by default these.
       rng: source of randomness.
       file: with the lists.
-      column: which of the data numbers the rows; by default they are numbered from 0, training rows first.
+      column: which of the data numbers the rows; by default their place in the data does, from 0.
     """
     if file is None:
         raise JaxflError("--partition listed needs the lists: listed,file=rows.json.")

@@ -37,7 +37,7 @@ class Source(NamedTuple):
 
     Attributes:
       name: what it was loaded as.
-      images: (N, H, W, C), uint8, or float32 where an ``.npz`` gives floats.
+      images: (N, H, W, C), uint8, or float32 where the data have others.
       labels: (N,) int32 in 0..classes-1.
       train: (N,) bool, True where the source calls the row a training row.
       classes: how many classes there are; one may be without rows.
@@ -64,9 +64,9 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
 
         - ``digits``: the 1,797 real 8x8 handwritten digits (values 0..16) that come with jaxfl;
         - a path ending in ``.npz``: arrays ``images`` (N, H, W) or (N, H, W, C), uint8 or float,
-          or ``features`` (N, d) in place of them; ``labels`` (N,) that number the classes 0, 1, 2, ...
-          without a gap, and optionally ``split`` (N,), either the words "train" and "test" or True for a
-          training row; every further array (N,) of integers or words is a column;
+          or ``features`` (N, d), also integers, in place of them; ``labels`` (N,) that number the classes
+          0, 1, 2, ... without a gap, and optionally ``split`` (N,), either the words "train" and "test" or
+          True for a training row; every further array (N,) of integers or words is a column;
         - ``hf:`` and the name or the folder of a data set of Hugging Face, see `jaxfl.data.hf.read`;
         - an existing folder: one sub-folder of images per class, in alphabetical order, or
           ``train`` and ``test`` above these; the column ``file`` has each image's path in it;
@@ -142,16 +142,18 @@ def from_arrays(
     train: np.ndarray | None,
     classes: int,
     columns: Mapping[str, np.ndarray] = MappingProxyType({}),
+    numbers: np.ndarray | None = None,
 ) -> Source:
     """Check arrays and bring them into the types and order of a source; for data of any origin.
 
     Args:
       name: for messages.
-      images: (N, H, W) or (N, H, W, C), or vectors (N, d); uint8 or float.
+      images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float.
       labels: (N,) integers in 0..classes-1.
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing.
       classes: how many there are.
       columns: what else is known of every row, (N,) integers or words by name.
+      numbers: (N,) int, of every row its number where it came from; None where these are in order.
 
     Raises:
       JaxflError: if types, shapes or values are not like that.
@@ -170,7 +172,10 @@ def from_arrays(
         )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
-    moved = order if (np.diff(order) < 0).any() else None
+    came_from = order if numbers is None else np.asarray(numbers)[order]
+    if not np.array_equal(np.sort(came_from), np.arange(len(labels))):
+        raise JaxflError(f"{name}: numbers of a Source are those from 0 to {len(labels) - 1}, each once.")
+    moved = came_from if (np.diff(came_from) < 0).any() else None
     return Source(name, images[order], labels[order], train[order], classes, columns, moved)
 
 

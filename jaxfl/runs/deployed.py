@@ -198,20 +198,22 @@ class Deployed:
             images = images[:, None, None]
         if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
             images = images[..., None]
+        vectors = of_vectors(shape)
+        what = "vectors" if vectors else "images"
         if images.ndim != 4 or images.shape[1:] != shape:
-            wanted = f"vectors (B, {shape[2]})" if of_vectors(shape) else f"images (B, {str(shape)[1:]}"
-            raise JaxflError(f"The model takes {wanted}, but these are {images.shape}.")
-        if images.dtype.kind == dtype.kind == "f":
+            wanted = f"(B, {shape[2]})" if vectors else f"(B, {str(shape)[1:]}"
+            raise JaxflError(f"The model takes {what} {wanted}, but these are {images.shape}.")
+        if dtype.kind == "f" and images.dtype.kind in ("biuf" if vectors else "f"):
             return images.astype(dtype)
         if images.dtype != dtype and self.images.shifted:
             raise JaxflError(
-                f"Client {self.client} sees images of its own (--shift), in {dtype}, but these are "
+                f"Client {self.client} sees {what} of its own (--shift), in {dtype}, but these are "
                 f"{images.dtype}; run.seen({self.client}, rows) makes them."
             )
         if images.dtype != dtype:
             whole = " (whole numbers from 0 to 255, not divided by anything)" if dtype == np.uint8 else ""
             raise JaxflError(
-                f"The model takes images as its data set has them, in {dtype}{whole}, and normalises them "
+                f"The model takes {what} as its data set has them, in {dtype}{whole}, and normalises them "
                 f"itself, but these are {images.dtype}."
             )
         return images

@@ -194,7 +194,7 @@ def _bare(value):
     """An option without the folders of a path from the root, which say where somebody kept it."""
     if isinstance(value, list):
         return [*map(_bare, value)]
-    return re.sub(r"(^|[=:])/.*/(?=.)", r"\1", value) if isinstance(value, str) else value
+    return re.sub(r"(^|[=:])/[^,]*/(?=[^,])", r"\1", value) if isinstance(value, str) else value
 
 
 def _list(numbers: np.ndarray) -> str:

@@ -142,7 +142,7 @@ class Loaded:
 
         Args:
           client: its id.
-          rows: (B,) row numbers of the data set, at least one.
+          rows: (B,) positions in `source`, at least one.
 
         Returns:
           (B, H, W, C), in raw units: what ``models[client].predict`` takes.

@@ -6,6 +6,7 @@ metrics.jsonl. A function of the user's own is ``(folder, record)``.
 """
 
 import contextlib
+import copy
 import os
 import shutil
 import warnings
@@ -36,7 +37,7 @@ class Log(contextlib.ExitStack):
 
     def __init__(self, kinds: Sequence[str | Callable]):
         super().__init__()
-        self.kinds = {_name(kind): _kind(kind) for kind in kinds}
+        self.kinds = [(_name(kind), _opens(kind)) for kind in dict.fromkeys(kinds)]
         self.logs: dict[Path, list[Generator[None, list[dict], None]]] = {}
 
     @on_first_process
@@ -47,7 +48,7 @@ class Log(contextlib.ExitStack):
         if folder not in self.logs:
             config = store.read_config(folder)
             new = store.read_metrics(folder)  # of a run that was resumed, also what came before
-            self.logs[folder] = [_log(name, open_, folder, config) for name, open_ in self.kinds.items()]
+            self.logs[folder] = [_log(name, open_, folder, config) for name, open_ in self.kinds]
             for log in self.logs[folder]:
                 self.callback(log.close)
                 next(log, None)
@@ -60,16 +61,19 @@ def _name(kind: str | Callable) -> str:
     return kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
 
 
-def _kind(kind: str | Callable) -> Open:
-    own = isinstance(kind, str) and choices.file(kind) is not None
+def _opens(kind: str | Callable) -> Open:
     found = choices.lookup("log", KINDS, kind) if isinstance(kind, str) else kind
-    if isinstance(kind, str) and not own:
+    if found in KINDS.values():
         return found()
     require_call("log", found, "folder", "record")
 
     @contextlib.contextmanager
     def open_(folder: Path, config: dict) -> Iterator[Write]:
-        yield own_code()(lambda record: found(folder, record))
+        def write(record):
+            with own_code():
+                found(folder, copy.deepcopy(record))  # what is done to it is nobody else's
+
+        yield write
 
     return open_
 
@@ -109,7 +113,8 @@ def scalars(record: dict) -> dict[str, float]:
         if key in record:
             values[f"accuracy/{moment}"] = record[key]["mean"]
             values |= {f"{moment}/{name}": mean for name, mean in record[key]["per_group"].items()}
-    values["accuracy/validation"] = record.get("accuracy", {}).get("validation")
+            if moment == "personal":
+                values["accuracy/validation"] = record[key].get("validation")
     values |= {f"seconds/{part}": seconds for part, seconds in record.get("seconds", {}).items()}
     return {name: value for name, value in values.items() if value is not None}
 

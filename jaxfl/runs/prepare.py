@@ -286,7 +286,7 @@ def load_source(setup: Setup) -> Source:
         raise JaxflError(
             f"{setup.data.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
         )
-    return from_arrays(*made[:6])
+    return from_arrays(*made)
 
 
 def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:

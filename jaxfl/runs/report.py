@@ -144,8 +144,8 @@ def _of_absent(runs: list[list[dict]]) -> list[str]:
         return []
     number, clients = (" to ".join(map(str, sorted({min(its), max(its)}))) for its in (absent, scored))
     return [
-        f"{number} of {clients} clients took part in no round; what they have of their own is as it began, "
-        "and counts (rounds in a run's clients.csv)."
+        f"{number} of {clients} clients took part in no round of their run; what is theirs alone is as it "
+        "began, and counts (rounds in a run's clients.csv)."
     ]
 
 

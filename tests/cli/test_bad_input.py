@@ -108,7 +108,13 @@ REFUSED = [
     ("run fedavg @own.args --out runs", "no option --out; here it is --run-dir."),
     ("run fedavg @own.args --quiet", "no option --quiet; none of the"),
     ("run fedavg @own.args --lam 1", "--lam is an option of compfl, compfl-dd, ", "not of jaxfl run fedavg"),
-    ("run fedavg @own.args astray", "does not know what to do with 'astray'; --", "takes a single value."),
+    ("run fedavg --rounds 2 --seed 1 3 --seed 1", "does not know what to do with '3'; --seed takes a single"),
+    ("run compfl --lr 0.1 --kd false", "--kd is a switch and takes no value."),
+    (
+        "run fedavg --rounds 2 momentum=0.9",
+        "does not know what to do with 'momentum=0.9'; write --momentum 0.9.",
+    ),
+    ("run fedavg --rounds 2 astray=1", "'astray=1'; --rounds takes a single value."),
     ("run fedavg --partition dirichlet alpha=0.1", "options follow a comma, dirichlet,alpha=0.1."),
     ("run fedavg --dataset own.args", "own.args is a file, of which only .npz are read"),
     ("run fedavg @own.args --log tensorbord", "There is no log 'tensorbord'; did you mean 'tensorboard'?"),
@@ -584,7 +590,7 @@ def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
         ("compfl", {"kd": 1}, "compfl: --kd must be true or false, but is 1"),
         ("fedper", {"run_dir": 3}, "jaxfl.run: --run-dir must be a path or none, but is 3"),
         ("fedper", {"max_seconds": "60"}, "jaxfl.run: --max-seconds must be a number or none, but is '60'"),
-        ("fedper", {"log": 7}, "--log is one name or a list of some, not 7"),
+        ("fedper", {"log": 7}, "--log is one name or function or a list of some, not 7"),
     ],
 )
 def test_python_refuses_the_same(folder, method, options, sentence):

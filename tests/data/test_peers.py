@@ -8,6 +8,7 @@ import pytest
 from conftest import assert_same, tiny_partition, tiny_source, validating
 
 from jaxfl.data import peers
+from jaxfl.data.partition import checksum
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import column, from_arrays
 from jaxfl.errors import JaxflError
@@ -39,14 +40,25 @@ def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
     """Not those that they get where training rows are put first."""
     images, labels = np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1), np.arange(20) % 2
     source = from_arrays("mixed", images, labels, np.arange(20) % 5 > 0, 2)
-    (tmp_path / "rows.json").write_text('[{"train": [7, 1], "test": [10]}, {"train": [19], "test": [5, 0]}]')
+    rows = '[{"train": [7, 1], "test": [10]}, {"train": [19], "test": [5, 0]}]'
+    (tmp_path / "rows.json").write_text(f'{{"data_indices": {rows}, "public": [15, 3]}}')
     found = peers.read(tmp_path / "rows.json", source)
+    assert source.images[found.public].ravel().tolist() == [15, 3]
     pixels = [[source.images[rows].ravel().tolist() for rows in part] for part in (found.train, found.test)]
     assert pixels == [[[7, 1], [19]], [[10], [5, 0]]]
     assert column(source, "row").tolist() == source.images.ravel().tolist() != list(range(20))
     peers.write_json(tmp_path / "again.json", found, source)
-    assert json.loads((tmp_path / "again.json").read_text())["data_indices"][1]["test"] == [5, 0]
+    written = json.loads((tmp_path / "again.json").read_text())
+    assert [its["test"] for its in written["data_indices"]] == [[10], [5, 0]]
+    assert written["public"] == [15, 3]
     assert_same(peers.read(tmp_path / "again.json", source), found)
+    again = from_arrays(*source)  # as a source of one's own that begins with this one
+    assert_same(again.images[peers.read(tmp_path / "again.json", again).train[0]], images[[7, 1]])
+    with pytest.raises(JaxflError, match="numbers rows as an earlier jaxfl did"):
+        (tmp_path / "old.json").write_text(json.dumps(written | {"checksum": checksum(source)}))
+        peers.read(tmp_path / "old.json", source)
+    with pytest.raises(JaxflError, match="from 0 to 19, each once"):
+        from_arrays(*source._replace(numbers=np.zeros(20, int)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import jaxfl
 from jaxfl import Predictor, cli, registry
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
-from jaxfl.runs import store
+from jaxfl.runs import export, store
 from jaxfl.runs.deployed import Deployed, Images
 from jaxfl.runs.findings import over_rounds
 
@@ -110,6 +110,22 @@ def test_models_predict_what_was_scored(run):
 def test_images_that_are_refused(run, images, sentence):
     with pytest.raises(JaxflError, match=sentence):
         run.models[0].predict(images)
+
+
+def test_vectors_of_integers_are_taken_and_called_vectors(run):
+    moments = np.zeros((1, 1, 1, 3), np.float32)
+    model = dataclasses.replace(
+        run.models[0], images=Images((1, 1, 3), np.dtype(np.float32), moments, moments)
+    )
+    found = model._checked([[1, 2, 300]])
+    assert found.shape == (1, 1, 1, 3) and found.dtype == np.float32 and found.max() == 300
+    with pytest.raises(JaxflError, match=re.escape("takes vectors (B, 3), but these are (1, 1, 1, 2)")):
+        model._checked([[1, 2]])
+
+
+def test_the_card_keeps_no_folder_of_its_own():
+    options = ["/a/b/x.npz", "net.py:part,file=/a/b.txt,other=/c/d.txt", "hf:/data/set,label=a/b", 3]
+    assert export._bare(options) == ["x.npz", "net.py:part,file=b.txt,other=d.txt", "hf:set,label=a/b", 3]
 
 
 def test_there_are_no_other_clients_and_no_data(run, tmp_path):

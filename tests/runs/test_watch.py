@@ -187,14 +187,25 @@ def test_a_log_that_fails_ends_alone(stopped, biases, monkeypatch, of, moment):
 
 def test_a_function_of_ones_own_gets_every_record(stopped):
     """After a resume also those from before; one that fails ends with a warning that names its line."""
-    seen = []
+    seen, losses = [], []
 
     def fails(folder, record):
         raise KeyError("mine")
 
+    def takes(folder, record):
+        losses.append(record.pop("loss"))
+
     with pytest.warns(UserWarning, match=r"The log fails of .*test_watch.py, line \d+, in fails: KeyError"):
-        jaxfl.resume(stopped, quiet=True, log=[fails, lambda folder, record: seen.append((folder, record))])
-    assert [record for _, record in seen] == metrics(stopped) and {folder for folder, _ in seen} == {stopped}
+        logs = [
+            fails,
+            takes,
+            lambda *its: seen.append(its),
+            lambda folder, record: seen.append((None, record)),
+        ]
+        jaxfl.resume(stopped, quiet=True, log=logs)
+    for folder in (stopped, None):
+        assert [record for of, record in seen if of == folder] == metrics(stopped)
+    assert losses == [record["loss"] for record in metrics(stopped)]
     with pytest.raises(JaxflError, match=r"log has the parameters \(folder\), but is called with"):
         jaxfl.resume(stopped, log=lambda folder: None)
 
