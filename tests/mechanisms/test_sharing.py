@@ -92,7 +92,7 @@ def test_the_default_loss_leaves_added_statistics_and_decays_added_parameters(fe
     after, _ = jax.jit(algorithm.step)(jax.random.key(1), state, federation, all_clients(federation, 1))
     for weights in after.shared:
         assert jnp.allclose(weights.params["more"]["bias"], 1 - 0.5 * 0.1)
-        assert (weights.stats["seen"]["count"] == 7).all()
+        assert jnp.allclose(weights.stats["seen"]["count"], 7)
 
 
 def test_training_in_phases_has_the_steps_of_all_and_the_loss_of_the_last(monkeypatch):
