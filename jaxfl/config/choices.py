@@ -145,7 +145,8 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     if name.endswith(".py"):
         raise JaxflError(f"{name} is a file; add which {kind} in it you mean: {name}:NAME.")
     if name not in table:
-        raise JaxflError(f"There is no {kind} {name!r}; {nearest(name, table)}")
+        advice = f"options follow a comma, NAME,{name}." if "=" in name else nearest(name, table)
+        raise JaxflError(f"There is no {kind} {name!r}; {advice}")
     return table[name]
 
 

@@ -121,6 +121,7 @@ REFUSED = [
     ("run fedavg @nowhere.args", "no file nowhere.args"),
     ("compare", "Name the methods to compare"),
     ("compare fedavg fedavg @own.args", "named twice"),
+    ("compare ditto lam=0.1 @own.args", "no method 'lam=0.1'; options follow a comma, NAME,lam=0.1."),
     ("compare fedavg @own.args --seeds 0", "--seeds must be at least 1, not 0"),
     ("compare ditto @own.args --lam 1", "not of jaxfl compare METHOD ...; write ditto,lam=VALUE"),
     ("report", "Name the run folders"),
