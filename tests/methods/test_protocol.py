@@ -145,8 +145,9 @@ def test_everything_is_finite_and_who_is_idle_has_no_loss(played, federation):
         of_round = cohort(federation, present)
         done = jax.device_get(played.play(jax.random.key(2), played.state, federation, of_round))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done))
-        for slots, loss, idle in zip(of_round.groups, done.info.loss, done.info.idle or (), strict=False):
-            np.testing.assert_array_equal(loss > 0, slots.mask & ~idle)
+        idle = done.info.idle or [np.zeros_like(slots.mask) for slots in of_round.groups]
+        for slots, loss, of_group in zip(of_round.groups, done.info.loss, idle, strict=True):
+            np.testing.assert_array_equal(loss > 0, slots.mask & ~of_group)
 
 
 def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploys(played, federation):
