@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import per_group
-from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, Slots
+from jaxfl.core.flops import Operations
+from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, Slots, messages
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Deadline
@@ -45,7 +46,7 @@ class Ledger(NamedTuple):
 
     up: PerGroup
     down: PerGroup
-    flops: tuple
+    flops: Operations
 
 
 def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, cohort: Cohort) -> PerGroup:
@@ -61,18 +62,17 @@ def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, c
     if deadline is None:
         return lost
 
-    def late(slots, device, flops, *messages):
-        moved = BYTES_PER_SCALAR * tree.total(map(_scalars, messages))
+    def late(slots, device, flops, *traffic):
+        moved = BYTES_PER_SCALAR * tree.total(map(_scalars, traffic))
         return slots.mask & (clock.seconds(device, tree.take(flops, slots), moved) > deadline.seconds)
 
-    columns = deadline.devices, ledger.flops[:-1], ledger.up, ledger.down
+    columns = deadline.devices, ledger.flops.clients, ledger.up, ledger.down
     return per_group(jnp.logical_or, lost, per_group(late, cohort.groups, *columns))
 
 
 def _scalars(counts: Any) -> jax.Array:
     """The scalars that each client sent or received, (k_g,) float, see `Info.up`."""
-    sizes = counts if isinstance(counts, dict) else {1: counts}
-    return tree.total(size * count.astype(float) for size, count in sizes.items())
+    return tree.total(size * count.astype(float) for size, count in messages(counts).items())
 
 
 def answering(federation: Federation, cohort: Cohort, lost: PerGroup) -> Cohort:
@@ -115,12 +115,13 @@ def spent(
         return jax.tree.map(lambda a, b: jnp.where(gone, b, a), done, whole)
 
     def computed(group, slots, gone, done, whole):
-        of_clients = jnp.zeros(group.size.shape, bool).at[slots.index].set(gone, mode="drop")
-        return jnp.where(of_clients, whole, done)
+        absent = jnp.zeros(group.size.shape, bool).at[slots.index].set(gone, mode="drop")
+        return jnp.where(absent, whole, done)
 
-    places, (*flops, elsewhere) = cohort.groups, done.flops
+    places = cohort.groups
+    of_clients = per_group(computed, federation.groups, places, lost, done.flops.clients, whole.flops.clients)
     return Ledger(
         per_group(sent, places, lost, dropped, done.up, whole.up),
         per_group(received, lost, done.down, whole.down),
-        (*per_group(computed, federation.groups, places, lost, flops, whole.flops[:-1]), elsewhere),
+        done.flops._replace(clients=of_clients),
     )

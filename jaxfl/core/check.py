@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxfl.config.own_code import in_a_line, line_of, own_code, require_call
 from jaxfl.core import flops, tree
 from jaxfl.core.cohorts import all_clients
-from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step
+from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step, messages
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
@@ -173,8 +173,7 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
     for field, (wanted, kind) in reported.items():
         found = getattr(info, field)
         of_groups = found if isinstance(found, tuple) else ()
-        # {scalars of a message: how many} is a number per client as well.
-        counts = [list(entry.values()) if isinstance(entry, dict) else [entry] for entry in of_groups]
+        counts = [list(messages(entry).values()) for entry in of_groups]
         fits = len(counts) == len(places) and all(
             getattr(leaf, "shape", None) == shape and leaf.dtype.kind == kind
             for leaves, shape in zip(counts, places, strict=True)

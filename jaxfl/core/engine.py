@@ -13,18 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops, host_state, window
-from jaxfl.core.answers import answering, anybody
+from jaxfl.core import host_state, window
+from jaxfl.core.advance import advance, cohort_of, one_round, run_of
 from jaxfl.core.cohorts import all_clients, by_client, in_parts, these_clients
 from jaxfl.core.job import Job, conditions_of, of_rounds, together, traced
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Cohort, Info
+from jaxfl.core.protocol import Cohort
 from jaxfl.core.rounds import Conditions, Programs, Report
 from jaxfl.core.streams import Streams, streams
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.machine.processes import agree
-
-Reports = list[list[Report]]  # of each run, one of each round, with NumPy leaves
 
 
 class Chunk(NamedTuple):
@@ -83,13 +80,13 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
     for first in range(start, job.rounds, job.eval_every):
         end, passed = min(first + job.eval_every, job.rounds), _stopwatch(programs)
         probed = job.on_host and first == start
-        state, reports = _advanced(job, first, end, keys, state, probed)
+        state, reports = advance(job, first, end, keys, state, probed)
         trained, chunks = passed() / runs, {}
         for i in going:
             its_own = (
                 state if runs == 1 else federation.place(programs.of_run(state, federation, np.int32(i)))
             )
-            score_key = _run_of(keys.scores, i, runs)
+            score_key = run_of(keys.scores, i, runs)
             chunk = _scored(job, i, score_key, first, its_own, reports[i], trained, probed)
             if first == start:
                 spent = seconds[i] + chunk.train_seconds
@@ -149,84 +146,6 @@ def _at_rest(job: Job, state: Any) -> Any:
     return host_state.taken_over(
         job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state
     )
-
-
-def _advanced(job: Job, first: int, end: int, keys: Streams, state, probed: bool) -> tuple[Any, Reports]:
-    """The state after some more rounds, and each run's reports of them; `probed`: see `host_state.alike`."""
-    if job.on_host:
-        return _in_windows(job, first, end, keys, state, probed)
-    if job.programs.host:
-        return _with_host_steps(job, job.programs.host, first, end, keys, state)
-    runs, conditions = len(job.keys), conditions_of(job, first, end)
-    advance = job.programs.rounds if runs == 1 else job.programs.rounds_of_runs
-    cohorts = together([of_rounds(of_run, first, end) for of_run in job.cohorts])
-    state, reports = advance(keys.rounds, state, job.federation, cohorts, _cohort_key(job, keys), conditions)
-    reports = jax.device_get(reports)
-    return state, [_per_round(_run_of(reports, i, runs)) for i in range(runs)]
-
-
-def _in_windows(
-    job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost, probed: bool
-) -> tuple[host_state.OnHost, Reports]:
-    """Rounds of a single run whose clients' state lies on the host, see `_advanced`."""
-
-    def advance(state, federation, cohorts, conditions):
-        cohort_key = _cohort_key(job, keys)
-        return job.programs.rounds(keys.rounds, state, federation, cohorts, cohort_key, conditions)
-
-    rounds = [(_cohort(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
-    state, reports = host_state.rounds_in_windows(advance, state, job.federation, rounds, probed)
-    return state, [[report for of_round in reports for report in _per_round(of_round)]]
-
-
-def _with_host_steps(
-    job: Job, host: Callable, first: int, end: int, keys: Streams, state
-) -> tuple[Any, Reports]:
-    """Rounds of a single run, each followed by its host step, see `_advanced`."""
-    reports = []
-    for t in range(first, end):
-        cohort, conditions = of_rounds(job.cohorts[0], t, t + 1), conditions_of(job, t, t + 1)
-        state, report = _with_host_step(job, host, cohort, conditions, keys, state)
-        reports.append(report)
-    return state, [reports]
-
-
-def _with_host_step(
-    job: Job, host: Callable, cohort: Cohort, conditions: Conditions, keys: Streams, state
-) -> tuple[Any, Report]:
-    """One round and its host step; leaves of cohort and conditions have a leading axis of that round."""
-    programs, federation = job.programs, job.federation
-    cohort_key = _cohort_key(job, keys)
-    state, report = programs.rounds(keys.rounds, state, federation, cohort, cohort_key, conditions)
-    (report,) = _per_round(jax.device_get(report))
-    cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
-    if report.lost is not None:
-        cohort = jax.device_get(answering(federation, cohort, report.lost))
-    if not anybody(cohort):
-        return state, report
-    of_step = jax.random.fold_in(keys.host, cohort.round)
-    (state, more), operations = flops.on_host(host, of_step, federation.replicate(state), federation, cohort)
-    agree("results of the server's step", state)
-    state = federation.place(state)
-    *of_clients, elsewhere = report.flops
-    report = report._replace(
-        info=with_host_info(report.info, more), flops=(*of_clients, elsewhere + operations)
-    )
-    if job.score_cohort:  # the round ends only now
-        of_round = jax.random.fold_in(keys.scores, cohort.round)
-        scores = jax.device_get(programs.personal(of_round, state, federation, cohort))
-        report = report._replace(scores=report.scores | {"personal": scores})
-    return state, report
-
-
-def _cohort_key(job: Job, keys: Streams) -> jax.Array | None:
-    """What a round's cohort is scored with, if it is."""
-    return keys.scores if job.score_cohort else None
-
-
-def _cohort(job: Job, t: int) -> Cohort:
-    """That of a round of a single run."""
-    return jax.tree.map(lambda leaf: leaf[0], of_rounds(job.cohorts[0], t, t + 1))
 
 
 def _stopwatch(programs: Programs) -> Callable[[], float]:
@@ -297,22 +216,16 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
       Its report, with NumPy leaves; scored like the cohort of a round under `Job.score_cohort`. Places are
       those of `newcomers_in_places`.
     """
-    programs, federation = job.programs, job.federation
-    its = streams(job.keys[i])
-    rounds, host, scores = federation.replicate(jax.random.split(its.join, 3))
+    alone, its = job._replace(keys=job.keys[i : i + 1], score_cohort=True), streams(job.keys[i])
+    rounds, host, scores = job.federation.replicate(jax.random.split(its.join, 3))
     keys = its._replace(rounds=rounds, host=host, scores=scores)
     copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
-    state = _at_rest(job._replace(keys=job.keys[i : i + 1]), copied)
-    state, federation, cohort = host_state.seen(state, federation, newcomers_in_places(job, last))
+    state = _at_rest(alone, copied)
+    state, federation, cohort = host_state.seen(state, job.federation, newcomers_in_places(job, last))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None
     conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
-    if programs.host:
-        alone = job._replace(score_cohort=True)
-        _, report = _with_host_step(alone, programs.host, cohort, conditions, keys, state)
-        return report
-    _, reports = programs.rounds(keys.rounds, state, federation, cohort, keys.scores, conditions)
-    (report,) = _per_round(jax.device_get(reports))
+    _, report = one_round(alone, keys, state, federation, cohort, conditions)
     return report
 
 
@@ -361,7 +274,7 @@ def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tup
         return federation.form(state)
 
     start = min(start, job.rounds - 1)
-    there, score_key = window.around(job.federation, _cohort(job, start)), key if job.score_cohort else None
+    there, score_key = window.around(job.federation, cohort_of(job, start)), key if job.score_cohort else None
     federation, cohort, conditions = window.round_on(there, conditions_of(job, start, start + 1))
     yield job.programs.rounds, (key, form(federation), federation, cohort, score_key, conditions)
     part = in_parts(job.federation, 0, job.rounds)[0]
@@ -384,16 +297,6 @@ def depends_on_length(job: Job, rounds: int) -> bool:
     return any(formula(*call, job.rounds) != formula(*call, rounds) for call in calls)
 
 
-def _run_of(tree: Any, i: int, runs: int) -> Any:
-    """The part of run `i`: the inverse of `together`."""
-    return tree if runs == 1 else jax.tree.map(lambda leaf: leaf[i], tree)
-
-
-def _per_round(reports: Report) -> list[Report]:
-    rounds = len(reports.info.loss[0])
-    return [jax.tree.map(lambda leaf: leaf[t], reports) for t in range(rounds)]  # noqa: B023
-
-
 def _of_clients(report: Report, cohort: Cohort, federation: Federation) -> Report:
     """A report on all clients by their order instead of their places; zeros of those who are in none."""
 
@@ -408,15 +311,6 @@ def _of_clients(report: Report, cohort: Cohort, federation: Federation) -> Repor
     info, where = report.info, (cohort.groups, federation.groups)
     loss, up, down = (tuple(map(of_group, *where, counts)) for counts in (info.loss, info.up, info.down))
     return report._replace(info=info._replace(loss=loss, up=up, down=down))
-
-
-def with_host_info(info: Info, more: Info) -> Info:
-    """A round's report with what its host step sent and found."""
-    return info._replace(
-        up=jax.tree.map(np.add, info.up, jax.device_get(more.up)),
-        down=jax.tree.map(np.add, info.down, jax.device_get(more.down)),
-        findings=info.findings | jax.device_get(more.findings),
-    )
 
 
 def _first_infinite_loss(reports, first, cohorts, federation) -> tuple[int, int, str] | None:

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,23 @@ from jax.interpreters import partial_eval
 from jaxfl.data.federation import PerGroup
 
 _amounts: ContextVar[list[tuple] | None] = ContextVar("amounts", default=None)
+
+
+class Operations(NamedTuple):
+    """Floating-point operations of a round.
+
+    Args:
+      clients: per group (n_g,) float, of the group's clients.
+      server: () float, of what is computed outside of the client map.
+    """
+
+    clients: PerGroup
+    server: Any
+
+    @property
+    def total(self) -> float:
+        """The sum over clients and server, where the leaves are NumPy arrays."""
+        return float(sum(of_group.sum() for of_group in self.clients) + self.server)
 
 
 def of(f: Callable, *args) -> int:
@@ -124,13 +141,13 @@ def with_operations(f: Callable) -> Callable:
     return counted
 
 
-def by_group(amounts: list[tuple], clients: Sequence[int]) -> PerGroup:
-    """Sums of what was collected: floats (n_g,) for the clients of each group, and a () of no group's."""
-    shapes = {g: (n,) for g, n in enumerate(clients)} | {None: ()}
-    return tuple(
-        _sum((amount for owner, amount in amounts if owner == group), shape)
-        for group, shape in shapes.items()
-    )
+def by_owner(amounts: list[tuple], clients: Sequence[int]) -> Operations:
+    """Sum what was collected for the clients of each group, of which there are so many, and the server."""
+
+    def owned(owner, shape):
+        return _sum((amount for whose, amount in amounts if whose == owner), shape)
+
+    return Operations(tuple(owned(g, (n,)) for g, n in enumerate(clients)), owned(None, ()))
 
 
 def _sum(amounts, shape: tuple[int, ...] = ()) -> jax.Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.cohorts import in_parts
+from jaxfl.core.flops import Operations
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions, Report
 from jaxfl.core.window import STRANGERS, Window, around, round_on
@@ -244,17 +245,16 @@ def _looked_up(kept: OnHost, federation: Federation, cohort: Cohort) -> tuple[Wi
     return window, _entries(kept, window)
 
 
-def _of_everyone(flops: tuple, federation: Federation, window: Window) -> tuple:
-    """Operations (1, w_g) of a window's clients as those of all, (1, n_g); the last entry is the server's."""
-    *of_groups, elsewhere = flops
+def _of_everyone(flops: Operations, federation: Federation, window: Window) -> Operations:
+    """Operations (1, w_g) of a window's clients as those of all, (1, n_g)."""
     counted = []
     for of_window, group, rows, real in zip(
-        of_groups, federation.groups, window.rows, window.real, strict=True
+        flops.clients, federation.groups, window.rows, window.real, strict=True
     ):
         of_clients = np.zeros((1, len(group.id)), of_window.dtype)
         of_clients[:, rows[real]] = of_window[:, 1:][:, real]
         counted.append(of_clients)
-    return *counted, elsewhere
+    return flops._replace(clients=tuple(counted))
 
 
 # ---- strangers

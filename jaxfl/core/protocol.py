@@ -85,6 +85,11 @@ class Info(NamedTuple):
     idle: PerGroup | None = None
 
 
+def messages(counts) -> dict:
+    """The counts of one group, see `Info.up`, as {scalars of a message: (k,) messages}."""
+    return counts if isinstance(counts, dict) else {1: counts}
+
+
 class Init(Protocol):
     """The state before the first round."""
 

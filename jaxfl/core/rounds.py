@@ -40,8 +40,7 @@ class Report(NamedTuple):
 
     Args:
       info: what the algorithm reports, without its trained models.
-      flops: floating-point operations in the step, floats (n_g,) of each group's clients, and last a () of
-        what it computes outside of the client map; see `jaxfl.core.flops`. Of a host step what that adds.
+      flops: floating-point operations of the step, and of the host step if there is one.
       scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
         training, "trained" right after it where the method tells, "personal" at the end) and group a
         `Score` with leaves (k_g,).
@@ -50,7 +49,7 @@ class Report(NamedTuple):
     """
 
     info: Info
-    flops: tuple
+    flops: flops.Operations
     scores: dict[str, PerGroup]
     lost: PerGroup | None = None
 
@@ -118,7 +117,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
         """The state after a step as it came, what the step reports, its trained models and operations."""
         with flops.collect() as amounts:
             state, info = step(key, state, federation, cohort)
-        operations = flops.by_group(amounts, [len(group.id) for group in federation.groups])
+        operations = flops.by_owner(amounts, [len(group.id) for group in federation.groups])
         return federation.keep_placed(state), info._replace(trained=None), info.trained, operations
 
     def prepare(key, state, federation, cohort):

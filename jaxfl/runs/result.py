@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxfl.core.engine import Chunk
-from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort
+from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, messages
 from jaxfl.core.rounds import Report
 from jaxfl.data.federation import Federation
 from jaxfl.machine import clock
@@ -86,7 +86,7 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         "loss": _finite(float(np.mean(told))) if told else None,
         "bytes_up": sum(one.up for one in members),
         "bytes_down": sum(one.down for one in members),
-        "flops": float(sum(of_group.sum() for of_group in report.flops))
+        "flops": report.flops.total
         + sum(now.flops - then.flops for now, then in zip(members, whole, strict=True)),
         "clients": [one.id for one in members],
         "client_loss": [None if loss is None else _finite(loss) for loss in losses],
@@ -138,7 +138,7 @@ def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterato
     for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
         taken = slots.mask[t]
         own = slots.index[t][taken]
-        flops = report.flops[g][own]
+        flops = report.flops.clients[g][own]
         idle = flops == 0  # such as of a single row under BatchNorm
         if info.idle:
             idle = idle | info.idle[g][taken]
@@ -190,12 +190,12 @@ def _preparation(report: Report, federation: Federation, client_devices: dict[st
     spent = {
         "bytes_up": sum(map(sum, up)),
         "bytes_down": sum(map(sum, down)),
-        "flops": float(sum(of_group.sum() for of_group in report.flops)),
+        "flops": report.flops.total,
     }
     if client_devices:
         spent["simulated_seconds"] = max(
             clock.seconds(client_devices[model.name], operations, sent + received)
-            for model, flops, *moved in zip(federation.models, report.flops[:-1], up, down, strict=True)
+            for model, flops, *moved in zip(federation.models, report.flops.clients, up, down, strict=True)
             for operations, sent, received in zip(flops.tolist(), *moved, strict=True)
         )
     return spent
@@ -203,8 +203,9 @@ def _preparation(report: Report, federation: Federation, client_devices: dict[st
 
 def _bytes(counts, places) -> list[int]:
     """What the clients in some places sent, see `Info.up`: Python integers, as a round may exceed 32 bits."""
-    messages = counts if isinstance(counts, dict) else {1: counts}
-    of_sizes = [[size * int(count) for count in of_size[places]] for size, of_size in messages.items()]
+    of_sizes = [
+        [size * int(count) for count in of_size[places]] for size, of_size in messages(counts).items()
+    ]
     return [BYTES_PER_SCALAR * sum(of_client) for of_client in zip(*of_sizes, strict=True)]
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import tree
+from jaxfl.core.advance import with_host_info
 from jaxfl.core.check import check
-from jaxfl.core.engine import with_host_info
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots

@@ -11,6 +11,7 @@ from conftest import CLASSES, SHAPE, assert_same, tiny_partition, tiny_source
 from jaxfl.core import engine
 from jaxfl.core.answers import Ledger, draw_dropouts, lost_answers, spent
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.flops import Operations
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions, as_programs
@@ -115,7 +116,7 @@ def test_who_is_late_is_lost_and_spends_what_time_it_had(federation, play, cohor
     _, whole = play(cohorts)
     moved = [4 * (up[0] + down[0]) for up, down in zip(whole.info.up, whole.info.down, strict=True)]
     seconds = np.concatenate(
-        [flops[0] + bytes_ for flops, bytes_ in zip(whole.flops[:2], moved, strict=True)]
+        [flops[0] + bytes_ for flops, bytes_ in zip(whole.flops.clients, moved, strict=True)]
     )
     slowest = int(np.argmax(seconds))
     deadline = float(np.sort(seconds)[-2:].mean())
@@ -142,13 +143,13 @@ def test_who_needs_all_the_time_that_there_is_answers(federation, cohorts):
     everyone = Cohort(np.int32(0), tree_at(cohorts, 0), ROUNDS)
     nobody, nothing = tree_at(NOBODY, 0), tuple(np.zeros(n, np.float32) for n in CLIENTS)
     up = {5: np.array([1, 2, 0]), 1: np.array([0, 0, 4])}, np.array([5, 6])
-    whole = Ledger(up, tuple(np.zeros(n, np.int32) for n in CLIENTS), (*nothing, np.float32(7)))
-    done = whole._replace(flops=(*nothing, np.float32(3)))  # the server hears the others alone
+    whole = Ledger(up, tuple(np.zeros(n, np.int32) for n in CLIENTS), Operations(nothing, np.float32(7)))
+    done = whole._replace(flops=Operations(nothing, np.float32(3)))  # the server hears the others alone
 
     @jax.jit
     def settled(whole, done, nobody, everyone):
         late = lost_answers(whole, nobody, conditions(seconds=20.0).deadline, everyone)
-        return late, spent(done, whole, late, nobody, federation, everyone).flops[-1]
+        return late, spent(done, whole, late, nobody, federation, everyone).flops.server
 
     late, of_server = settled(whole, done, nobody, everyone)
     assert [of_group.tolist() for of_group in late] == [[False, True, False], [False, True]]

@@ -50,7 +50,7 @@ def counted(f, federation):
     def run():
         with flops.collect() as amounts:
             outputs = f()
-        return outputs, flops.by_group(amounts, [len(group.id) for group in federation.groups])
+        return outputs, flops.by_owner(amounts, [len(group.id) for group in federation.groups])
 
     return jax.jit(run)()
 
@@ -65,7 +65,7 @@ def test_clients_are_mapped_and_counted_inside_scan(federation):
 
     own, operations = counted(lambda: loops.scan(body, OWN, length=4)[0], federation)
     np.testing.assert_array_equal(own[0], OWN[0] + 4)
-    for group, of_group in zip(federation.groups, operations[:2], strict=True):
+    for group, of_group in zip(federation.groups, operations.clients, strict=True):
         np.testing.assert_array_equal(of_group, 4 * 10 * group.size)
 
 
@@ -76,7 +76,7 @@ def test_clients_are_mapped_and_counted_inside_a_loop_of_any_length(federation):
     for times in (0, 3):
         own, operations = counted(lambda times=times: run(jnp.int32(times)), federation)
         np.testing.assert_array_equal(own[1], OWN[1] + times)
-        np.testing.assert_array_equal(operations[0], times * 10 * federation.groups[0].size)
+        np.testing.assert_array_equal(operations.clients[0], times * 10 * federation.groups[0].size)
 
 
 @pytest.mark.parametrize("condition", [True, False])
@@ -87,7 +87,7 @@ def test_the_branch_that_runs_is_counted(federation, condition):
 
     own, operations = counted(run, federation)
     np.testing.assert_array_equal(own[0], OWN[0] + float(condition))
-    np.testing.assert_array_equal(operations[1], int(condition) * 10 * federation.groups[1].size)
+    np.testing.assert_array_equal(operations.clients[1], int(condition) * 10 * federation.groups[1].size)
 
 
 def visitor(key, client, carry):
@@ -117,8 +117,10 @@ def test_places_and_empty_ones_change_no_visit(federation):
 
 def test_visits_are_counted(federation):
     _, operations = counted(lambda: visits(federation, SOME), federation)
-    assert operations[0].tolist() == [10 * int(federation.groups[0].size[i]) * (i != 1) for i in range(3)]
-    assert sum(float(of.sum()) for of in operations) == 10 * rows_of(federation, ((0, 2), (1,)))
+    assert operations.clients[0].tolist() == [
+        10 * int(federation.groups[0].size[i]) * (i != 1) for i in range(3)
+    ]
+    assert jax.device_get(operations).total == 10 * rows_of(federation, ((0, 2), (1,)))
 
 
 @pytest.mark.parametrize(("at_once", "devices"), [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -139,7 +141,7 @@ def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices)
     ids = [group.id.tolist() for group in here.groups]
     assert float(one["id"]) == 0.5 * ids[0][2] + 2 * ids[0][0] and float(two["id"]) == 3 * ids[1][1]
     np.testing.assert_array_equal(one["own"], np.full((2, 3), 0.5 * (OWN[0][0] + 1) + 2 * (OWN[0][1] + 1)))
-    assert operations[0].tolist() == [10 * int(here.groups[0].size[i]) * (i != 1) for i in range(3)]
+    assert operations.clients[0].tolist() == [10 * int(here.groups[0].size[i]) * (i != 1) for i in range(3)]
 
 
 def test_a_round_holds_no_more_models_where_more_clients_take_part():

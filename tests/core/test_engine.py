@@ -647,7 +647,7 @@ def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
             assert (loss == 10.0 * t).all()
             assert_equal(up, 11 * slots.mask[t])
             assert_equal(down, 11 * slots.mask[t])
-        assert report.flops[-1] == 3
+        assert report.flops.server == 3
         assert_equal(report.scores["received"], rows_of_class(t % CLASSES, federation, cohorts, t))
         assert_equal(report.scores["personal"], rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
 
@@ -747,7 +747,7 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
         assert all(chunk.preparation is None for chunk in later)
         info, flops, scores, lost = first.preparation
         assert scores == {} and lost is None
-        for up, of_group, n in zip(info.up, flops, CLIENTS, strict=False):
+        for up, of_group, n in zip(info.up, flops.clients, CLIENTS, strict=True):
             assert up.shape == of_group.shape == (n,) and (up > 0).all() and (of_group > 0).all()
     (unprepared, *_) = alone(programs, keys[0])
     assert unprepared.preparation is None

@@ -12,6 +12,7 @@ from jaxfl.core import flops
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import Chunk
 from jaxfl.core.examples import own_rows, sweep
+from jaxfl.core.flops import Operations
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
@@ -64,13 +65,12 @@ def test_fedavg_by_hand_where_some_are_absent(federation):
     done, cohorts = reports(federation, "fedavg", participation=0.6, rounds=4)
     assert any((~slots.mask).any() for slots in cohorts)
     for t, report in enumerate(done):
-        *of_groups, elsewhere = report.flops
-        assert elsewhere == 0
+        assert report.flops.server == 0
         for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
             present = slots.index[t][slots.mask[t]]
             expected = np.zeros(len(group.id))
             expected[present] = EPOCHS * np.asarray(group.size)[present] * update(HIDDEN[g])
-            np.testing.assert_array_equal(of_groups[g], expected)
+            np.testing.assert_array_equal(report.flops.clients[g], expected)
 
 
 def test_fedrep_by_hand(federation):
@@ -80,7 +80,7 @@ def test_fedrep_by_hand(federation):
         first, second = multiplications(hidden)
         head, body = 2 * (first + 2 * second), 2 * (2 * first + 2 * second)
         rows = np.array([size for size, owner in zip(SIZES, OWNERS, strict=True) if owner == g])
-        np.testing.assert_array_equal(report.flops[g], rows * (3 * head + EPOCHS * body))
+        np.testing.assert_array_equal(report.flops.clients[g], rows * (3 * head + EPOCHS * body))
 
 
 def test_what_the_server_computes_is_not_its_clients(federation):
@@ -89,9 +89,9 @@ def test_what_the_server_computes_is_not_its_clients(federation):
     ((alone,), _) = reports(federation, "fedavg")
     ((fused,), _) = reports(federation, "feddf", server_epochs=passes)
     for g in range(len(CLIENTS)):
-        np.testing.assert_array_equal(fused.flops[g], alone.flops[g])
+        np.testing.assert_array_equal(fused.flops.clients[g], alone.flops.clients[g])
     heard = sum(n * 2 * sum(multiplications(hidden)) for n, hidden in zip(CLIENTS, HIDDEN, strict=True))
-    assert fused.flops[-1] == public * (heard + passes * sum(map(update, HIDDEN)))
+    assert fused.flops.server == public * (heard + passes * sum(map(update, HIDDEN)))
 
 
 @pytest.mark.long
@@ -102,9 +102,9 @@ def test_two_maps_add_up_whatever_their_cohorts(federation):
     ((everyone,), _) = reports(federation, "local", participation=0.4, local_schedule="all")
     ((side_by_side,), _) = reports(dataclasses.replace(federation, clients_at_once=2), "fedavg")
     for g in range(len(CLIENTS)):
-        np.testing.assert_array_equal(twice.flops[g], 2 * alone.flops[g])
-        np.testing.assert_array_equal(everyone.flops[g], alone.flops[g])
-        np.testing.assert_array_equal(side_by_side.flops[g], alone.flops[g])
+        np.testing.assert_array_equal(twice.flops.clients[g], 2 * alone.flops.clients[g])
+        np.testing.assert_array_equal(everyone.flops.clients[g], alone.flops.clients[g])
+        np.testing.assert_array_equal(side_by_side.flops.clients[g], alone.flops.clients[g])
 
 
 def test_only_rows_that_are_processed_count(federation):
@@ -200,7 +200,11 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
     assert line["client_loss"] == [1.0, None, 3.0] and line["loss"] == 2.0
     untrained = (np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0]))  # client 2 had nothing to train with
     (line,) = records(
-        chunk._replace(reports=[REPORT._replace(flops=untrained, info=info._replace(idle=None))]),
+        chunk._replace(
+            reports=[
+                REPORT._replace(flops=Operations(untrained, np.float64(0)), info=info._replace(idle=None))
+            ]
+        ),
         federation,
         cohorts,
         0.0,
@@ -217,7 +221,7 @@ REPORT = Report(
         up=(np.array([3, 1]), np.array([2, 0])),
         down=(np.array([1, 2]), np.array([2, 0])),
     ),
-    (np.array([10.0, 20.0, 30.0]), np.array([0.0, 5e3]), np.float64(0)),
+    Operations((np.array([10.0, 20.0, 30.0]), np.array([0.0, 5e3])), np.float64(0)),
     {},
 )
 

@@ -109,7 +109,7 @@ def billed(name, federation, present=EVERYONE, part="step", **options):
         state = algorithm.init(key, federation, traced(config))
         with flops.collect() as amounts:
             _, info = getattr(algorithm, part)(key, state, federation, cohort(federation, present))
-        return info.up, info.down, flops.by_group(amounts, [len(group.id) for group in federation.groups])
+        return info.up, info.down, flops.by_owner(amounts, [len(group.id) for group in federation.groups])
 
     return jax.device_get(counted(jax.random.key(0)))
 

@@ -33,7 +33,7 @@ from jaxfl import algorithms, cli
 from jaxfl.core.check import check, checked
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Algorithm
+from jaxfl.core.protocol import Algorithm, messages
 from jaxfl.data.federation import federate
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
@@ -250,8 +250,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
         both = expected if isinstance(expected, tuple) else (expected, expected)
         for counted, scalars in zip((up, down), both, strict=True):
             of_each = [scalars(i) if callable(scalars) else scalars for i in present]
-            messages = counted if isinstance(counted, dict) else {1: counted}
-            counted = sum(size * count for size, count in messages.items())
+            counted = sum(size * count for size, count in messages(counted).items())
             assert counted.tolist() == of_each + [0] * (len(group.id) - len(present))
 
 
@@ -262,8 +261,7 @@ def test_statistics_that_stay_are_not_counted(name):
     for g, model in enumerate(federation.models):
         expected = CASES[name].traffic(model, federation.models, 0)
         sent = expected[0] if isinstance(expected, tuple) else expected
-        messages = up[g] if isinstance(up[g], dict) else {1: up[g]}
-        counted = sum(size * count for size, count in messages.items())
+        counted = sum(size * count for size, count in messages(up[g]).items())
         present = [i for i in SOME if i in np.asarray(federation.groups[g].id)]
         assert counted[: len(present)].tolist() == [sent(i) if callable(sent) else sent for i in present]
 
