@@ -1,9 +1,9 @@
-"""What share of a round the parts between clients take: similarities, mixing, the matrix.
+"""The share of a round that the parts between clients take: similarities, mixing, the matrix.
 
     python experiments/between_clients.py --data-dir DIR
 
-The same compiled round is run with all clients' rows and with none: without rows no client trains or looks
-at a public image, and what is left is what happens between clients. Medians of repetitions, taken in turn.
+The same compiled round runs with all clients' rows and with none: without rows no client trains or uses a
+public image, and what is left happens between clients. Medians of repetitions, taken in turn.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(name, options, clients, participation, arguments):
-    """Median seconds of a round, of the same without rows, and the cohort's size."""
+    """Return median seconds of a round, the same without rows, and the size of the cohort."""
     variant = choose(name, batch_size=32, **options)
     config = variant.config
     setup = Setup.of(dataset="cifar10", data_dir=arguments.data_dir, partition="iid", clients=clients)

@@ -1,9 +1,9 @@
-"""What a client sends and receives in a round: the ledger beside the formula, of thirteen methods.
+"""The bytes that a client sends and receives in a round of thirteen methods: ledger beside formula.
 
     python experiments/bytes.py
 
-Each method runs for three rounds of digits on two architectures. Of the last round the ledger of every client
-is compared with a formula; bytes.md is the table, and a wrong formula ends the script with both numbers.
+Each method runs for three rounds of digits on two architectures. In the last round the ledger of every client
+is compared with a formula. The table is bytes.md; a wrong formula ends the script with both numbers.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ AS_MANY_FEATURES = tuple(f"{model},features=24" for model in MODELS)
 
 
 class Row(NamedTuple):
-    """A method with options, and how many numbers of four bytes a client sends and receives."""
+    """A method with options, and formulas for the four-byte numbers that a client sends and receives."""
 
     method: str
     up: str
@@ -48,15 +48,15 @@ ROWS = [
     Row("pfedhr,server_epochs=0,groups=2,shortest=2,longest=2", "P", "T"),
 ]
 LEGEND = """
-D, C: pixels and classes. P: numbers in the client's network, p: in the smallest one, h: its hidden units. d:
+D: pixels. C: classes. P: numbers in the client's network, p: in the smallest one, h: its hidden units. d:
 features before the classifier. k: classes that the client has, K: that some client has. R: public images of a
-round, whose numbers are sent as well where it says C + 1. T: numbers in the client's last teacher. Hermes
-prunes half of the units in each of the three rounds; its last number is the mask, 32 units a number.
+round; C + 1 means that their row numbers are sent, too. T: numbers in the client's last teacher. Hermes prunes
+half of the units in each of the three rounds; its last number is the mask, 32 units a number.
 """
 
 
 def checked(row: Row, folder: Path) -> list[str]:
-    """The cells of a row: formulas, and the bytes of the first and the last client."""
+    """Return the cells of a row: formulas, and the bytes of the first and the last client."""
     run = jaxfl.run(row.method, models=row.models, run_dir=folder / row.method.partition(",")[0], **SETUP)
     last, cells = run.metrics[-1], [f"`{row.method}`"]
     labels = [set(run.source.labels[rows]) for rows in run.partition.train]
@@ -77,18 +77,18 @@ def checked(row: Row, folder: Path) -> list[str]:
 
 
 def network(hidden: int) -> int:
-    """Parameters of a network."""
+    """Return the number of parameters of a network."""
     return (PIXELS + 1) * hidden + (hidden + 1) * CLASSES
 
 
 def taught_before(run: Loaded) -> list[dict]:
-    """What was assembled in the last round but one."""
+    """Return the teachers assembled in the last round but one."""
     assembled: Any = run.findings.get("assembled")
     return assembled[-2] if assembled else []
 
 
 def main():
-    """Run all, write the page."""
+    """Run all methods and write the page."""
     head = ["method", "up, numbers", "bytes of two clients", "down, numbers", "bytes of two clients"]
     with tempfile.TemporaryDirectory() as folder:
         rows = [head, ["---"] * len(head), *(checked(row, Path(folder)) for row in ROWS)]

@@ -1,10 +1,10 @@
-"""What clients would send and receive in a round of networks that are too large to train here.
+"""The megabytes that clients would send and receive in a round of networks too large to train here.
 
     python experiments/ledger.py OUT METHOD ... @FILE.args [--data-dir DIR]
 
-A round is traced and its ledger alone compiled, so that nothing is trained: bytes follow from shapes, and
-from who takes part. Not for methods whose server works on the host, or whose bytes change as they learn.
-Written are OUT.csv, and OUT.png: a bar for each method, the mean of all clients.
+A round is traced and only its ledger is compiled, so nothing is trained: bytes follow from shapes and from
+the clients that take part. Not for methods whose server works on the host, or whose bytes change in training.
+Writes OUT.csv, and OUT.png with a bar for each method, the mean of all clients.
 """
 
 import csv
@@ -27,7 +27,7 @@ from jaxfl.runs.variant import Variant, choose
 
 
 class Line(NamedTuple):
-    """What a client of an architecture sends and receives under a method, in megabytes."""
+    """The megabytes that a client of an architecture sends and receives under a method."""
 
     method: str
     architecture: str
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def ledger(variant: Variant, federation: Federation) -> tuple[list[float], list[float]]:
-    """Scalars that a client of each architecture sends and receives, where all take part."""
+    """Return the scalars that a client of each architecture sends and receives, where all take part."""
 
     @jax.jit
     def of_round(key, federation, cohort):
@@ -70,7 +70,7 @@ def ledger(variant: Variant, federation: Federation) -> tuple[list[float], list[
 
 
 def draw(lines: list[Line]) -> Figure:
-    """Up and down of each method, means of all clients."""
+    """Draw megabytes up and down for each method, means of all clients."""
     methods = list(dict.fromkeys(line.method for line in lines))
     figure = Figure((6, 1 + 0.5 * len(methods)), layout="constrained", dpi=150)
     axes = figure.subplots()

@@ -1,11 +1,11 @@
-"""Pages of verdicts on the papers' tables and figures, made from what is kept in this folder.
+"""Pages of verdicts on the papers' tables and figures, made from the files of this folder.
 
     python experiments/overview.py
 
-Each folder with an items.toml gets a page verdicts.md, and README.md here a table of all items. An items.toml
-says of each item what it shows, the paper's claim, the study or command that repeats it, a verdict and its
-reason. Figures are not written there. They are read from the tables that runs have left, CSV or Markdown:
-`figures` names the file, the column and the rows.
+Each folder with an items.toml gets a page verdicts.md, and README.md here gets a table of all items. For each
+item items.toml has what it shows, the paper's claim, the study or command that repeats it, a verdict and its
+reason. It holds no figures. They are read from the tables that runs have left, CSV or Markdown: `figures`
+names the file, the column and the rows.
 """
 
 import csv
@@ -24,12 +24,12 @@ class Figures(NamedTuple):
     """A column of an item's figures.
 
     Args:
-      title: of the column; figures with one title are one column.
+      title: title of the column; figures with the same title share a column.
       file: a CSV, or a page of Markdown.
-      column: of a table in it.
-      rows: their labels in the table by those on the page: the beginning of a row, cells divided by " | ".
-      under: of a page the heading, without its marks, under which the table stands.
-      table: which one there, from 1 on.
+      column: title of the column in the file's table.
+      rows: {label on the page: beginning of the row in the table}, cells divided by " | ".
+      under: heading of a page, without its marks, below which the table is.
+      table: number of the table there, from 1 on.
     """
 
     title: str
@@ -44,21 +44,21 @@ class Item(NamedTuple):
     """A table or figure of a paper.
 
     Args:
-      name: as the paper numbers it.
-      shows: what it is a table or picture of.
-      claim: what the paper says by it, in a line.
+      name: its number in the paper.
+      shows: content of the table or figure.
+      claim: the paper's claim, in a line.
       verdict: one of `VERDICTS`.
-      reason: of the verdict, or what is missing, in up to three sentences.
-      study: the file of TOML here that repeats it, without its ending.
-      at_scale: the same of the paper's own scale, where that one is smaller.
-      more: further ones, such as of another data set.
-      command: whose results are kept, where no study made them.
+      reason: the answer in a sentence, then the evidence, or what is missing.
+      study: TOML file here that repeats it, without its ending.
+      at_scale: the same at the paper's own scale, where `study` is smaller.
+      more: further studies, such as on another data set.
+      command: command behind the kept results, where no study made them.
       setups: argument files here.
-      seeds: how many the figures are of, in words where they differ; none where nothing has run.
-      commit: of the code that gave them.
-      machine: hardware and versions, where no page that is linked to says them.
-      figures: what came out.
-      pictures: of it.
+      seeds: number of seeds, in words where figures differ; 0 where nothing has run.
+      commit: commit of the code that gave the figures.
+      machine: hardware and versions, where no linked page has them.
+      figures: columns of results.
+      pictures: image files here.
     """
 
     name: str
@@ -79,14 +79,14 @@ class Item(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """What an items.toml says.
+    """The content of an items.toml.
 
     Args:
-      folder: of the paper.
-      title: of the method, or of what is tried.
-      source: of the claims.
-      note: on what is no item.
-      items: in the order of the paper.
+      folder: folder of the paper.
+      title: name of the method, or of the experiment.
+      source: source of the claims.
+      note: remark on tables and figures that are no items.
+      items: items in the order of the paper.
     """
 
     folder: Path
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def pages() -> dict[Path, str]:
-    """What every page has to say, by its path."""
+    """Return the text of every page by its path."""
     papers = [read(path.parent) for path in sorted(HERE.glob("*/items.toml"))]
     readme = HERE / "README.md"
     before, _, rest = readme.read_text().partition(BEGIN)
@@ -114,7 +114,7 @@ def pages() -> dict[Path, str]:
 
 
 def read(folder: Path) -> Paper:
-    """A paper's items, checked."""
+    """Read and check a paper's items."""
     said = tomllib.loads((folder / "items.toml").read_text())
     items = [
         Item(**entries | {"figures": [figures_of(its) for its in entries.get("figures", [])]})
@@ -126,13 +126,13 @@ def read(folder: Path) -> Paper:
 
 
 def figures_of(said: dict[str, Any]) -> Figures:
-    """Rows may be a list, where the page has the labels of the table."""
+    """Return a column of figures; rows may be a list, where page and table share labels."""
     rows = said["rows"]
     return Figures(**{**said, "rows": rows if isinstance(rows, dict) else {row: row for row in rows}})
 
 
 def check(folder: Path, item: Item) -> None:
-    """Refuse what is not there, and verdicts on nothing."""
+    """Exit on missing files, and on verdicts without results."""
     where = f"{folder / 'items.toml'}, {item.name}:"
     if item.verdict not in VERDICTS:
         raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
@@ -147,11 +147,11 @@ def check(folder: Path, item: Item) -> None:
 
 
 def page(paper: Paper) -> str:
-    """A paper's verdicts, one section for each item."""
+    """Return a paper's verdicts, one section for each item."""
     parts = [
         f"# Verdicts on {paper.title}",
         f"{paper.source} {paper.note}".strip(),
-        "What the verdicts mean stands [beside the overview](../README.md#every-table-and-figure). "
+        "The verdicts are explained [beside the overview](../README.md#every-table-and-figure). "
         "Made by `python experiments/overview.py` from items.toml and the tables that are kept here. "
         "Each command takes `--data-dir DIR` as well, where tensorflow-datasets keeps its data.",
     ]
@@ -159,7 +159,7 @@ def page(paper: Paper) -> str:
 
 
 def section(folder: Path, item: Item) -> str:
-    """All that is known of an item."""
+    """Return the section of an item."""
     commit = f"commit {item.commit}" if item.commit else ""
     made = "; ".join(filter(None, [", ".join(filter(None, [_seeds(item), commit])), item.machine]))
     parts = [
@@ -194,7 +194,7 @@ def _seeds(item: Item) -> str:
 
 
 def gather(folder: Path, item: Item) -> list[list[str]]:
-    """An item's figures as lines of cells, the first one their titles."""
+    """Return an item's figures as lines of cells, the titles first."""
     titles = list(dict.fromkeys(its.title for its in item.figures))
     cells = {label: {} for its in item.figures for label in its.rows}
     for its in item.figures:
@@ -205,7 +205,7 @@ def gather(folder: Path, item: Item) -> list[list[str]]:
 
 
 def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
-    """A figure as it is kept; the mean and deviation of several lines of a CSV that has one for each seed."""
+    """Return a figure as kept, or mean and deviation over the lines of a CSV with one line per seed."""
     head, *lines = (from_csv if its.file.endswith(".csv") else from_markdown)(folder / its.file, its)
     found = [line for line in lines if f"{' | '.join(line)} | ".startswith(f"{row} | ")]
     of_seeds = "seed" in head and its.file.endswith(".csv")
@@ -221,6 +221,8 @@ def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
     texts = [line[place] for line in found]
     if not its.file.endswith(".csv"):
         return texts[0]
+    if not all(texts):  # such as a target that was not reached
+        return "-"
     values = [float(text) for text in texts]
     std = found[0][head.index(spread)] if spread in head else ""
     deviation = statistics.stdev(values) if len(values) > 1 else float(std) if std else None
@@ -228,13 +230,13 @@ def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
 
 
 def from_csv(path: Path, its: Figures) -> list[list[str]]:
-    """The lines of a CSV."""
+    """Read the lines of a CSV."""
     with path.open() as file:
         return [*csv.reader(file)]
 
 
 def from_markdown(path: Path, its: Figures) -> list[list[str]]:
-    """The lines of a table under a heading of a page, or anywhere on it."""
+    """Read the lines of a table under a heading of a page, or anywhere on it."""
     lines, at = path.read_text().splitlines(), 0
     if its.under:
         headings = [line.lstrip("#").strip() if line.startswith("#") else None for line in lines]
@@ -256,7 +258,7 @@ def from_markdown(path: Path, its: Figures) -> list[list[str]]:
 
 
 def overview(papers: list[Paper]) -> str:
-    """How many items have which verdict, and all items at a glance."""
+    """Return the numbers of items per verdict, and all items at a glance, as two tables."""
     counts = {paper.title: Counter(item.verdict for item in paper.items) for paper in papers}
     lines = [["", *VERDICTS, "items"]]
     lines += [
@@ -275,7 +277,7 @@ def overview(papers: list[Paper]) -> str:
 
 
 def as_markdown(lines: list[list[str]]) -> str:
-    """A table whose first line is its head."""
+    """Return lines of cells as a Markdown table, the first line its head."""
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|" + " --- |" * len(lines[0]), *body])
 

@@ -1,8 +1,8 @@
-"""Convolution by columns, which did not help: a gradient step beside `rows` and `patches`, alone on a device.
+"""Convolution by columns, which did not help: a gradient step beside `rows` and `patches`, timed alone.
 
     taskset -c 0 python experiments/bench/columns.py
 
-docs/speed.md says what came out, and what whole runs said.
+docs/speed.md has the results, also of whole runs.
 """
 
 import time
@@ -23,7 +23,7 @@ STEPS, ATTEMPTS = 100, 4
 
 
 def columns(x, kernel, stride):
-    """All patches of maps (C, H, W, B) as the columns of one matrix, then one product; stride 1 alone."""
+    """Convolve maps (C, H, W, B) by one product with all patches as columns of a matrix; stride 1 only."""
     kh, kw, channels, features = kernel.shape
     height, width = x.shape[1] - kh + 1, x.shape[2] - kw + 1
     x = jnp.concatenate([x[:, :, i : i + width] for i in range(kw)])
@@ -37,7 +37,7 @@ WAYS["columns"] = WAYS["rows"]._replace(axes="CHWB", apply=columns)
 
 
 def microseconds(apply, x, kernel) -> float:
-    """Of one gradient step on maps and kernel, the best of some attempts."""
+    """Return the microseconds of one gradient step on maps and kernel, the best of several attempts."""
 
     def step(_, both):
         gradients = jax.grad(lambda both: jnp.square(apply(*both, 1)).sum())(both)

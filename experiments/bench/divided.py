@@ -1,9 +1,9 @@
-"""What one device holds of a run's state, by the number of devices: Markdown for docs/devices.md.
+"""Bytes of a run's state on one device, by the number of devices: Markdown for docs/devices.md.
 
 JAX_NUM_CPU_DEVICES=4 python experiments/bench/divided.py [METHOD ...]
 
-Bytes by the places that JAX is asked for, beside what the compiler counts as arguments of a round: the state,
-the data set and all else.
+Bytes by the shardings given to JAX, beside the compiler's count of a round's arguments: the state, the data
+set and all else.
 """
 
 import math
@@ -31,7 +31,7 @@ DEVICES = (1, 2, 4)
 
 
 def held(name: str, devices: int) -> tuple[int, int, int]:
-    """Bytes on one device: of the state, of clients' own in it, of all arguments of the rounds' program."""
+    """Return bytes on one device: of the state, of clients' own part, of all arguments of the program."""
     variant = choose(name)
     setup = provided(Setup.of(**OPTIONS, devices=devices), [variant])
     data = prepare(setup)

@@ -1,10 +1,10 @@
-"""How networks convolve and pool on a GPU, tried in turn; and which kernels of a round take its time.
+"""Ways to convolve and pool on a GPU, timed in turn, and the kernels that take the time of a round.
 
     python experiments/bench/gpu.py W2 auto now added-up barrier height-first strips written
     python experiments/bench/gpu.py W3 tf32 now --kernels
 
-The words after a workload and a strategy of `jaxfl bench` are ways, of which "now" is what jaxfl does.
-docs/accelerators.md says what came out.
+The words after a workload and a strategy of `jaxfl bench` are ways; "now" is what jaxfl does.
+docs/accelerators.md has the results.
 """
 
 import argparse
@@ -32,12 +32,12 @@ REPETITIONS = 3
 
 
 def added_up(x, size, place):
-    """Windows side by side as slices with a step, whose gradients are padded and added up."""
+    """Take windows side by side as slices with a step, whose gradients are padded and added up."""
     return conv._shifted(x, size, size, place)
 
 
 def height_first(x, kernel, stride):
-    """Patches along the height and then the width."""
+    """Convolve by patches along the height, then the width."""
     kh, kw, channels, features = kernel.shape
     x = jnp.concatenate(conv._shifted(x, kh, stride, 1), axis=-1)
     x = jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1)
@@ -45,7 +45,7 @@ def height_first(x, kernel, stride):
 
 
 def strips(x, kernel, stride):
-    """Patches along the width only, and the sum of one product for each row of the kernel."""
+    """Convolve by patches along the width only, and the sum of one product for each row of the kernel."""
     kh, kw, channels, features = kernel.shape
     x = jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1)
     rows = zip(conv._shifted(x, kh, stride, 1), kernel.reshape(kh, kw * channels, features), strict=True)
@@ -54,7 +54,7 @@ def strips(x, kernel, stride):
 
 @jax.custom_vjp
 def barred(x):
-    """The same; its gradient is written down once, before anybody uses it."""
+    """Return x; its gradient is materialised once, before it is used."""
     return x
 
 
@@ -66,7 +66,7 @@ class Barred(blocks.Conv):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Like that of `Conv`."""
+        """Apply the layer as `Conv` does."""
         dtype = jnp.result_type(float)
         shape = (self.kernel, self.kernel, x.shape[conv.axis("C")], self.features)
         start = blocks.uniform(math.prod(shape[:3]))
@@ -78,14 +78,14 @@ class Barred(blocks.Conv):
 
 
 def written(x, kernel, stride):
-    """Patches along the width are written down before those along the height are taken, and these too."""
+    """Convolve by patches along the width, then the height, both materialised."""
     kh, kw, channels, features = kernel.shape
     x = lax.optimization_barrier(jnp.concatenate(conv._shifted(x, kw, stride, 2), axis=-1))
     x = lax.optimization_barrier(jnp.concatenate(conv._shifted(x, kh, stride, 1), axis=-1))
     return jnp.tensordot(x, kernel.reshape(kh * kw * channels, features), axes=1)
 
 
-WAYS = {  # of convolving, of taking windows side by side, and the block
+WAYS = {  # {name: (how to convolve, how to take windows side by side, the block)}
     "now": (conv._patches, conv._split, blocks.Conv),
     "added-up": (conv._patches, added_up, blocks.Conv),
     "barrier": (conv._patches, conv._split, Barred),
@@ -96,7 +96,7 @@ WAYS = {  # of convolving, of taking windows side by side, and the block
 
 
 def use(way: str) -> None:
-    """From here on networks do so; what was compiled before is forgotten."""
+    """Make networks use a way from here on, and forget what was compiled before."""
     patches, conv._split, blocks.Conv = WAYS[way]
     conv.CONVOLUTIONS["patches"] = conv.Convolution("BHWC", patches)
     variant._programs_without_rates.cache_clear()
@@ -105,7 +105,7 @@ def use(way: str) -> None:
 
 
 def contestant(name: str, strategy: str):
-    """FedAvg on a workload, one round for each repetition and two more."""
+    """Return FedAvg on a workload, with a round for each repetition and two more."""
     workload = (WORKLOADS | VARIANTS)[name]
     method = variant.choose("fedavg", workload.training)
     ((_, way),) = strategies([strategy]).items()
@@ -118,14 +118,14 @@ def contestant(name: str, strategy: str):
 
 
 def seconds(train, number: int) -> float:
-    """What a round takes."""
+    """Return the seconds of a round."""
     begun = time.perf_counter()
     train(number)
     return time.perf_counter() - begun
 
 
 def kernels(train) -> None:
-    """Print the kernels of one more round, those first that take the longest; some may run side by side."""
+    """Print the kernels of one more round, the longest first; some may run side by side."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             train(REPETITIONS + 1)

@@ -1,10 +1,10 @@
-"""Clients' state on the device and in the host's memory, side by side: Markdown for docs/devices.md.
+"""Clients' state on the device and in host memory, side by side: Markdown for docs/devices.md.
 
 python experiments/bench/host_state.py DATA_DIR [CLIENTS ...]
 
-Ten of so many clients train a round (LeNet5, one epoch of MNIST): what the program of a round gets and holds
-on a device, by the compiler's count, and seconds a round, the shortest of three chunks of five rounds, both
-places in turn.
+Ten of CLIENTS clients train in a round (LeNet5, one epoch of MNIST): bytes that the program of a round gets
+and holds on a device, by the compiler's count, and seconds a round, the shortest of three chunks of five
+rounds, both places in turn.
 """
 
 import sys
@@ -25,14 +25,14 @@ PLACES = ("device", "host")
 
 
 def argument_bytes(program: jax.stages.Compiled) -> int:
-    """What a compiled program is given on a device."""
+    """Return the bytes of a compiled program's arguments on a device."""
     memory = program.memory_analysis()
     assert memory is not None
     return memory.argument_size_in_bytes
 
 
 def job(name: str, clients: int, place: str):
-    """The job of a method whose clients' state lies in a place."""
+    """Return the job of a method whose clients' state is in a place."""
     variant = choose(name, {"epochs": 1})
     options = {"dataset": "mnist", "data_dir": Path(sys.argv[1]), "partition": "iid", "models": ("lenet5",)}
     options |= {"test": "source", "max_test": 10, "clients": clients, "participation": COHORT / clients}

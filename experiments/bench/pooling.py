@@ -1,8 +1,8 @@
-"""A backward of max pooling by hand, which did not help enough: beside what JAX derives, alone on a device.
+"""A backward pass of max pooling by hand, which did not help enough, beside JAX's, timed alone.
 
     taskset -c 0 python experiments/bench/pooling.py
 
-docs/speed.md says what came out, and what a whole step takes.
+docs/speed.md has the results, and the time of a whole step.
 """
 
 import time
@@ -22,26 +22,26 @@ STEPS, ATTEMPTS = 200, 7
 
 
 def larger(x, axis):
-    """Of every two neighbours along an axis the larger one, and where the first one is it."""
+    """Return the larger of every two neighbours along an axis, and where it is the first one."""
     first, second = (lax.slice_in_dim(x, i, None, 2, axis) for i in range(2))
     return jnp.maximum(first, second), first >= second
 
 
 @jax.custom_vjp
 def by_hand(x):
-    """The maxima of 2 x 2 windows; of equals the first one gets the gradient."""
+    """Return the maxima of 2 x 2 windows; of equals the first one gets the gradient."""
     return larger(larger(x, 0)[0], 2)[0]
 
 
 def forward(x):
-    """The maxima, and which they were."""
+    """Return the maxima, and which they were."""
     x, rows = larger(x, 0)
     x, columns = larger(x, 2)
     return x, (rows, columns)
 
 
 def backward(saved, dy):
-    """The gradient, stacked side by side instead of added up with zeros between."""
+    """Return the gradient, stacked side by side instead of added up with zeros between."""
     rows, columns = saved
     dy = jnp.stack([jnp.where(columns, dy, 0), jnp.where(columns, 0, dy)], 3).reshape(rows.shape)
     dx = jnp.stack([jnp.where(rows, dy, 0), jnp.where(rows, 0, dy)], 1)
@@ -52,7 +52,7 @@ by_hand.defvjp(forward, backward)
 
 
 def run(pool, x):
-    """Steps down the gradient of pooled activations, compiled."""
+    """Compile steps along the gradient of pooled activations, and return a function that runs them."""
 
     def step(_, x):
         y, back = jax.vjp(lambda x: pool(jax.nn.relu(x)), x)
@@ -64,7 +64,7 @@ def run(pool, x):
 
 
 def main() -> None:
-    """Print a line for each shape: microseconds of a step, the best of some attempts in turn."""
+    """Print a line for each shape: microseconds of a step, the best of several attempts in turn."""
     for shape, axes in SHAPES.items():
         x = jax.random.normal(jax.random.key(0), axes)
         with using("rows"):

@@ -1,13 +1,13 @@
-"""Where the drafts of networks of several depths lie: DraftFed's Figure 4.
+"""Places of the drafts of networks of several depths: DraftFed's Figure 4.
 
     python experiments/draftfed/drafts.py RUN --name drafts
 
-RUN is a run folder, its data set has to be at hand. A point is one client's draft of one public image. To the
-left each client shows its last convolution, at the depth that its network has; to the right all show the
-convolution at which the shallowest network ends. Maps are brought to that network's shape as DraftFed does it
-(eq. 7). Writes NAME.png, a t-SNE, and NAME.csv with what can be judged without it, on the drafts themselves:
-how far points of one architecture lie together and apart from the others (silhouette, 0 where they mix, 1
-where they are apart), and the same after each image's mean is taken off.
+RUN is a run folder whose data set must be available. A point is one client's draft of one public image. On
+the left each client shows its last convolution, at its network's depth; on the right all show the convolution
+at which the shallowest network ends. Maps get that network's shape as in DraftFed (eq. 7). Writes NAME.png, a
+t-SNE, and NAME.csv with scores of the drafts themselves: how far points of one architecture are together and
+apart from the others (silhouette, 0 where they mix, 1 where they are apart), and the same after each image's
+mean is subtracted.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def drafts(run) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The clients' architectures, and drafts of each kind, (clients, images, d)."""
+    """Return the clients' architectures, and drafts of each kind, (clients, images, d)."""
     public = np.random.default_rng(0).choice(run.partition.public, IMAGES, replace=False)
     clients = range(len(run.partition.train))
     names = [run.models[client].model.name for client in clients]
@@ -69,7 +69,7 @@ def drafts(run) -> tuple[list[str], dict[str, np.ndarray]]:
 
 
 def scatter(axes, points: np.ndarray, models: np.ndarray) -> None:
-    """The t-SNE of points (n, d), coloured by their models (n,)."""
+    """Draw the t-SNE of points (n, d), coloured by their models (n,)."""
     places = TSNE(random_state=0, init="pca").fit_transform(points)
     for name in dict.fromkeys(models):
         axes.scatter(*places[models == name].T, s=6, label=name)

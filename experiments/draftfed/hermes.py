@@ -1,9 +1,9 @@
-"""What a client of Hermes sends as it prunes: DraftFed's Table I.
+"""The numbers that a client of Hermes sends as it prunes: DraftFed's Table I.
 
     jaxfl run hermes @FILE.args --run-dir RUN
     python experiments/draftfed/hermes.py RUN > experiments/draftfed/hermes.csv
 
-Numbers of four bytes, the mask among them, beside the share of the network that was kept when they were sent.
+Numbers have four bytes and include the mask. Beside them is the share of the network kept at that moment.
 """
 
 import csv

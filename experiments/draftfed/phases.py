@@ -1,11 +1,11 @@
-"""What drafts cost beside local learning: DraftFed's Table IV.
+"""The cost of drafts beside local learning: DraftFed's Table IV.
 
     jaxfl compare local draftfed,draft_epochs=0 draftfed @FILE.args --run-dir RUNS
     python experiments/draftfed/phases.py RUNS > experiments/draftfed/phases.csv
 
-Local learning is all that Local does, and drafts are what DraftFed does beyond it; without epochs of draft
-learning it only prepares them. Operations are counted; seconds are measured, without compilation. Both are of
-all rounds together. A compiler drops drafts that nobody learns from, so that seconds tell no parts of drafts.
+Local learning is all that Local does, drafts are what DraftFed does beyond it; without epochs of draft
+learning it only prepares them. Operations are counted, seconds are measured without compilation, both over
+all rounds. The compiler drops drafts that no client learns from, so seconds have no parts of drafts.
 """
 
 import csv
@@ -37,12 +37,12 @@ def main() -> None:
 
 
 def flops(run) -> float:
-    """Operations of a run's training."""
+    """Return the operations of a run's training."""
     return run.result["flops"]
 
 
 def seconds(run) -> float:
-    """What its rounds took."""
+    """Return the seconds of a run's rounds."""
     return float(run.seconds["train"].sum())
 
 

@@ -2,7 +2,7 @@
 
 python experiments/fedcmd/cells.py RUN_FOLDER... > experiments/fedcmd/table6.csv
 
-All figures are percent. "paper" is FedCMD's own: the pooled accuracy of a round's clients before they train,
+Accuracies are percent. "paper" is FedCMD's own: the pooled accuracy of a round's clients before they train,
 mean of the last ten rounds. "trained" is the accuracy of a round's clients right after local training, mean
 of the same rounds. The others are of all clients after the last round.
 """
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def cell(folder: Path) -> tuple:
-    """The line of one run."""
+    """Return the line of one run."""
     run = load(folder)
     config, metrics, result = run.config, run.metrics, run.result
     assert result is not None, f"{folder} has not finished"

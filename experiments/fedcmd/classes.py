@@ -2,8 +2,8 @@
 
     python experiments/fedcmd/classes.py RUN --name classes
 
-RUN is a run folder, its data set has to be at hand. A class's accuracy is the share of its test rows, of all
-clients, that the client's own deployed network gets right. Writes NAME.csv, a line for each class, and
+RUN is a run folder whose data set must be available. A class's accuracy is the share of its test rows, over
+all clients, that the client's own deployed network gets right. Writes NAME.csv, a line for each class, and
 NAME.png, their histogram with a density.
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def counted(run) -> tuple[np.ndarray, np.ndarray]:
-    """Test rows of every class, and how many of them the clients get right, (classes,) each."""
+    """Count the test rows of every class, and those that the clients get right, (classes,) each."""
     rows, right = np.zeros((2, run.source.classes), int)
     for client, own in enumerate(run.partition.test):
         labels = run.source.labels[own]
@@ -47,7 +47,7 @@ def counted(run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(accuracies: np.ndarray) -> Figure:
-    """Their histogram, with a density fitted to it."""
+    """Draw a histogram of accuracies (classes,), in percent, with a density fitted to it."""
     figure = Figure((6, 4), layout="constrained", dpi=150)
     axes = figure.subplots()
     axes.hist(accuracies, bins=[*range(0, 101, 5)], density=True, alpha=0.4)

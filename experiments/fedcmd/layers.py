@@ -2,12 +2,12 @@
 
     python experiments/fedcmd/layers.py RUN --name layers
 
-RUN is a run folder, its data set has to be at hand. Each client's deployed network sees the client's own
-test images. What a layer puts out is known by its Gaussian, as FedCMD scores layers: mean and deviation of
-the values, scaled to [0, 1]. Writes NAME.csv, in hundredths, and NAME.png beside this file; a curve is a
-client's Gaussian. Means over clients of the distance W (Chen et al. 2024, eq. 6): "between clients" from one
-half of a client's images to the other half of another one's, "within clients" to that of its own, which is
-chance; "from the layer before" is how far a layer moves a client's features.
+RUN is a run folder whose data set must be available. Each client's deployed network sees the client's own
+test images. A Gaussian describes a layer's output, as in FedCMD's scores: mean and deviation of the values,
+scaled to [0, 1]. Writes NAME.csv, in hundredths, and NAME.png beside this file; a curve is a client's
+Gaussian. Means over clients of the distance W (Chen et al. 2024, eq. 6): "between clients" from one half of a
+client's images to the other half of another client's, "within clients" to its own other half, which is
+chance. "from the layer before" is how far a layer moves a client's features.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def of_clients(run) -> tuple[list[str], np.ndarray]:
-    """The layers' names, and mean and deviation of their features on two halves, (layers, clients, 2, 2)."""
+    """Return layers' names, and mean and deviation of features on two halves, (layers, clients, 2, 2)."""
     found = []
     for client, rows in enumerate(run.partition.test):
         model, images = run.models[client], run.seen(client, rows[:MOST])
@@ -54,19 +54,19 @@ def of_clients(run) -> tuple[list[str], np.ndarray]:
 
 
 def gaussian(features: np.ndarray) -> tuple[float, float]:
-    """Mean and deviation of values scaled to [0, 1]."""
+    """Return mean and deviation of values scaled to [0, 1]."""
     features = features.astype(float)
     scaled = (features - features.min()) / max(np.ptp(features), 1e-12)
     return float(scaled.mean()), float(scaled.std())
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """W of Gaussians (..., 2) in one dimension: that of their means and deviations, taken as a point."""
+    """Return W of Gaussians (..., 2) in one dimension: the distance of the points (mean, deviation)."""
     return np.linalg.norm(one - other, axis=-1)
 
 
 def draw(names: list[str], gaussians: np.ndarray) -> Figure:
-    """A panel for each layer, a curve for each client."""
+    """Draw a panel for each layer, a curve for each client."""
     figure = Figure((2.6 * len(names), 3), layout="constrained", dpi=150)
     values = np.linspace(0, 1, 200)
     for axes, name, layer in zip(figure.subplots(1, len(names)), names, gaussians, strict=True):

@@ -2,9 +2,9 @@
 
 python experiments/fedcmd/paired.py RUNS METHOD ...
 
-RUNS holds a folder METHOD-SEED for each cell, as README.md makes them. All seeds that both methods have ended
-are taken. A client's difference is its mean over them; the interval (t, 95 %) and Wilcoxon's p are over
-clients, whose rows are the same in all runs: they say nothing on other partitions.
+RUNS holds a folder METHOD-SEED for each cell, as README.md makes them. Seeds count that both methods have
+finished. A client's difference is its mean over these seeds. The interval (t, 95 %) and Wilcoxon's p are over
+clients, whose rows are the same in all runs: they say nothing about other partitions.
 """
 
 import sys
@@ -20,7 +20,7 @@ OURS = "fedcmd"
 
 
 def per_client(runs: Path, method: str, moment: str) -> dict[int, np.ndarray]:
-    """By seeds, the accuracy of every client in percent."""
+    """Return {seed: accuracy of every client in percent}."""
     found = [load(path.parent) for path in sorted(runs.glob(f"{method}-*/{method}/seed-*/result.json"))]
     ended = ((run.config["options"]["seed"], run.result) for run in found)
     return {seed: 100 * np.array(result[moment]["per_client"]) for seed, result in ended if result}

@@ -1,10 +1,10 @@
-"""The runs of a comparison once more in fluke: same clients, same rows, same first weights, same rates.
+"""The runs of a comparison repeated in fluke: same clients, same rows, same initial weights, same rates.
 
     python experiments/peers/fluke_peer.py COMPARISON fluke.csv
 
-Of FedAvg, FedPer and Ditto with the network `mlp`, plain SGD and everybody in every round. What differs is
-the order of the batches, and whose code trains. Writes a line per run: method, seed, both accuracies (mean
-over clients, of the model that each deploys on its own test rows), and fluke's seconds.
+For FedAvg, FedPer and Ditto with the network `mlp`, plain SGD and all clients in every round. Only the order
+of the batches and the training code differ. Writes a line per run: method, seed, both accuracies (mean over
+clients, of the model that each deploys, on its own test rows), and fluke's seconds.
 """
 
 import sys
@@ -27,7 +27,7 @@ from jaxfl.runs.comparison import load
 
 
 class Net(EncoderHeadNet):
-    """jaxfl's `mlp` with jaxfl's first weights."""
+    """jaxfl's `mlp` with jaxfl's initial weights."""
 
     def __init__(self, weights: dict):
         hidden, classifier = _linear(weights["fc1"]["linear"]), _linear(weights["classifier"])
@@ -42,7 +42,7 @@ def _linear(leaves: dict) -> nn.Linear:
 
 
 class Handed:
-    """A run's partition as fluke takes it: for each client a loader of training rows and one of test rows."""
+    """A run's partition in fluke's form: for each client a loader of training rows and one of test rows."""
 
     def __init__(self, run):
         source, images = run.source, run.models[0].images
@@ -54,7 +54,7 @@ class Handed:
         )
 
     def assign(self, clients: int, batch_size: int):
-        """Training loaders, test loaders, and nothing for the server."""
+        """Return training loaders, test loaders, and nothing for the server."""
 
         def loaders(parts, **options):
             return [FastDataLoader(self.x[rows], self.y[rows], num_labels=10, **options) for rows in parts]
@@ -65,7 +65,7 @@ class Handed:
 
 
 def repeat(run) -> tuple[float, float]:
-    """The accuracy that fluke comes to with a run's options, and its seconds."""
+    """Return fluke's accuracy with a run's options, and its seconds."""
     options, method = run.config["options"], run.config["method"]
     assert options["momentum"] == options["weight_decay"] == 0 and options["participation"] == 1
     init_key, *_ = jax.random.split(jax.random.key(options["seed"]), 4)
@@ -96,7 +96,7 @@ def repeat(run) -> tuple[float, float]:
 
 @torch.no_grad()
 def accuracy(method: str, client) -> float:
-    """Of what a client of fluke deploys; the server has sent it its last mean."""
+    """Return the accuracy of what a client of fluke deploys; the server has sent it its last mean."""
     model = client.personalized_model if method == "ditto" else client.model
     model.eval()
     x, y = client.test_set.tensors
@@ -104,9 +104,9 @@ def accuracy(method: str, client) -> float:
 
 
 def main(folder: str, out: str) -> None:
-    """Every run of a comparison."""
-    torch.set_num_threads(1)  # for so small a network more take longer
-    with open(out, "w") as file:  # fluke's bars are on stdout
+    """Repeat every run of a comparison."""
+    torch.set_num_threads(1)  # for so small a network more threads take longer
+    with open(out, "w") as file:  # fluke's progress bars are on stdout
         print("method,seed,jaxfl,fluke,fluke_seconds", file=file)
         for (label, seed), run in load(Path(folder)).runs.items():
             theirs, seconds = repeat(run)

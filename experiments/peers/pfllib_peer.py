@@ -1,12 +1,12 @@
-"""The runs of a comparison once more in PFLlib: same clients, same rows, same first weights, same rates.
+"""The runs of a comparison repeated in PFLlib: same clients, same rows, same initial weights, same rates.
 
     python experiments/peers/pfllib_peer.py PFLlib/system DATA COMPARISON pfllib.csv --method fedper --seed 0
 
-Of FedAvg, FedPer and Ditto with the network `mlp`, plain SGD and everybody in every round; without --method
-or --seed, of all that COMPARISON has. DATA is the folder pfllib/ that `jaxfl partition --format pfllib`
-wrote, which PFLlib unpickles: take your own only. PFLlib's files stay as they are. Adds a line per run:
-method, seed, accuracies (of the model that each client deploys after the last round, on its own test rows)
-of jaxfl and PFLlib as means over clients, PFLlib's own over rows, and PFLlib's seconds without evaluation.
+For FedAvg, FedPer and Ditto with the network `mlp`, plain SGD and all clients in every round; all runs of
+COMPARISON without --method or --seed. DATA is the folder pfllib/ of `jaxfl partition --format pfllib`. PFLlib
+unpickles it, so use only your own. PFLlib's files stay as they are. Adds a line per run: method, seed,
+accuracies (of the model that each client deploys after the last round, on its own test rows) of jaxfl and
+PFLlib as means over clients, PFLlib's own over rows, and PFLlib's seconds without evaluation.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch import nn
 
 from jaxfl.runs.comparison import load
 
-SERVERS = {  # module below flcore.servers, and its class
+SERVERS = {  # {method: (module below flcore.servers, its class)}
     "fedavg": ("serveravg", "FedAvg"),
     "fedper": ("serverper", "FedPer"),
     "ditto": ("serverditto", "Ditto"),
@@ -34,7 +34,7 @@ SERVERS = {  # module below flcore.servers, and its class
 
 
 def network(weights: dict) -> nn.Module:
-    """The `mlp` of jaxfl with its first weights, split into a base and a head as PFLlib does."""
+    """Return jaxfl's `mlp` with its initial weights, split into a base and a head as in PFLlib."""
     from flcore.trainmodel.models import BaseHeadSplit  # of PFLlib
 
     hidden, classifier = _linear(weights["fc1"]["linear"]), _linear(weights["classifier"])
@@ -49,13 +49,13 @@ def _linear(leaves: dict) -> nn.Linear:
 
 
 def arguments(run, data: Path, model: nn.Module) -> types.SimpleNamespace:
-    """What PFLlib's main.py would parse, for a run of jaxfl."""
+    """Return what PFLlib's main.py would parse, for a run of jaxfl."""
     options = run.config["options"]
     assert options["momentum"] == options["weight_decay"] == 0 and options["participation"] == 1
     assert options["eval_every"] == options["rounds"]
     common = {
         "algorithm": run.config["method"],
-        "dataset": str(data.resolve()),  # joined to ../dataset, of which an absolute path leaves nothing
+        "dataset": str(data.resolve()),  # joined to ../dataset, which an absolute path replaces
         "model": model,
         "device": "cpu",
         "num_classes": 10,
@@ -92,14 +92,14 @@ def arguments(run, data: Path, model: nn.Module) -> types.SimpleNamespace:
 
 
 def repeat(run, data: Path) -> tuple[float, float, float]:
-    """The accuracy that PFLlib comes to with a run's options.
+    """Return PFLlib's accuracy with a run's options.
 
     Args:
-      run: of jaxfl.
-      data: its clients' rows in PFLlib's form.
+      run: run of jaxfl.
+      data: folder of its clients' rows in PFLlib's form.
 
     Returns:
-      Mean over clients, mean over rows, and seconds.
+      Accuracy as mean over clients and as mean over rows, and seconds.
     """
     options, method = run.config["options"], run.config["method"]
     init_key, *_ = jax.random.split(jax.random.key(options["seed"]), 4)
@@ -108,12 +108,12 @@ def repeat(run, data: Path) -> tuple[float, float, float]:
     make = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
     server = make(arguments(run, data, model), 0)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(options["seed"])  # here, as each of its clients sets torch's to 0
+        seed(options["seed"])  # here, as each of PFLlib's clients sets torch's to 0
     server.save_results = server.save_global_model = lambda: None
     score = "test_metrics_personalized" if method == "ditto" else "test_metrics"
     measure, found = getattr(server, score), []
     setattr(server, score, lambda: found.append(measure()) or found[-1])
-    server.train()  # with one round more than asked for, behind the last evaluation
+    server.train()  # with one round more than asked for, after the last evaluation
     assert len(found) == 2
     _, rows, correct, _ = found[-1]
     seconds = np.mean(server.Budget[1 : options["rounds"]]) * options["rounds"]
@@ -121,7 +121,7 @@ def repeat(run, data: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Every run that is asked for."""
+    """Repeat every run that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("system", type=Path, help="PFLlib's folder of that name")
     parser.add_argument("data", type=Path, help="jaxfl's folder pfllib/")

@@ -1,9 +1,9 @@
-"""What pFedClub's server assembled and how long it took, from the folders of runs.
+"""The models that pFedClub's server assembled, and its seconds, from the folders of runs.
 
     python experiments/pfedclub/tables.py RUN [RUN ...]
 
 Prints Markdown: the teachers' change in size per client (the paper's phi), statistics of candidates, and the
-server's seconds a round. The first round is left out of the seconds, as its programs are not warm.
+server's seconds a round. The seconds leave out the first round, as its programs are not warm.
 """
 
 import argparse
@@ -33,12 +33,12 @@ def main() -> None:
 
 
 def read(run: Path) -> list[dict]:
-    """The findings of every round."""
+    """Read the findings of every round."""
     return [json.loads(line)["findings"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def sizes(assembled: list[list[dict]]) -> Iterable[list[str]]:
-    """A row per client: the change in size of its teachers."""
+    """Yield a row per client: the change in size of its teachers."""
     parameters = {found["client"]: found["model"] for each in assembled for found in each}
     for client, size in sorted(parameters.items()):
         own = ([found["phi"] for found in each if found["client"] == client] for each in assembled)
@@ -46,7 +46,7 @@ def sizes(assembled: list[list[dict]]) -> Iterable[list[str]]:
 
 
 def candidates(label: str, found: list[dict]) -> list[str]:
-    """The statistics of a run's teachers and of the candidates that they were chosen from."""
+    """Return statistics of a run's teachers and of the candidates from which they were chosen."""
     blocks = [each["blocks"] for each in found]
     substituted = [[block for block in each if block["substituted"]] for each in blocks]
     ordered = [all(a["index"] < b["index"] for a, b in pairwise(each)) for each in blocks]
@@ -64,19 +64,19 @@ def candidates(label: str, found: list[dict]) -> list[str]:
 
 
 def seconds(label: str, rounds: list[dict]) -> list[str]:
-    """The server's seconds in a round, step by step, and how many programs it has compiled by the end."""
+    """Return the server's seconds in a round, step by step, and its number of compiled programs."""
     warm = [each["server seconds"] for each in rounds[1:] or rounds]
     means = [np.mean([each[step] for each in warm]) for step in STEPS]
     return [label, *(f"{mean:.2f}" for mean in means), str(rounds[-1]["compiled parts"]["programs"])]
 
 
 def change(phi: list[float]) -> str:
-    """Mean and largest change in size."""
+    """Return mean and largest change in size."""
     return f"{np.mean(phi):+.3f}, {max(phi):+.3f}" if phi else ""
 
 
 def print_table(header: list[str], rows: Iterable[list[str]]) -> None:
-    """Print rows as a table of Markdown."""
+    """Print rows as a Markdown table."""
     for row in (header, ["---"] * len(header), *rows):
         print("|", " | ".join(row), "|")
     print()
