@@ -50,7 +50,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: whoever starts the command can stop it before JAX is loaded."""
+    """Import a name on first use, so that the command can be stopped before JAX is loaded."""
     if name == "tree":
         return importlib.import_module("jaxfl.core.tree")
     for home, names in HOMES.items():

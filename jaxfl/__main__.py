@@ -1,4 +1,4 @@
-"""``python -m jaxfl`` is the command `jaxfl`; nothing is loaded before a Ctrl-C has an answer."""
+"""``python -m jaxfl`` is the command `jaxfl`; Ctrl-C is handled before anything is loaded."""
 
 import gc
 import os
@@ -6,11 +6,11 @@ import signal
 
 
 def entry() -> None:
-    """The console script: load the command, and hand over to it."""
+    """Load the command and call it: the console script."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
-    gc.disable()  # what libraries make while they load lives on: looking through it takes half a second
+    gc.disable()  # objects that libraries make while they load stay: scanning them takes half a second
     from jaxfl.cli import entry
 
     gc.freeze()
@@ -20,7 +20,7 @@ def entry() -> None:
 
 
 def _stop(number, frame) -> None:
-    """There is nothing yet to lose; libraries that are being loaded may not let an exception through."""
+    """Exit at once: nothing is lost yet, and libraries that are loading may not let an exception through."""
     os.write(2, b"jaxfl: Stopped.\n")
     os._exit(130)
 

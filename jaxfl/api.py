@@ -1,4 +1,4 @@
-"""The same from Python: options as keyword arguments, named as on the command line."""
+"""The commands from Python: options as keyword arguments, named as on the command line."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -40,21 +40,21 @@ def run(
     """Train one method, as ``jaxfl run`` does.
 
     Args:
-      method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own; a run of the last
-        kind cannot be resumed, unless it is named as ``"path/to/my.py:object"``.
+      method: a name, a choice such as ``"compfl,kd=false"``, or a `Method` of your own. A run of the last
+        kind cannot be resumed, unless the method is named as ``"path/to/my.py:object"``.
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
-      log: where else metrics go: ``"tensorboard"``, ``"wandb"``, a function of your own ``(folder, record)``,
-        which gets every line of metrics.jsonl, or several in a list.
-      max_seconds: a run that would take longer is saved in time, and raises `Interrupted`, a
+      log: further places for metrics: ``"tensorboard"``, ``"wandb"``, a function of your own
+        ``(folder, record)``, which gets every line of metrics.jsonl, or several in a list.
+      max_seconds: seconds; a run that would take longer is saved in time, and raises `Interrupted`, a
         KeyboardInterrupt that says how to go on.
-      quiet: print nothing of what the command prints: the federation, a bar, the result and its folder.
-      **options: of the run, see `jaxfl.config.setup.Setup`, and of the method's configuration.
+      quiet: whether to print nothing: no federation, bar, result or folder.
+      **options: options of the run, see `jaxfl.config.setup.Setup`, and of the method's configuration.
 
     Returns:
       The run, as `load` opens its folder.
 
     Raises:
-      JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
+      JaxflError: if an option is unknown, of another type or out of range, or something is missing.
     """
     found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
@@ -86,23 +86,23 @@ def compare(
 
     Args:
       *methods: as for `run`.
-      seeds: how often everything is repeated, with seed, seed + 1, ...
-      partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
+      seeds: number of repetitions, with seed, seed + 1, ...
+      partition_seeds: number of repetitions of all that, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table, one or a list of those of ``jaxfl report --help``.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
-      log: where else metrics go.
-      changed_code: whether runs go on, and finished ones are kept, where your own files have changed since.
+      log: as for `run`.
+      changed_code: whether runs go on, and finished ones are kept, if your own files have changed since.
       max_seconds: as for `run`.
       quiet: as for `run`.
-      **options: of all runs, see `jaxfl.config.setup.Setup`, and those that all methods have, see
-        `jaxfl.core.training.Training`. A single method's own are written in its choice.
+      **options: options of all runs, see `jaxfl.config.setup.Setup`, and those that all methods have, see
+        `jaxfl.core.training.Training`. A single method's own options are written in its choice.
 
     Returns:
-      Its folder, the table, the runs by label and seed, and why some have failed: they end alone.
+      Its folder, the table, the runs by label and seed, and why some have failed: the others go on.
 
     Raises:
-      JaxflError: if an option is unknown, of another type or out of range, or something is not at hand.
+      JaxflError: if an option is unknown, of another type or out of range, or something is missing.
     """
     if not methods:
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
@@ -147,12 +147,12 @@ def resume(
     """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one is returned as it is.
 
     Args:
-      run_dir: its folder.
-      log: where else metrics go.
-      rounds: of the whole run, if there are to be more than it was begun for.
-      devices: that share the clients from now on, if there are to be fewer or more than so far.
+      run_dir: the run's folder.
+      log: as for `run`.
+      rounds: rounds of the whole run, if more than it was begun for.
+      devices: number of devices that share the clients from now on, if not as many as so far.
       data_dir: where tensorflow-datasets keeps its data from now on, if that has changed.
-      changed_code: whether to go on where your own files have changed since.
+      changed_code: whether to go on if your own files have changed since.
       max_seconds: as for `run`.
       quiet: as for `run`.
 
@@ -186,7 +186,7 @@ def report(
     Args:
       *run_dirs: folders of runs, or folders that contain some.
       show: further columns, one or a list of those of ``jaxfl report --help``.
-      target: accuracies: further columns say what runs have spent until they reached them.
+      target: accuracies: further columns say what runs spent to reach them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
       out: where the table and the curves are written; by default the folder if it is one, else a new one,
         runs/report, runs/report-2, ...
@@ -209,13 +209,13 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
     """Open a run, finished or still going on, or a comparison.
 
     Args:
-      run_dir: its folder.
-      changed_code: whether models are made where your own files have changed since.
+      run_dir: the folder.
+      changed_code: whether models are made if your own files have changed since.
 
     Returns:
-      Of a run a `Loaded`: accuracies and losses as arrays, ``models[3].predict(images)``, what the method
-      knows of clients, the configuration. Of a comparison what `compare` returns, with its runs by label and
-      seed: ``load("runs/compare-digits").runs["fedper", 0]``, and ``.against("fedper")``, its table with a
+      For a run a `Loaded`: accuracies and losses as arrays, ``models[3].predict(images)``, what the method
+      knows of clients, the configuration. For a comparison what `compare` returns, with its runs by label and
+      seed: ``load("runs/compare-digits").runs["fedper", 0]``. Its ``.against("fedper")`` is the table with a
       column that says how much more accurate the others are.
 
     Raises:
@@ -228,22 +228,22 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
 
 
 def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
-    """What the clients of a run deploy after its newest checkpoint, as `init_from` takes it from a run.
+    """Return the weights that a run's clients deploy after its newest checkpoint, as `init_from` takes them.
 
-    ``numpy.savez("experts.npz", **jaxfl.final_weights("runs/fedavg"))`` makes a file that it takes as well.
+    ``numpy.savez("experts.npz", **jaxfl.final_weights("runs/fedavg"))`` makes a file that it takes, too.
 
     Returns:
       Arrays by their names, which are paths, see `jaxfl.models.named`: ``lenet5/params/conv1/conv/kernel``.
 
     Raises:
       JaxflError: if the folder holds no run, or one without a checkpoint that can be read, or its data or its
-        method are not at hand.
+        method are missing.
     """
     return final_arrays(_folder(run_dir))
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
-    """The setup of some options, and those of a configuration, see `jaxfl.config.given.divide`."""
+    """Divide options into the setup and those of a configuration, see `jaxfl.config.given.divide`."""
     setup, own = divide(options, config, whose)
     check_setup(setup)
     return setup, own

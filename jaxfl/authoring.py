@@ -1,6 +1,9 @@
-"""Everything that a method is written with, in one namespace; CONTRIBUTING.md shows how.
+"""What most methods are written with, in one namespace; CONTRIBUTING.md shows how.
 
 from jaxfl.authoring import Method, Training, cross_entropy, options, sharing, within
+
+Built-in methods also import from modules of `jaxfl.mechanisms`: single functions of `mixing`, `class_means`
+and others, and mechanisms that are not here, such as `exchange` and `shared_entries`.
 """
 
 from jaxfl.config.options import client_rate, options, within

@@ -1,4 +1,4 @@
-"""The one exception that jaxfl raises on purpose, and what several of its messages share."""
+"""The one exception that jaxfl raises on purpose, and the parts that several of its messages share."""
 
 import contextlib
 import difflib
@@ -12,21 +12,21 @@ from types import ModuleType
 
 
 class JaxflError(Exception):
-    """Something the user can mend. The message is one sentence: what is wrong, where, what to do.
+    """An error that the user can mend. The message is one sentence: what is wrong, where, what to do.
 
     The command line prints the message and exits with code 2; from Python it is raised as it is.
     """
 
 
 def without_traceback(error: JaxflError) -> JaxflError:
-    """An error to be told later: without its traceback, which would keep arrays in memory."""
+    """Return an error to be told later without its traceback, which would keep arrays in memory."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     gc.collect()  # some of them are in a cycle
     return error
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """End of a sentence: what the user may have meant, with a prefix, or the list of what there is."""
+    """Return the end of a sentence: what the user may have meant, with a prefix, or the known names."""
     known = [prefix + entry for entry in known if not entry.startswith("_")]
     close = difflib.get_close_matches(prefix + name, known, n=1, cutoff=0.65)
     if close:
@@ -37,7 +37,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def beyond_cohort(what: str) -> JaxflError:
-    """The sentence about what needs more than the clients of a cohort, see `jaxfl.core.host_state`."""
+    """Return the error about something that needs all clients, not only a cohort: `jaxfl.core.host_state`."""
     return JaxflError(
         f"{what}, and --client-state host has those of a cohort alone at hand; leave out --client-state host."
     )
@@ -53,7 +53,7 @@ def writing(where: str | Path):
 
 
 def unwritable(where: str | Path, error: Exception) -> JaxflError:
-    """The sentence about a failed write."""
+    """Return the error about a failed write."""
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
     closed = {errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EEXIST}
     room = "" if getattr(error, "errno", None) in closed else "free some space or "
@@ -61,12 +61,12 @@ def unwritable(where: str | Path, error: Exception) -> JaxflError:
 
 
 def unreadable(where: str | Path, error: OSError) -> JaxflError:
-    """The sentence about a failed read."""
+    """Return the error about a failed read."""
     return JaxflError(f"{where} cannot be read ({error.strerror or error}); check its permissions.")
 
 
 def read_text(path: Path) -> str:
-    """What a file of text says.
+    """Return the content of a text file.
 
     Raises:
       JaxflError: if it cannot be read, or is no text.
@@ -83,9 +83,9 @@ def optional(package: str, extra: str, what: str) -> ModuleType:
     """Import a package that is an extra.
 
     Args:
-      package: its name.
-      extra: of jaxfl, that brings it.
-      what: needs it, the beginning of a sentence.
+      package: name of the package.
+      extra: extra of jaxfl that brings it.
+      what: what needs it, the beginning of a sentence.
 
     Raises:
       JaxflError: if it is not installed.
@@ -102,7 +102,7 @@ def optional(package: str, extra: str, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def quiet():
-    """Silence what libraries log about a problem that our message says in one sentence."""
+    """Silence libraries' logs about a problem that our message says in one sentence."""
     loggers = [logging.getLogger(name) for name in ("absl", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

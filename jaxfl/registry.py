@@ -1,4 +1,4 @@
-"""Every built-in method by name: whatever stands in a file under `jaxfl.algorithms` is found there."""
+"""Every built-in method by name: all that the files under `jaxfl.algorithms` define are found."""
 
 import importlib
 import itertools
@@ -25,7 +25,7 @@ OF_COMMANDS = [  # further options, of the commands and of `jaxfl.run`
 
 
 def discover(package: ModuleType) -> dict[str, Method]:
-    """The methods that the modules of a package define, by name, sorted.
+    """Return the methods that the modules of a package define, by name, sorted.
 
     Raises:
       JaxflError: if two different methods have one name.
@@ -47,10 +47,10 @@ METHODS = discover(algorithms)
 
 
 def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
-    """The method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False}).
+    """Return the method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False}).
 
     Raises:
-      JaxflError: if there is no such method, what is named is no `Method`, or an option of its own has the
+      JaxflError: if there is no such method, the named object is no `Method`, or an option of its own has the
         name of one that all runs have.
     """
     if not isinstance(choice, str | Method):

@@ -1,4 +1,4 @@
-"""What a terminal shows: the federation, a bar while runs go on, and tables at their ends."""
+"""Terminal output: the federation, a progress bar during runs, and tables at their ends."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.export import span
-from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.observer import SILENT, Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.table import Table, as_text, tabulate
 
 
 class _Out(Console):
     def on_broken_pipe(self) -> None:
-        """Whoever reads, such as head, has seen enough: what goes on goes on without a word."""
+        """Go on silently: the reader, such as head, has seen enough."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -36,7 +36,7 @@ OUT = _Out(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 
 
 
 def announce(setup: Setup, data: Data) -> None:
-    """Say in a few lines what the federation is."""
+    """Describe the federation in a few lines."""
     count, *shape = data.source.images.shape
     form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
     OUT.print(
@@ -65,12 +65,12 @@ def announce(setup: Setup, data: Data) -> None:
 
 
 def examples(source: Source) -> str:
-    """What a source holds, in a word."""
+    """Return what a source holds, in a word."""
     return "vectors" if of_vectors(source.images.shape[1:]) else "images"
 
 
 def describe(partition: Partition, source: Source) -> str:
-    """A partition in a sentence: its clients, and how much of the data they train on."""
+    """Return a partition in a sentence: its clients, and how much of the data they train on."""
     train, test = ([*map(len, part)] for part in (partition.train, partition.test))
     rows, owners = np.unique(np.concatenate(partition.train), return_counts=True)
     there = np.count_nonzero(source.train) if source.train[rows].all() else len(source.labels)
@@ -86,7 +86,7 @@ def describe(partition: Partition, source: Source) -> str:
 
 
 def print_result(result: dict, folder: Path) -> None:
-    """Show what a run has come to."""
+    """Print the result of a run."""
     OUT.print(as_text(tabulate([(result["method"], result)])))
     if result.get("stopped_at_target"):
         OUT.print(f"It has stopped after round {result['rounds']}, where all targets were reached.")
@@ -111,9 +111,9 @@ def print_app(files: list[Path]) -> None:
 
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Observer]:
-    """Who looks on while runs go on: a bar, or nobody."""
+    """Yield the observer of runs in progress: a progress bar, or nothing."""
     if quiet:
-        yield NOBODY
+        yield SILENT
     else:
         OUT.quiet = not is_first()
         with Bar() as bar:
@@ -121,7 +121,7 @@ def shown(quiet: bool) -> Iterator[Observer]:
 
 
 def print_table(table: Table, folder: Path, more: str = "") -> None:
-    """Show a table that has been written."""
+    """Print a table that has been written."""
     OUT.print(as_text(table))
     OUT.print(f"{folder}: table.csv, table.md, table.tex, pictures{more}")
 
@@ -129,7 +129,7 @@ def print_table(table: Table, folder: Path, more: str = "") -> None:
 class Bar(Progress):
     """A progress bar over all rounds of all runs, with the newest accuracy.
 
-    It appears when the federation is there.
+    It appears when the federation is ready.
     """
 
     def __init__(self):
@@ -142,7 +142,7 @@ class Bar(Progress):
             console=OUT,
         )
         self.done = {}  # rounds of each run
-        self.shown = ""  # the run of which the bar speaks
+        self.shown = ""  # the run that the bar shows
         self.observer = Observer(self._prepared, OUT.print, progressed=self._progressed)
 
     def __enter__(self) -> Self:

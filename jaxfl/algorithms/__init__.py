@@ -1,1 +1,1 @@
-"""The methods, a file each, in a folder for each mechanism. What is here is found, see `jaxfl.registry`."""
+"""The methods, one file each, in one folder per mechanism; `jaxfl.registry` finds them."""

@@ -1,1 +1,1 @@
-"""The benchmark: workloads, how they are measured, the PyTorch loop beside them, and the report."""
+"""The benchmark: workloads, measurements, the PyTorch loop beside them, and the report."""

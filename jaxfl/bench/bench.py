@@ -28,36 +28,36 @@ from jaxfl.errors import JaxflError
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Training alone in its steady state: medians of repetitions, taken in turn with a bare PyTorch loop."""
+    """Only training, in its steady state: medians of repetitions, taken in turn with a bare PyTorch loop."""
 
     methods: tuple[str, ...] = ()
-    """Methods, each perhaps with options; by default the workload's own, of `methods` all."""
+    """Methods, each perhaps with options; by default the workload's own, for `methods` all."""
     strategies: tuple[str, ...] = ("auto",)
     """Ways to run them: auto, rows, patches, plain, tf32, bfloat16, "one device", "devices 1..all",
     "one at a time", "ten at once", "5 seeds" (in turn, and as one program)."""
     repetitions: int | None = within("[1, inf)", None)
-    """How often each is timed; by default 5 times, W5 on a CPU twice."""
+    """Number of times each is timed; by default 5 times, W5 on a CPU twice."""
     rounds_per_repetition: int = within("[1, inf)", 1)
     """Rounds that are timed together."""
     torch: bool = True
     """Whether the PyTorch loop takes its turn, with fedavg, fedper, fedrep and ditto; never in `methods`."""
     grow: tuple[int, ...] = ()
     """FIRST LAST: train FIRST clients, twice as many, and so on up to LAST or until memory refuses; then
-    once more as many as it took."""
+    once more the number that fitted."""
     checksum: bool = False
-    """Record a checksum of what was trained: equal ones, equal bits."""
+    """Record a checksum of what was trained: equal checksums mean equal bits."""
     small: bool = False
-    """Four clients with ten images in place of the workload's: says that a command works, not how fast."""
+    """Four clients with ten images in place of the workload's: shows that a command works, not how fast."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data, or mnist.npz and cifar10.npz are; random images take the
     place of a set that is missing."""
     out: Path | None = None
-    """A JSON file for the records; a picture is written beside it. The same command again goes on where one
-    was cut short."""
+    """A JSON file for the records; a picture is written beside it. Repeating a command that was cut short
+    continues it."""
 
 
 class Measured(NamedTuple):
-    """What a benchmark has come to.
+    """The results of a benchmark.
 
     Args:
       records: those of `measure`, each with its "workload", "data" ("real" or "random"), "machine",
@@ -73,10 +73,10 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     """Measure some workloads, all by default.
 
     Args:
-      names: of workloads.
+      names: names of workloads.
       options: how they are measured.
       command: what the user wrote, for the records.
-      say: told what is going on.
+      say: called with messages about the progress.
 
     Raises:
       JaxflError: if a workload, strategy or method is unknown, a number out of range, or PyTorch missing.
@@ -97,10 +97,10 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     facts = {"machine": _idle(machine(), say), "versions": versions(torch), "command": command}
     check_writable(options.out)
     records, failures = unfinished(options.out, facts, say), []
-    images, once = {}, functools.cache(say)  # those of the last workload; every sentence about images
+    images, once = {}, functools.cache(say)  # of the last workload; each sentence about images only once
 
     def measured(name, workload, choice, **more):
-        """The new records of a method on a workload, which goes by this name; none if they are there."""
+        """Return the new records of a method on a workload of this name; none if they exist already."""
         if any((one["workload"], one["method"]) == (name, choice) for one in records):
             return []
         setup = setup_of(workload).replace(data_dir=options.data_dir)
@@ -126,7 +126,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
         keep(records, options.out)
 
     def grow(name, workload, choice):
-        """Double the clients until memory refuses; then train once more as many as it took."""
+        """Double the clients until memory refuses; then train once more the number that fitted."""
         first, last = (4, 16) if options.small else options.grow
         clients, refused = first, None
         while clients <= last and not refused:
@@ -162,7 +162,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
 
 
 def _idle(computer: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """The same machine; whoever looks on is told where it is busy."""
+    """Return the same machine, and tell the user if it is busy."""
     if (computer["load"] or 0) > computer["cores"] / 4:
         say(
             f"This machine is busy (load {computer['load']:.1f} on {computer['cores']} cores): the PyTorch "

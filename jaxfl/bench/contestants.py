@@ -21,11 +21,11 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import digest
 from jaxfl.runs.variant import Variant
 
-TORCH = "torch"  # stands in place of a strategy
+TORCH = "torch"  # in place of a strategy's name
 
 
 class Trained(NamedTuple):
-    """What rounds leave that were trained to measure them.
+    """What measured rounds leave besides the seconds of the clock.
 
     Args:
       flops: floating-point operations to add up, arrays and numbers, see `jaxfl.core.rounds.Report`.
@@ -41,16 +41,16 @@ class Contestant(NamedTuple):
 
     Args:
       strategy: its name.
-      train: of the number of a repetition; returns when its rounds are trained.
-      devices: how many of them it uses.
-      precision: what it computes in, as in `Setup`.
-      seeds: how many runs it trains.
-      clients_at_once: how many clients train side by side on a device.
-      compile_s: seconds of tracing and compiling; fewer where the persistent cache had the program, 0
-        where an earlier contestant compiled the same one.
-      peak_bytes: what the compiled rounds hold at once, see `jaxfl.core.memory.peak_bytes`.
+      train: takes the number of a repetition; returns when its rounds are trained.
+      devices: number of devices that it uses.
+      precision: arithmetic, as in `Setup`.
+      seeds: number of runs that it trains.
+      clients_at_once: number of clients that train side by side on a device.
+      compile_s: seconds of tracing and compiling; fewer if the persistent cache had the program, 0
+        if an earlier contestant compiled the same one.
+      peak_bytes: bytes that the compiled rounds hold at once, see `jaxfl.core.memory.peak_bytes`.
       convolution: how the networks convolve a batch, a word or several.
-      checksum: of the bits of what is trained by now.
+      checksum: returns a checksum of the bits of what is trained by now.
     """
 
     strategy: str
@@ -66,7 +66,7 @@ class Contestant(NamedTuple):
 
 
 def chunks(cohorts: PerGroup, rounds: int) -> list[PerGroup]:
-    """Cohorts with leaves (..., all rounds, k_g), in chunks of so many rounds."""
+    """Split cohorts with leaves (..., all rounds, k_g) into chunks of `rounds` rounds."""
     firsts = range(0, cohorts[0].mask.shape[-2], rounds)
     return [jax.tree.map(lambda leaf, t=first: leaf[..., t : t + rounds, :], cohorts) for first in firsts]
 
@@ -80,16 +80,16 @@ def in_jaxfl(
     runs: list[PerGroup],
     rounds: int,
 ) -> Contestant:
-    """The engine's rounds, compiled for chunks of so many.
+    """Return the contestant of the engine's rounds, compiled for chunks of `rounds`.
 
     Args:
-      name: of the strategy.
-      strategy: what it is.
+      name: name of the strategy.
+      strategy: the strategy.
       variant: the method.
       setup: the strategy's options.
-      federation: prepared with them.
+      federation: the federation, prepared with them.
       runs: the cohorts of each seed.
-      rounds: of a repetition.
+      rounds: rounds of a repetition.
 
     Raises:
       JaxflError: if runs are to be one program, but the method has steps outside of programs.
@@ -111,7 +111,7 @@ def in_jaxfl(
     states = [federation.place(state, strategy.together) for state in states]
 
     def cohorts(federation):
-        """For every repetition those of each program, in as many pieces as it runs.
+        """Return for every repetition the cohorts of each program, in as many pieces as it runs.
 
         They are the last rounds of a run: after warm-ups and votes.
         """
@@ -143,7 +143,7 @@ def in_jaxfl(
     of_turns = cohorts(federation)
 
     def between(host, i, cohort):
-        """The host step after a round of run i: its operations and seconds."""
+        """Run the host step after a round of run i, and return its operations and seconds."""
         begun, cohort = time.perf_counter(), jax.tree.map(lambda leaf: leaf[0], cohort)
         key = jax.random.fold_in(keys[i], cohort.round)
         state = federation.replicate(states[i])
@@ -183,7 +183,7 @@ def in_jaxfl(
 def in_torch(
     federation: Federation, method: str, config: Any, parts: tuple[Phase, ...], run: PerGroup, rounds: int
 ) -> Contestant:
-    """The PyTorch loop; on a CPU it may use all cores."""
+    """Return the PyTorch loop as a contestant; on a CPU it may use all cores."""
     from jaxfl.bench import torch_loop  # PyTorch is an extra
 
     weights = initial_weights(jax.random.key(0), federation)[0]

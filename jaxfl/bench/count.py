@@ -1,4 +1,4 @@
-"""How many rows and optimiser steps some rounds train, of methods whose local training is known here.
+"""The numbers of rows and optimiser steps of rounds, for methods whose local training is known here.
 
 Operations need no such table: the engine counts them for any method, see `jaxfl.core.flops`.
 """
@@ -14,12 +14,12 @@ from jaxfl.models.model import Model
 
 
 class Phase(NamedTuple):
-    """A part of a client's round, like `jaxfl.mechanisms.sharing.Phase` but of whole epochs.
+    """A part of a client's round, like `jaxfl.mechanisms.sharing.Phase`, but always of whole epochs.
 
     Args:
-      blocks: names of those that train.
+      blocks: names of the blocks that train.
       epochs: passes over the client's rows.
-      personal: whether it is a model of the client's own, pulled towards the global one (Ditto).
+      personal: whether a personal model trains, pulled towards the global one (Ditto).
     """
 
     blocks: tuple[str, ...]
@@ -40,7 +40,7 @@ def _ditto(config: Any, model: Model) -> tuple[Phase, ...]:
     return own, *_jointly(config, model)
 
 
-# Method -> what a client's round consists of. The PyTorch loop knows these methods.
+# Method -> the phases of a client's round. The PyTorch loop knows these methods.
 PHASES: dict[str, Callable[[Any, Model], tuple[Phase, ...]]] = {
     "fedavg": _jointly,
     "fedper": _jointly,
@@ -50,7 +50,7 @@ PHASES: dict[str, Callable[[Any, Model], tuple[Phase, ...]]] = {
 
 
 class Work(NamedTuple):
-    """What some rounds train.
+    """The amount of training in some rounds.
 
     Args:
       samples: real training rows, each as often as it is used.
@@ -62,12 +62,12 @@ class Work(NamedTuple):
 
 
 def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size: int) -> Work:
-    """The work of some rounds.
+    """Return the work of some rounds.
 
     Args:
       federation: the clients.
       cohorts: per group `Slots` with leaves (rounds, k_g).
-      phases: per group what a client's round consists of.
+      phases: per group the phases of a client's round.
       batch_size: rows of a mini-batch.
     """
     samples = steps = 0

@@ -1,7 +1,7 @@
-"""Everything that an accelerator should tell, in parts that can be resumed.
+"""All measurements of an accelerator, in parts that can be resumed.
 
-A part is a `jaxfl bench` command in a process of its own: one that hangs, or that the system ends for want of
-memory, ends alone, and what a part sets in its environment holds for it alone. All of them leave one folder:
+A part is a `jaxfl bench` command in a separate process. One that hangs, or that the system ends for lack of
+memory, does not end the others, and a part's environment holds only for it. All write to one folder:
 
     ends.json                of every part that has ended how it did, its command and its seconds
     W2.json, W2.png          what a part has measured
@@ -41,10 +41,10 @@ class Part(NamedTuple):
     """A question, and the command that answers it.
 
     Args:
-      asks: it.
+      asks: the question.
       command: words after `jaxfl bench`.
       limit_s: seconds after which it is ended; what it has measured by then is kept.
-      environment: what it sets; flags of XLA are added to those that are set.
+      environment: variables that it sets; flags of XLA are added to those already set.
     """
 
     asks: str
@@ -64,8 +64,8 @@ ANEW = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 DETERMINISTIC = ANEW | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 TRAINED = "W2 --methods fedavg --no-torch --repetitions 3 --checksum"
 
-# In the order of their worth: a job may end early. Limits go by what an H200 took, as far as it has told.
-# What a command measures in turn is lost together when its time is over, so none measures much; what it has
+# The most useful first: a job may end early. Limits follow the times of an H200, as far as they are known.
+# All that a command measures in turn is lost when its time is over, so none measures much; what it has
 # compiled is found again.
 PARTS = {
     "W2": Part("How much faster than a PyTorch loop is a small CNN?", "W2 --repetitions 3", 130),
@@ -131,14 +131,14 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Everything that an accelerator should tell, in parts of minutes."""
+    """All measurements of an accelerator, in parts of minutes."""
 
     out: Path | None = None
-    """The folder for records and summary. The same command again goes on where it was cut short."""
+    """The folder for records and summary. Repeating a command that was cut short continues it."""
     parts: tuple[str, ...] = ()
-    """Which, by their names, also those that have ended before; by default all that have not."""
+    """Names of parts to run, also those that have ended before; by default all that have not."""
     max_seconds: float | None = within("(0, inf)", None)
-    """Begin no part that may end later than so many seconds from now; exit with code 75 where some are
+    """Begin no part that may end later than this many seconds from now; exit with code 75 if some are
     left."""
     small: bool = False
     """Rehearse all of it with four clients in each, and eight minutes for each part, as a CPU compiles
@@ -152,15 +152,15 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
     """Measure the parts that are left.
 
     Args:
-      options: which, and where to.
-      say: told what is going on.
+      options: which parts, and the folder.
+      say: called with messages about the progress.
 
     Returns:
-      What is known by now, as Markdown; summary.md has it as well.
+      The results so far, as Markdown, which is also in summary.md.
 
     Raises:
       JaxflError: if there is no such part, or the folder cannot be used.
-      Interrupted: if `max_seconds` leave some to do.
+      Interrupted: if parts are left after `max_seconds`.
     """
     check("bench device", options)
     if options.out is None:
@@ -192,10 +192,10 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
 
 
 def _ends(folder: Path, small: bool) -> dict[str, dict]:
-    """How the parts have ended that a folder knows of.
+    """Return how the parts in a folder have ended.
 
     Raises:
-      JaxflError: if it holds a run, is damaged, or knows of a rehearsal where this is none, or the reverse.
+      JaxflError: if the folder holds a run, is damaged, or is a rehearsal where this is none, or the reverse.
     """
     if (folder / CONFIG).exists():
         raise JaxflError(f"{folder} holds a run; choose another folder for --out.")
@@ -212,14 +212,14 @@ def _ends(folder: Path, small: bool) -> dict[str, dict]:
 
 
 def summarised(folder: Path, ends: dict[str, dict]) -> str:
-    """What the folder says by now; it is written there."""
+    """Write the folder's summary so far, and return it."""
     said = summary(ends, {name: _records(folder, name) for name in ends})
     files.write_texts(folder, {"summary.md": said})
     return said
 
 
 def _end(folder: Path, name: str, part: Part, options: Device) -> dict[str, Any]:
-    """Run a part to its end, and say how that was."""
+    """Run a part to its end, and return how it ended."""
     words = [*shlex.split(part.command), "--out", str(folder / f"{name}.json")]
     words += ["--small"] if options.small else []
     words += ["--data-dir", str(options.data_dir)] if options.data_dir else []
@@ -254,7 +254,7 @@ def _environment(part: Part) -> dict[str, str]:
 
 
 def _how(code: int | None, part: Part, folder: Path, name: str) -> str:
-    """How a process has ended, in a sentence: its own where it said one."""
+    """Return how a process has ended, in a sentence: its own if it printed one."""
     if code is None:
         kept = len(_records(folder, name)) or "no"
         return f"Its {part.limit_s} s were over; it had written {kept} records by then."
@@ -269,11 +269,11 @@ def _how(code: int | None, part: Part, folder: Path, name: str) -> str:
 
 
 def _records(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What a part has measured, or what it had when it was cut short; perhaps an earlier time."""
+    """Return a part's records, or those that it had when it was cut short, perhaps in an earlier try."""
     whole = folder / f"{name}.json"
     return _read(whole.with_suffix(UNFINISHED), None) or _read(whole, [])
 
 
 def _read(path: Path, otherwise: Any) -> Any:
-    """What a file of JSON holds that is written at once."""
+    """Return what a JSON file holds, which is written at once, or `otherwise` without a file."""
     return json.loads(path.read_text()) if path.exists() else otherwise

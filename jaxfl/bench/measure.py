@@ -1,4 +1,4 @@
-"""Measuring: training alone, in its steady state, all contestants in turn.
+"""Measurements of training only, in its steady state, all contestants in turn.
 
 A *contestant* is one way to train the same rounds: jaxfl with a strategy, the PyTorch loop, a rival method.
 They train the same cohorts one after the other, repetition by repetition, so a machine that slows down slows
@@ -32,15 +32,15 @@ from jaxfl.runs.variant import choose, provided
 
 
 class Done(NamedTuple):
-    """What the contestants did, in arrays (repetitions, contestants).
+    """Measurements of the contestants, in arrays (repetitions, contestants).
 
     Args:
-      seconds: that they took.
-      host_s: of these, outside of compiled programs; see `Trained`.
-      flops: operations of training and, as far as these add them, of host steps. Of the PyTorch loop, which
-        counts none, those of the first contestant for as many samples.
-      samples: see `Work`; None of methods without an entry in `PHASES`.
-      steps: likewise.
+      seconds: seconds that they took.
+      host_s: seconds of these outside of compiled programs, see `Trained`.
+      flops: operations of training and, as far as these add them, of host steps. The PyTorch loop counts
+        none; it has those of the first contestant for as many samples.
+      samples: see `Work`; None for methods without an entry in `PHASES`.
+      steps: the same.
     """
 
     seconds: np.ndarray
@@ -65,15 +65,15 @@ def measure(
     """Measure one method on one workload.
 
     Args:
-      workload: which.
+      workload: the workload.
       choice: the method, perhaps with options.
       setup: the workload's options.
       source: its images.
       strategies: by name.
       repetitions: how often each contestant is timed.
-      rounds: that it trains each time.
+      rounds: rounds that it trains each time.
       torch: whether the PyTorch loop takes part where it knows the method and the workload has no rival.
-      checksum: whether the bits of what was trained are to be known again.
+      checksum: whether to record a checksum of the bits of what was trained.
 
     Returns:
       A `Record` of each strategy, and of the PyTorch loop if it took part.
@@ -124,12 +124,12 @@ def measure(
 
 
 def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: float) -> Done:
-    """What some contestants do, one after the other.
+    """Train contestants in turn, and return their measurements.
 
     Args:
       contestants: who trains.
-      repetitions: how often; fewer where one of them has used up its patience.
-      patience_s: seconds.
+      repetitions: number of repetitions; fewer if one of them has taken more than `patience_s`.
+      patience_s: seconds after which none is repeated.
     """
     for one in contestants:
         one.train(0)
@@ -142,7 +142,7 @@ def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: fl
 
 
 def _turn(one: Contestant, number: int) -> tuple[float, float, float]:
-    """Seconds, seconds on the host and operations of one repetition."""
+    """Train one repetition, and return its seconds, seconds on the host and operations."""
     begun = time.perf_counter()
     trained = one.train(number)
     seconds = time.perf_counter() - begun
@@ -159,7 +159,7 @@ def _with_work(
     batch_size: int,
     rounds: int,
 ) -> Done:
-    """`done` with the samples and steps of the cohorts that each contestant trained."""
+    """Return `done` with the samples and steps of the cohorts that each contestant trained."""
     of_runs = np.array(
         [[work(federation, turn, parts, batch_size) for turn in chunks(run, rounds)] for run in runs]
     )  # (runs, 1 + repetitions, 2)
@@ -176,7 +176,7 @@ def _with_work(
 def _record(
     i: int, contestants: Sequence[Contestant], done: Done, checksum: bool, facts: dict[str, Any]
 ) -> Record:
-    """The record of contestant i; `facts` are the entries that all have alike."""
+    """Return the record of contestant i; `facts` are the entries that all share."""
     one, last = contestants[i], contestants[-1]
     seconds, host_s, flops = done.seconds[:, i], done.host_s[:, i], done.flops[:, i]
     rounds = facts["rounds_per_repetition"]
@@ -227,14 +227,14 @@ def _record(
 
 @functools.cache
 def matmul_flops(precision: str, devices: int, attempts: int = 10) -> float:
-    """FLOP/s of products of two square matrices, one on each of some devices at the same time.
+    """Return FLOP/s of products of two square matrices, one on each of some devices at the same time.
 
-    Measured together and not multiplied: the product of one CPU device already takes all cores.
+    The devices are measured together, not multiplied: the product of one CPU device already takes all cores.
 
     Args:
       precision: as in `Setup`, of the matrices and their product.
-      devices: how many of JAX's.
-      attempts: the best of them counts.
+      devices: number of JAX's devices.
+      attempts: number of attempts; the best one counts.
     """
     size = 1024 if jax.default_backend() == "cpu" else 8192
     dtype = jnp.bfloat16 if precision == "bfloat16" else jnp.result_type(float)

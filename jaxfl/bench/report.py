@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a table, a JSON list of records, and a picture of it."""
+"""The output of a benchmark: a table, a JSON list of records, and a picture of it."""
 
 import json
 import os
@@ -39,7 +39,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def table(records: list[dict[str, Any]]) -> Table:
-    """The medians, one row a record; columns that say nothing are left out."""
+    """Return a table of the medians, one row per record; columns that say nothing are left out."""
     drawn = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     titles, rows = cells(records)
     for name in titles:
@@ -51,7 +51,7 @@ def table(records: list[dict[str, Any]]) -> Table:
 
 
 def cells(records: list[dict[str, Any]]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The same as titles and rows of text."""
+    """Return the same as titles and rows of text."""
     columns = {name: [cell(record) for record in records] for name, cell in COLUMNS.items()}
     columns = {name: column for name, column in columns.items() if set(column) not in ({"-"}, {"auto"})}
     return list(columns), list(zip(*columns.values(), strict=True))
@@ -62,7 +62,7 @@ def _rate(value: float) -> str:
 
 
 def _beside_first(record: dict[str, Any]) -> float | None:
-    """None for the first strategy itself, and for the PyTorch loop, which has a column of its own."""
+    """Return the ratio to the first; None for the first itself, and the PyTorch loop, which has a column."""
     itself = record["ratio_to_first"] == 1 or record["strategy"] == TORCH
     return None if itself else record["ratio_to_first"]
 
@@ -72,7 +72,7 @@ def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, device, and how busy it is: "load", processes that want to run, over the last minute."""
+    """Return processor, device, and "load", the processes that want to run, over the last minute."""
     info, name = Path("/proc/cpuinfo"), platform.processor()
     if info.exists():
         models = [line.partition(":")[2] for line in info.read_text().splitlines() if "model name" in line]
@@ -88,14 +88,14 @@ def machine() -> dict[str, Any]:
 
 
 def versions(torch: bool) -> dict[str, str | None]:
-    """Of jaxfl and what it computes with."""
+    """Return the versions of jaxfl and what it computes with."""
     told = environment()
     known = ("jaxfl", "git", "jax", "jaxlib", "flax", "optax", "numpy", "python")
     return {name: told[name] for name in known} | ({"torch": version("torch")} if torch else {})
 
 
 def keep(records: list[dict[str, Any]], path: Path | None) -> None:
-    """Write down what has been measured so far, for `unfinished` to find."""
+    """Write the records so far, for `unfinished` to find."""
     if path:
         files.write_json(path.with_suffix(UNFINISHED), records)
 
@@ -120,7 +120,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The records of a command that was cut short, where `facts` are the same; whoever looks on is told."""
+    """Return the records of a command that was cut short, if `facts` are the same, and tell the user."""
     kept = path and path.with_suffix(UNFINISHED)
     if not (kept and kept.is_file()):
         return []
@@ -142,7 +142,7 @@ def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], No
 
 
 def save(records: list[dict[str, Any]], path: Path) -> Path:
-    """Write the records to `path`, and their picture beside it, whose path is returned."""
+    """Write the records to `path` and their picture beside it; return the picture's path."""
     keep(records, path)
     picture = path.with_suffix(".png")
     draw(records, picture)
@@ -152,7 +152,7 @@ def save(records: list[dict[str, Any]], path: Path) -> Path:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Write a PNG: what an operation costs in each method where they have a rival, or rates."""
+    """Write a PNG: the cost of an operation in each method if all have a rival, else rates."""
     beside_rival = all(record["ratio_to_rival"] for record in records)
     figure = _dearness(records) if beside_rival else _rates(records)
     with writing(path):
@@ -160,7 +160,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
 
 
 def _dearness(records: list[dict[str, Any]]) -> Figure:
-    """Seconds per operation as multiples of the rival's, a bar a record; the part of host steps is paler."""
+    """Draw seconds per operation as multiples of the rival's, a bar per record, host steps paler."""
     figure = Figure((7, 1.2 + 0.3 * len(records)), layout="constrained", dpi=150)
     axes, several = figure.subplots(), len({record["strategy"] for record in records}) > 1
     names = [record["method"] + (f", {record['strategy']}" if several else "") for record in records]
@@ -182,7 +182,7 @@ def _dearness(records: list[dict[str, Any]]) -> Figure:
 
 
 def _rates(records: list[dict[str, Any]]) -> Figure:
-    """Rates by workload and method, a bar per strategy; a whisker spans the repetitions."""
+    """Draw rates by workload and method, a bar per strategy; a whisker spans the repetitions."""
     counted = all(record["samples_per_s"] for record in records)
     what, label = ("samples", "training samples") if counted else ("flops", "floating-point operations")
     places = list(dict.fromkeys((record["workload"], record["method"]) for record in records))

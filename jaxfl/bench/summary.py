@@ -1,17 +1,18 @@
-"""What the records of a device say, as Markdown: aims, what `auto` should choose, what fits, equal bits."""
+"""A summary of a device's records, as Markdown: aims, what `auto` should choose, what fits, equal bits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxfl.bench.contestants import TORCH
 from jaxfl.bench.report import cells
+from jaxfl.machine import markdown
 
 Record = dict[str, Any]
 
 TIMES_TORCH = {"W2": 50, "W3": 10}  # what an accelerator should reach
 MFU = {"resnet18": 0.3}
-# Samples/s of the PyTorch loop on a CPU of two cores, from experiments/bench/epyc-2-cores.json: they stand in
-# where there is no PyTorch.
+# Samples/s of the PyTorch loop on a CPU of two cores, from experiments/bench/epyc-2-cores.json: they are
+# used where there is no PyTorch.
 ON_A_CPU = {
     ("W2", "fedavg"): 1530,
     ("W2", "fedrep"): 2352,
@@ -19,15 +20,15 @@ ON_A_CPU = {
     ("W3", "fedavg"): 1054,
 }
 CHOICES = {"convolution": "convolution", "clients at once": "clients_at_once", "precision": "precision"}
-NOISE = 1.05  # whoever is faster by less than this is as fast
+NOISE = 1.05  # what is faster by less than this counts as equally fast
 
 
 def summary(ends: Mapping[str, dict], parts: Mapping[str, list[Record]]) -> str:
-    """All of it.
+    """Return the whole summary.
 
     Args:
-      ends: of each part how it has ended, see `jaxfl.bench.device`.
-      parts: its records.
+      ends: by part, how it has ended, see `jaxfl.bench.device`.
+      parts: by part, its records.
     """
     records = [record for of_part in parts.values() for record in of_part]
     sections = {
@@ -44,19 +45,18 @@ def summary(ends: Mapping[str, dict], parts: Mapping[str, list[Record]]) -> str:
             ("network", "most clients", "at once", "GB held", "refused", "afterwards"), _growth(records)
         ),
         "Two processes, equal bits": _table(("", "equal", "samples/s", "times the default's"), _bits(parts)),
-        "Records": _table(*cells(records)) if records else [],
+        "Records": _table(*cells(records)) if records else "",
     }
     lines = [f"# {_device(records)}", ""]
     for title, body in sections.items():
-        lines += [f"## {title}", "", *(body or ["Not measured yet."]), ""]
+        lines += [f"## {title}", "", body or "Not measured yet.", ""]
     return "\n".join(lines)
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of Markdown; none without rows."""
-    body = [list(row) for row in rows]
-    lines = [titles, ["---"] * len(titles), *body] if body else []
-    return [f"| {' | '.join(line)} |" for line in lines]
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table, or nothing without rows."""
+    body = list(rows)
+    return markdown.table(titles, body) if body else ""
 
 
 def _device(records: list[Record]) -> str:
@@ -69,7 +69,7 @@ def _device(records: list[Record]) -> str:
 
 
 def _times_torch(records: list[Record]):
-    """Of each method that has an aim the record beside PyTorch, where there is one, or else the first."""
+    """Yield for each method with an aim the record beside PyTorch if there is one, else the first."""
     ours = [one for one in records if one["workload"] in TIMES_TORCH and one["strategy"] == "auto"]
     chosen = {}
     for one in sorted(ours, key=lambda one: one["ratio_to_torch"] is None):
@@ -92,7 +92,7 @@ def _mfu(records: list[Record]):
 
 
 def _choices(records: list[Record]):
-    """Of each choice that `auto` makes what else was tried by the same command, all else equal."""
+    """Yield for each choice of `auto` what else the same command tried, all else equal."""
     ours = [one for one in records if one["seeds"] == 1 and one["strategy"] != TORCH]
     for auto in ours:
         if auto["strategy"] != "auto":
@@ -114,7 +114,7 @@ def _choices(records: list[Record]):
 
 
 def _growth(records: list[Record]):
-    """Of each network the most clients that were trained, and what refused more."""
+    """Yield for each network the most clients that were trained, and the refusal of more."""
     grown = [one for one in records if "-own-" in one["workload"]]
     for network in dict.fromkeys(" ".join(one["models"]) for one in grown):
         its_own = [one for one in grown if " ".join(one["models"]) == network]
@@ -129,7 +129,7 @@ def _growth(records: list[Record]):
 
 
 def _bits(parts: Mapping[str, list[Record]]):
-    """Two processes each, with and without XLA's flag."""
+    """Yield the comparison of two processes each, with and without XLA's flag."""
     default = None
     for kind in ("default", "deterministic"):
         both = [record for i in (1, 2) for record in parts.get(f"{kind}-{i}", [])]

@@ -1,9 +1,9 @@
-"""The same training as a careful PyTorch loop, one client after another: what jaxfl is measured against.
+"""The same training as a careful PyTorch loop, one client after another, with which jaxfl is compared.
 
 Nothing in it is slow on purpose. The normalised images are on the device before the clock starts, no
-DataLoader stands in between, one network serves all clients, and nothing is evaluated. Layers, initial
-weights, batch sizes, numbers of steps, optimiser and aggregation are jaxfl's. It runs on as many threads as
-suit it best.
+DataLoader is used, one network serves all clients, and nothing is evaluated. Layers, initial
+weights, batch sizes, numbers of steps, optimiser and aggregation are jaxfl's. It runs on the number
+of threads that is fastest.
 """
 
 import time
@@ -39,10 +39,10 @@ def prepare(
     """Make a round of FedAvg, FedPer, FedRep or Ditto.
 
     Args:
-      federation: of one architecture.
-      method: its name.
+      federation: a federation of one architecture.
+      method: the method's name.
       config: its options; the optimiser is sgd.
-      phases: what a client's round consists of.
+      phases: the phases of a client's round.
       weights: the initial global model.
 
     Returns:
@@ -111,9 +111,9 @@ def prepare(
 
 
 def choose_threads(work: Callable[[], object]) -> None:
-    """Give PyTorch all of its threads, or one where some work is faster so: steps on small batches are.
+    """Give PyTorch all of its threads, or one if that is faster, as for steps on small batches.
 
-    A GPU's steps are launched by one thread: there is nothing to choose.
+    One thread launches a GPU's steps, so nothing is chosen there.
     """
     if jax.default_backend() == "gpu":
         return
@@ -133,15 +133,15 @@ def train(net, phase: Phase, images, rows, targets, config, received) -> torch.T
 
     Args:
       net: its children are the blocks; it is changed.
-      phase: which of them, and for how many epochs.
+      phase: which of them train, and for how many epochs.
       images: (N, C, H, W), of all clients.
-      rows: (n,) the client's.
-      targets: (n,) its outputs.
+      rows: (n,), the client's rows of these.
+      targets: (n,), its outputs.
       config: rates and the batch size.
       received: {name: leaf} of the global model, to which a personal one is pulled.
 
     Returns:
-      () the mean loss over the batches.
+      (), the mean loss over the batches.
     """
     for name, block in net.named_children():
         block.train(name in phase.blocks)
@@ -168,10 +168,10 @@ def train(net, phase: Phase, images, rows, targets, config, received) -> torch.T
 
 
 def network(model: Model, weights: Weights) -> nn.Sequential:
-    """A model with its weights in PyTorch, each block a child of the same name.
+    """Build a model with its weights in PyTorch, each block a child of the same name.
 
     Raises:
-      JaxflError: if a block is of a kind that is not known here.
+      JaxflError: if a block's kind is not known here.
     """
     net = nn.Sequential()
     x = torch.zeros((1, *np.roll(model.shape, 1)))

@@ -1,4 +1,4 @@
-"""What is measured: five federations, as data, and the ways in which jaxfl can run them."""
+"""The workloads: five federations, as data, and the ways in which jaxfl can run them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Strategy(NamedTuple):
 
     Args:
       setup: options of `Setup`.
-      seeds: how many runs there are, each with its own weights, cohorts and batches.
+      seeds: number of runs, each with its own weights, cohorts and batches.
       together: whether they are one program, or take turns.
     """
 
@@ -34,7 +34,7 @@ class Strategy(NamedTuple):
 
 
 def strategies(names: Sequence[str]) -> dict[str, Strategy]:
-    """Strategies by name, in order; "5 seeds" and "devices 1..all" are names of several.
+    """Return strategies by name, in order; "5 seeds" and "devices 1..all" are names of several.
 
     Raises:
       JaxflError: if one is unknown.
@@ -65,15 +65,15 @@ class Workload(NamedTuple):
     """A federation and how its clients train.
 
     Args:
-      what: one line.
-      images: training images that the clients share; the first of the data set.
+      what: description in one line.
+      images: number of training images that the clients share, the first of the data set.
       setup: options of `Setup`.
       methods: choices such as ``"ditto,personal_epochs=1"``; none stands for all built-in ones.
       training: options that all methods have.
       on_cpu: options of `Setup` for a machine without an accelerator.
-      repetitions_on_cpu: how often it is timed there, unless the user says it.
+      repetitions_on_cpu: number of repetitions there, unless the user sets it.
       rival: the method with which each takes turns, in place of the PyTorch loop.
-      patience_s: a contestant that has trained longer than this, seconds, is timed no further.
+      patience_s: seconds; a contestant that has trained longer is timed no further.
     """
 
     what: str
@@ -88,7 +88,7 @@ class Workload(NamedTuple):
 
 
 def _of_each_class(samples: int) -> dict[str, Any]:
-    """Clients with equally many rows of all ten classes."""
+    """Return options for clients with equally many rows of all ten classes."""
     return {"partition": f"classes,classes_per_client=10,samples_per_client={samples}"}
 
 
@@ -135,7 +135,7 @@ WORKLOADS = {
 }
 
 
-# Variants that answer one question each; they run when they are named.
+# Variants that answer one question each; they run only when named.
 EQUAL = WORKLOADS["W1"]._replace(
     what="W1 with equal clients: what do unequal ones cost?",
     setup=WORKLOADS["W1"].setup | {"partition": "iid"},
@@ -151,7 +151,7 @@ GROWTH = {
 METHODS = Workload(
     "CIFAR-10, LeNet5 and cifar_small, 20 clients of 200 images: what does an operation cost in each method?",
     5_000,
-    # As many features in both, as some methods need it.
+    # Equally many features in both, as some methods need that.
     {"dataset": "cifar10", "models": ("lenet5", "cifar_small,features=84"), "clients": 20}
     | _of_each_class(200),
     (),
@@ -164,7 +164,7 @@ RESNET = WORKLOADS["W5"]._replace(
     setup=WORKLOADS["W5"].setup | {"models": ("resnet18",)},
     methods=("fedavg",),
 )
-# As many images each however many clients there are, so that --grow finds the most.
+# The same number of images per client for any number of clients, so that --grow finds the most.
 OWN = {
     f"{model}-own": Workload(
         f"CIFAR-10, clients of three images, each with a {model} of its own: how many fit in memory?",
@@ -179,42 +179,42 @@ VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET} | GROWTH 
 
 
 def grown(workload: Workload, clients: int) -> Workload:
-    """The workload with so many clients, and as many images for each as before."""
+    """Return the workload with `clients` clients, and as many images for each as before."""
     images = workload.images * clients // workload.setup["clients"]
     number = {"clients": clients}
     return workload._replace(images=images, setup=workload.setup | number, on_cpu=workload.on_cpu | number)
 
 
 def small(workload: Workload) -> Workload:
-    """Its networks and methods with four clients of ten images: to see that it works, not how fast."""
+    """Return the workload with four clients of ten images, to see that it works, not how fast."""
     few = {"clients": 4, "participation": 1.0} | _of_each_class(10)
     return workload._replace(images=200, setup=workload.setup | few, on_cpu={}, repetitions_on_cpu=1)
 
 
 def setup_of(workload: Workload) -> Setup:
-    """The workload's options on this machine.
+    """Return the workload's options on this machine.
 
-    Clients train on all rows that they share: test rows, of which speed needs none but every client has to
-    have some, are the source's.
+    Clients train on all rows that they share. Test rows are the source's: speed needs none, but every client
+    must have some.
     """
     here = workload.on_cpu if jax.default_backend() == "cpu" else {}
     return Setup.of(**{"test": "source", "max_test": 10} | workload.setup | here)
 
 
 def repetitions_of(workload: Workload) -> int:
-    """How often the workload is timed on this machine."""
+    """Return how often the workload is timed on this machine."""
     return workload.repetitions_on_cpu if jax.default_backend() == "cpu" else REPETITIONS
 
 
 def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> tuple[Source, str]:
-    """The workload's images, and whether they are "real" or "random".
+    """Return the workload's images, and whether they are "real" or "random".
 
-    They are real where tensorflow-datasets has them prepared, or `data_dir` has them as arrays, mnist.npz.
+    They are real if tensorflow-datasets has prepared them, or `data_dir` has them as arrays, mnist.npz.
 
     Args:
-      workload: which.
+      workload: the workload.
       setup: its options; `data_dir` says where the data set may be.
-      say: told why, where random images of the same shape take the place of a data set.
+      say: called with the reason if random images of the same shape replace a data set.
     """
     name, folder = setup.data.dataset, setup.machine.data_dir
     if folder and (folder / f"{name}.npz").is_file():

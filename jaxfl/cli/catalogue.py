@@ -1,4 +1,4 @@
-"""What `jaxfl list` shows: what there is by name, and the options of each."""
+"""The tables of `jaxfl list`: all that has a name, and the options of each."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from jaxfl.models.zoo import GIVEN, MODELS, described
 
 
 def everything() -> Iterator[RichTable]:
-    """Methods, models, partitions, topologies, shifts, schedules and data sets, a table each."""
+    """Yield a table each of methods, models, partitions, topologies, shifts, schedules and data sets."""
     methods = RichTable(
         "method", "what", "paper", "options of its own", title="Methods", title_justify="left"
     )
@@ -47,7 +47,7 @@ def everything() -> Iterator[RichTable]:
 
 
 def options_of(name: str) -> RichTable:
-    """The options of a method, model, partition, topology, shift or schedule, with defaults, in words."""
+    """Return a table of a method's, model's, partition's, topology's, shift's or schedule's options."""
     table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES}
     found = choices.lookup("method, model, partition, topology, shift or schedule", table, name)
     if isinstance(found, Method):

@@ -1,4 +1,4 @@
-"""The commands of `jaxfl`: words in, tables out. What happens in between is in the package."""
+"""The commands of `jaxfl`: words in, tables out. The work in between is in the package."""
 
 import shlex
 from collections.abc import Callable
@@ -45,7 +45,7 @@ from jaxfl.runs.variant import choose, variant_of
 from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
-STUDIES = Path("experiments")  # where those of a checkout stand
+STUDIES = Path("experiments")  # where a checkout has them
 HELP = (["-h"], ["--help"])
 
 
@@ -53,9 +53,9 @@ class Command(NamedTuple):
     """A word after `jaxfl`.
 
     Args:
-      usage: how it is called.
+      usage: how to call it.
       does: what it does.
-      function: of the arguments that are left.
+      function: called with the remaining arguments.
       flags: whether it takes --options.
     """
 
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _of_a_run() -> dict[str, Any]:
-    """The options of a run that are no part of what it tries."""
+    """Return the options of a run that are not part of what it tries."""
     options = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
     return options | {"processes": Processes()}
 
@@ -248,7 +248,7 @@ def _partition(arguments: list[str]) -> None:
 
 
 def _bench(arguments: list[str]) -> None:
-    from jaxfl.bench import report as speed  # here: no other command waits for what it needs
+    from jaxfl.bench import report as speed  # here: no other command waits for its imports
     from jaxfl.bench.bench import Bench, bench
 
     if arguments[:1] == ["device"]:
@@ -359,7 +359,7 @@ COMMANDS = {
 
 
 def _named(arguments: list[str], command: str, what: str, **others: Any) -> tuple[str, list[Any]]:
-    """What a command is about, and its flags as dataclasses like `others`; a lone --help is about nothing."""
+    """Return the name after a command, and flags as dataclasses like `others`; a lone --help needs none."""
     if arguments in HELP:
         parse(f"{command} {what}", arguments, **others)
     name, rest = _positional(arguments, command, what)
@@ -378,6 +378,6 @@ def _nothing_left(arguments: list[str], command: str) -> None:
 
 
 def _join(processes: Processes) -> None:
-    """Meet the other processes, of which the first one speaks for all."""
+    """Connect to the other processes, of which only the first one prints."""
     connect(processes)
     OUT.quiet = not is_first()

@@ -1,4 +1,4 @@
-"""The console script: settings of this process, words to a command, errors to a sentence."""
+"""The console script: sets up the process, turns words into a command and errors into a sentence."""
 
 import contextlib
 import itertools
@@ -25,15 +25,15 @@ from jaxfl.terminal import OUT
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits with code 2 and one sentence where the user has to mend something.
+    """Run the command line; exit with code 2 and one sentence if the user must mend something.
 
-    After a Ctrl-C it exits with code 130, after a SIGTERM with 143, and where --max-seconds ended it with 75.
+    After a Ctrl-C it exits with code 130, after a SIGTERM with 143, and with 75 if --max-seconds ended it.
     """
     try:
         with explained_loss(), terminable(), own_code():
             _dispatch(expand(sys.argv[1:] if arguments is None else arguments))
     except JaxflError as error:
-        if isinstance(error, OwnCodeError):  # its cause has the frames of the user's files alone
+        if isinstance(error, OwnCodeError):  # its cause has only the frames of the user's files
             traceback.print_exception(error.__cause__, chain=False)
         Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
         leave(2)
@@ -70,10 +70,10 @@ def _help() -> RichTable:
 
 
 def cpu_devices(arguments: list[str]) -> int:
-    """How many devices this process needs on a CPU: its share of --devices, else one per core.
+    """Return how many devices this process needs on a CPU: its share of --devices, else one per core.
 
     So clients train on all cores at the same time. A run that is resumed or repeated has as many as before,
-    and so has a comparison or a study that goes on. What is wrong with the arguments, `main` says.
+    and so has a continued comparison or study. `main` reports errors in the arguments.
     """
     devices, before, processes, words = None, None, 1, []
     with contextlib.suppress(JaxflError):
@@ -95,7 +95,7 @@ def cpu_devices(arguments: list[str]) -> int:
 
 
 # Devices wait for each other at the end of a round, and so do processes. XLA would end those of one process
-# after 30 to 40 seconds, and several processes after 30 minutes: they have a day, 86,400 seconds.
+# after 30 to 40 seconds, and several processes after 30 minutes; here they may wait a day, 86,400 seconds.
 WAITS = (
     "xla_cpu_collective_call_warn_stuck_timeout_seconds",
     "xla_cpu_collective_call_terminate_timeout_seconds",
@@ -108,7 +108,7 @@ WAITS = (
 
 
 def entry() -> None:
-    """The console script: settings of this process, then `main`."""
+    """Set up this process, then run `main`: the console script."""
     # Compiled programs are kept, so that the next run of the same shapes starts at once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder()))
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -120,7 +120,7 @@ def entry() -> None:
     os.environ["XLA_FLAGS"] = " ".join([flags, *waits]).strip()
     try:
         main()
-    except BrokenPipeError:  # whoever reads, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         leave(128 + signal.SIGPIPE)
     except Exception:  # a fault of ours; of several processes, none waits for the others to end

@@ -1,4 +1,4 @@
-"""The words behind `jaxfl`: files of arguments, names first and flags after them."""
+"""The words after `jaxfl`: files of arguments, names first and flags after them."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from jaxfl.errors import JaxflError, nearest, read_text
 
 
 def expand(arguments: list[str]) -> list[str]:
-    """Replace @FILE by the arguments in it, one or several a line, # to the end of line a comment."""
+    """Replace @FILE by the arguments in it, one or several per line; # starts a comment."""
     expanded = []
     for argument in arguments:
         if not argument.startswith("@"):
@@ -54,7 +54,7 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
 
 
 def _stray(program: str, word: str, arguments: list[str], defaults: Iterable[Any]) -> str:
-    """What to say of a word that is no flag and no flag's value."""
+    """Return the message about a word that is no flag and no flag's value."""
     place = len(arguments) - 1 - arguments[::-1].index(word)
     flags = [name.partition("=")[0] for name in arguments[:place] if name.startswith("-")]
     kinds = {name.replace("_", "-"): kind for part in defaults for name, kind in hints(type(part)).items()}
@@ -73,7 +73,7 @@ def _stray(program: str, word: str, arguments: list[str], defaults: Iterable[Any
 
 
 def given(arguments: list[str], options: Any) -> dict[str, Any]:
-    """Of parsed options those whose flags are among the words, {name: value}."""
+    """Return the parsed options whose flags are among the words, {name: value}."""
     flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
 
     def spelled(name):
@@ -84,6 +84,6 @@ def given(arguments: list[str], options: Any) -> dict[str, Any]:
 
 
 def names_and_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The words before the first flag, and all others."""
+    """Return the words before the first flag, and all others."""
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     return arguments[:count], arguments[count:]

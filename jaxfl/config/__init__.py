@@ -1,1 +1,1 @@
-"""What users choose: options with their ranges, and choices written as text."""
+"""Users' choices: options with their ranges, and choices written as text."""

@@ -1,7 +1,7 @@
 """Choices written as text: ``name`` or ``name,option=value,option=value``.
 
-In place of a name stands ``path/to/file.py:object`` for something that is not part of jaxfl: it is used
-exactly like a built-in one.
+In place of a name, ``path/to/file.py:object`` names something that is not part of jaxfl. It is used exactly
+like a built-in one.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import docstring_parser
 
-from jaxfl.config.options import alternatives, parse, text
+from jaxfl.config.options import LARGEST, alternatives, parse, text
 from jaxfl.config.own_code import line_of, load
 from jaxfl.errors import JaxflError, nearest
 
@@ -21,13 +21,13 @@ from jaxfl.errors import JaxflError, nearest
 def function(
     kind: str, table: Mapping[str, Callable], choice: str, given: Collection[str] = ()
 ) -> tuple[str, Callable, dict]:
-    """The function of a choice, and its options as keyword arguments.
+    """Return the name and function of a choice, and its options as keyword arguments.
 
     Args:
-      kind: of things that there is a choice of, for messages.
-      table: the built-in ones by name.
+      kind: what the choice is of, for messages.
+      table: the built-in functions by name.
       choice: ``name,option=value`` or ``my.py:object,option=value``.
-      given: keyword arguments that are not the user's to choose.
+      given: keyword arguments that the user cannot choose.
     """
     name, options = split(choice)
     found = lookup(kind, table, name)
@@ -35,10 +35,10 @@ def function(
 
 
 def keywords(function: Callable, given: Collection[str]) -> dict[str, Any]:
-    """A function's options with their types: its parameters but for some that are `given`.
+    """Return a function's options with their types: its parameters except those that are `given`.
 
-    One that may be passed by position is an option if it has a default, and a default tells the type where no
-    annotation does.
+    A parameter that may be passed by position is an option if it has a default. The default gives the type if
+    there is no annotation.
     """
     try:
         types = typing.get_type_hints(function)
@@ -57,7 +57,7 @@ def keywords(function: Callable, given: Collection[str]) -> dict[str, Any]:
 
 
 class Option(NamedTuple):
-    """An option as help shows it: its name, its default as text, and what it is."""
+    """An option as help shows it: its name, its default as text, and its description."""
 
     name: str
     default: str
@@ -65,7 +65,7 @@ class Option(NamedTuple):
 
 
 def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
-    """A function's options in words, those that `keywords` gives; what they are says its docstring."""
+    """Return the options of a function that `keywords` gives, with their descriptions in its docstring."""
     parsed = docstring_parser.parse(inspect.getdoc(function) or "").params
     said = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
     parameters = inspect.signature(function).parameters
@@ -77,7 +77,7 @@ def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
-    """A choice's name and its options as text; a file's path may hold commas, and an option name a file.
+    """Return a choice's name and options as text; a file's path may hold commas, and an option name a file.
 
     >>> split("dirichlet,alpha=0.5,min-samples=4")
     ('dirichlet', {'alpha': '0.5', 'min_samples': '4'})
@@ -101,7 +101,7 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
 
 
 def join(name: str, options: Mapping[str, str]) -> str:
-    """The inverse of `split`.
+    """Return a choice as text, the inverse of `split`.
 
     >>> join("ditto", {"lam": "0.1"})
     'ditto,lam=0.1'
@@ -110,32 +110,32 @@ def join(name: str, options: Mapping[str, str]) -> str:
 
 
 def absolute(choice: str) -> str:
-    """The choice with an absolute path where it names an object in a Python file."""
+    """Return the choice with an absolute path if it names an object in a Python file."""
     path = file(choice)
     return f"{path.resolve()}:{_file_and_rest(choice)[1]}" if path else choice
 
 
 def without_folder(choice: str) -> str:
-    """The choice with the bare name of its Python file where it names an object in one."""
+    """Return the choice with its Python file's name without folders if it names an object in one."""
     path = file(choice)
     return f"{path.name}:{_file_and_rest(choice)[1]}" if path else choice
 
 
 def file(choice: str) -> Path | None:
-    """The Python file in which a choice names an object, if it does."""
+    """Return the Python file in which a choice names an object, or None."""
     path, _ = _file_and_rest(choice)
     return Path(path.removesuffix(":")) if path else None
 
 
 def _file_and_rest(choice: str) -> tuple[str, str]:
-    """A choice up to the name of its object: ``path/to/file.py:``, or nothing where it names no file."""
+    """Split a choice before the name of its object: ``path/to/file.py:``, or nothing if it names no file."""
     path, py, rest = choice.partition(".py:")
     in_option = re.match(r"[^,=]*,[\w-]+=", path)
     return (path + py, rest) if py and not in_option else ("", choice)
 
 
 def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
-    """An entry by name, or the object that ``file.py:object`` names."""
+    """Return an entry by name, or the object that ``file.py:object`` names."""
     path, _, attribute = name.rpartition(":")
     if path.endswith(".py"):
         found = load(Path(path), attribute)
@@ -151,7 +151,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
 
 
 def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:
-    """Option strings as values of the annotated types."""
+    """Convert option strings to values of the annotated types."""
     values = {}
     for key, words in options.items():
         if key not in types:
@@ -165,4 +165,6 @@ def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> 
             values[key] = parse(types[key], words)
         except ValueError as error:
             raise JaxflError(f"{name}: {key} {error}.") from None
+        if type(values[key]) is int and abs(values[key]) > LARGEST[int]:
+            raise JaxflError(f"{name}: {key} must be at most {LARGEST[int]}, but is {values[key]}.")
     return values

@@ -1,4 +1,4 @@
-"""Options of single commands, by subject: they are no part of what a run tries."""
+"""Options of single commands, by subject; they are not part of what a run tries."""
 
 import dataclasses
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxfl.config.options import within
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where results go."""
+    """The folder of the results."""
 
     run_dir: Path | None = None
     """A new folder for config, metrics, checkpoints and plots, or that of a comparison to continue; by
@@ -18,7 +18,7 @@ class RunFolder:
 
 @dataclasses.dataclass(frozen=True)
 class Logs:
-    """Where else metrics go as they come."""
+    """Further places for metrics during the run."""
 
     log: tuple[str, ...] = ()
     """tensorboard: event files in the run's folder; wandb: Weights & Biases, with WANDB_MODE=offline in the
@@ -28,19 +28,19 @@ class Logs:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time goes."""
+    """A trace of where the time goes."""
 
     profile: Path | None = None
-    """A folder for a trace by jax.profiler of the second eval_every rounds, or of the only ones."""
+    """Folder for a trace by jax.profiler of the second eval_every rounds, or of the only ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """How long it may take."""
+    """A limit on the time."""
 
     max_seconds: float | None = None
-    """Begin no rounds that would end later than so many seconds from now, judging by those before; save, say
-    how to go on, and exit with code 75."""
+    """Begin no rounds that would end later than this many seconds from now, judging by earlier rounds; save,
+    say how to go on, and exit with code 75."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +48,12 @@ class ChangedCode:
     """Whether to go on after your own code has changed."""
 
     changed_code: bool = False
-    """Go on where your own Python files are not what they were; results say from which round."""
+    """Go on although your own Python files have changed; results say from which round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-    """How often everything is repeated."""
+    """Repetitions with other seeds."""
 
     seeds: int = 1
     """Repeat with seed, seed + 1, ..."""
@@ -63,7 +63,7 @@ class Seeds:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """What the table shows."""
+    """The columns of the table."""
 
     show: tuple[
         Literal[
@@ -73,29 +73,29 @@ class Columns:
     ] = ()
     """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
     worst tenth, the share of all rows, macro F1, the accuracy on validation rows (--validation-fraction) and
-    every class, which are drawn over the rounds as well, in metrics.png; the operations of training, and how
-    many answers were lost."""
+    every class, which are also drawn over the rounds in metrics.png; the operations of training, and the
+    number of lost answers."""
     against: str | None = None
-    """A method as the table names it, or as the command compares it: a further column says how much more
-    accurate the others are, seed by seed, with the 95 % interval of the mean difference."""
+    """A method, named as in the table or in the command: a further column says how much more accurate the
+    others are, seed by seed, with the 95 % interval of the mean difference."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyPart:
-    """Which part of the study, and where its data and results are."""
+    """The part of the study, and the folders of its data and results."""
 
     run_dir: Path | None = None
     """A folder for all settings, new or of the same study; by default runs/FOLDER-NAME (FOLDER/NAME.toml)."""
     part: str = "1/1"
-    """Of the settings: 2/8 is every eighth one from the second on, for one of eight machines that have one
-    folder."""
+    """Part of the settings: 2/8 is every eighth one from the second on, for one of eight machines that share
+    a folder."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; its own default if not given."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What the runs are asked afterwards."""
+    """Accuracies that runs are to reach."""
 
     target: tuple[float, ...] = ()
     """Accuracies, such as 0.6 0.7: further columns say after how many rounds, megabytes and simulated seconds
@@ -109,45 +109,45 @@ class Continuation:
     rounds: int | None = None
     """Rounds of the whole run; by default as many as it was begun for."""
     devices: int | None = within("[1, inf)", None)
-    """Devices that share the clients in the rounds to come; by default as many as so far. With another number
-    sums are taken in another order: results agree up to rounding."""
+    """Devices that share the clients in the rounds to come; by default as many as so far. With another
+    number, sums are in another order: results agree up to rounding."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data from now on, on another machine for example."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What is written, and where."""
+    """The models to write, and their folder."""
 
     out: Path | None = None
     """A new or empty folder."""
     client: tuple[int, ...] = ()
-    """Whose models, by the numbers of clients; all by default. One that clients share is written once."""
+    """Clients whose models are written, by number; by default all. A shared model is written once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Formats:
-    """For which other programs."""
+    """Formats of other programs."""
 
     format: tuple[Literal["json", "fl-bench", "pfllib"], ...] = ()
-    """Write partition.json as well, or FL-bench's partition.pkl, or a folder pfllib/ with the data of every
-    client in the form of PFLlib."""
+    """Also write partition.json, FL-bench's partition.pkl, or a folder pfllib/ with the data of every client
+    in the form of PFLlib."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flower:
-    """Where the app goes, and what it begins with."""
+    """The app's folder and its initial weights."""
 
     out: Path | None = None
     """A new or empty folder."""
     after: int | None = None
-    """Rounds of the run that are done: those of its newest checkpoint, or 0 to begin again from its first
-    weights; by default the former."""
+    """Rounds of the run that are done: by default those of its newest checkpoint; 0 begins again from its
+    initial weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where the table goes."""
+    """The folder of the table."""
 
     out: Path | None = None
     """A folder for the table and the curves; by default the folder that is reported if it is one, else a new

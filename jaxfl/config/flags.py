@@ -1,4 +1,4 @@
-"""Flags on the command line: dataclasses in, dataclasses out. Values are read as those of choices are."""
+"""Flags on the command line: dataclasses in, dataclasses out. Values are read like those of choices."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
       **defaults: dataclass instances, perhaps with dataclasses as fields.
 
     Returns:
-      The dataclasses, and the words that are no flags of theirs.
+      The dataclasses, and the words that are not their flags.
     """
     shown = {name: _own_first(default) for name, default in defaults.items()}
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
@@ -54,7 +54,7 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
 
 
 def _own_first(default: Any) -> Any:
-    """The same fields and values, those that a class inherits after its own; where it has none, itself."""
+    """Return the same fields and values, inherited ones last; `default` itself if they are in that order."""
     cls, helped, annotations = type(default), helps(type(default)), hints(type(default))
     names = own_first(cls)
     if names == [field.name for field in dataclasses.fields(cls)]:
@@ -77,7 +77,7 @@ REGISTRY = ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _of_option(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """How the value of an option is read and shown; a bool is a flag of its own and its negation."""
+    """Return how an option's value is read and shown, except a bool, which is a flag and its negation."""
     annotation, entry = info.type, entries(info.type)
     if annotation is bool or not alternatives(annotation):
         return None
@@ -93,7 +93,7 @@ def _of_option(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 
 class _Misread(Exception):
-    """A word that is no value of its option; Tyro would answer by a frame of many lines."""
+    """A word that is no value of its option; Tyro would print a frame of many lines."""
 
     def __init__(self, annotation: Any, word: str, reason: str):
         super().__init__(reason)
@@ -108,7 +108,7 @@ def _read(annotation: Any, word: str) -> Any:
 
 
 def _flag_before(error: _Misread, arguments: list[str], annotations: dict[str, Any]) -> str:
-    """The flag whose value was misread: of several with that value the first one of that type."""
+    """Return the flag whose value was misread: of several with that value, the first of that type."""
     found, flag = [], "An option"
     for word in arguments:
         if word.startswith("--"):
@@ -120,7 +120,7 @@ def _flag_before(error: _Misread, arguments: list[str], annotations: dict[str, A
 
 
 def _metavar(annotation: Any) -> str:
-    """``INT``, ``{sgd,adam}``, ``INT|{none}``."""
+    """Return ``INT``, ``{sgd,adam}`` or ``INT|{none}``."""
     allowed = alternatives(annotation)
     types = [kind.__name__.upper() for kind in allowed if kind in WORDS]
     values = ",".join(text(kind) for kind in allowed if kind not in WORDS)

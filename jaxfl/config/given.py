@@ -1,4 +1,4 @@
-"""Options as Python and files of TOML give them, in the types that they have."""
+"""Options as given in Python or TOML files, converted to their types."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -32,21 +32,21 @@ ELSEWHERE = {  # what PFLlib, FL-bench, Flower and others call some options
 
 
 def elsewhere(name: str, known: Collection[str]) -> str | None:
-    """What an option of another program is called here, if it is one of those known, in their spelling."""
+    """Return what another program's option is called here, spelled as in `known`; None if not known."""
     ours = ELSEWHERE.get(name.replace("_", "-"), "")
     return next((one for one in known if one.replace("_", "-") == ours), None)
 
 
 def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
-    """The setup of some options, and those of a configuration.
+    """Divide options into the setup and those of a configuration.
 
     Args:
       options: by name; a list or a single value stands for a tuple, text for a path.
-      config: a method's, or what all methods have.
-      whose: options they are, for the message.
+      config: a method's class of options, or that of all methods.
+      whose: owner of the options, for the message.
 
     Raises:
-      JaxflError: if one is of neither.
+      JaxflError: if an option belongs to neither.
     """
     of_setup, of_config = hints(Setup), hints(config)
     known = of_setup | of_config
@@ -61,15 +61,15 @@ def divide(options: Mapping[str, Any], config: type, whose: str) -> tuple[Setup,
 
 
 def stated(whose: str, *subjects: type, **options) -> dict[str, Any]:
-    """Some options of a command, in the types that they have.
+    """Return some options of a command, converted to their types.
 
     Args:
-      whose: options they are, for the message.
+      whose: owner of the options, for the message.
       subjects: the dataclasses that hold them, see `jaxfl.config.commands`.
       **options: by name, as for `divide`.
 
     Raises:
-      JaxflError: if one is of another type or out of its range.
+      JaxflError: if an option has another type or is out of range.
     """
     known = {name: kind for subject in subjects for name, kind in hints(subject).items()}
     normal = _normal(options, known)
@@ -79,7 +79,7 @@ def stated(whose: str, *subjects: type, **options) -> dict[str, Any]:
 
 
 def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
-    """What users write for options, in the types that these have."""
+    """Return what users write for options, converted to the options' types."""
 
     def normal(value, annotation):
         allowed = alternatives(annotation)

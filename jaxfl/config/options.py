@@ -18,6 +18,8 @@ from jaxfl.errors import JaxflError
 
 WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 LONGEST_SHOWN = 60  # characters of a value in a message
+LARGEST = {int: 2**31 - 1, float: 3.4e38}  # numbers that programs hold, in int32 and float32
+SMALLEST = 1.2e-38  # above 0
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -27,7 +29,7 @@ def options(cls: type) -> type:
     Its float fields are leaves: traced, so a change of a rate does not recompile (None where a float may be
     None selects a program). All other fields are static: they select a program.
     """
-    cls.__doc__ = cls.__doc__ or f"Options of {cls.__name__}."  # else it is a list of all of them
+    cls.__doc__ = cls.__doc__ or f"Options of {cls.__name__}."  # else it would list all of them
     cls = dataclasses.dataclass(frozen=True)(cls)
     _check_declared(cls)
     floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
@@ -36,7 +38,7 @@ def options(cls: type) -> type:
 
 
 def _check_declared(cls: type) -> None:
-    """Refuse options of other types than those that they inherit have, and intervals that cannot be read.
+    """Refuse options whose type does not fit the inherited one, and intervals that cannot be read.
 
     Raises:
       JaxflError: naming the class and the option.
@@ -67,7 +69,7 @@ def _of_kind(annotation: Any) -> str:
 
 
 class Unread:
-    """Stands for a rate while a method is built; its value comes later, with `hyper`."""
+    """A placeholder for a rate while a method is built; its value comes later, with `hyper`."""
 
     def _refuse(self, *_):
         raise TypeError(  # whose line in the method is found by `jaxfl.config.own_code`
@@ -83,27 +85,27 @@ class Unread:
 
 
 def static(**options):
-    """A dataclass field that is part of the program, not data: jit recompiles when it changes."""
+    """Make a dataclass field that is part of the program, not data: jit recompiles when it changes."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
 def within(interval: str, default) -> Any:
-    """A numeric field with its range: ``lr: float = within("(0, inf)", 0.05)``."""
+    """Make a numeric field with its range: ``lr: float = within("(0, inf)", 0.05)``."""
     return dataclasses.field(default=default, metadata={"interval": interval})
 
 
 def client_rate(interval: str, default) -> Any:
-    """The same for a learning rate of clients: a run's schedule changes it, see `jaxfl.core.schedule`."""
+    """Make such a field for clients' learning rate, which a run's schedule changes: `jaxfl.core.schedule`."""
     return dataclasses.field(default=default, metadata={"interval": interval, "client_rate": True})
 
 
 def client_rates(cls: type) -> list[str]:
-    """The options of a dataclass that are learning rates of clients, by name."""
+    """Return the names of a dataclass's options that are learning rates of clients."""
     return [field.name for field in dataclasses.fields(cls) if field.metadata.get("client_rate")]
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The annotations of a dataclass's options by name; those of dataclasses in it stand in their place."""
+    """Return a dataclass's annotations by option; the options of dataclasses in it take these ones' place."""
     found = {}
     try:
         annotations = typing.get_type_hints(cls)
@@ -116,7 +118,7 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 def helps(cls: type) -> dict[str, str]:
-    """The sentence under each option of a dataclass, by name, where its source is at hand."""
+    """Return the sentence under each option of a dataclass, by name, if the source is available."""
     found = {}
     for part in reversed(cls.__mro__[:-1]):
         with contextlib.suppress(OSError, TypeError):  # of classes without a source
@@ -126,16 +128,16 @@ def helps(cls: type) -> dict[str, str]:
 
 
 def own_first(cls: type) -> list[str]:
-    """The options of a dataclass by name: those that it adds before those that it inherits."""
+    """Return the names of a dataclass's options: those that it adds before those that it inherits."""
     names = [field.name for field in dataclasses.fields(cls)]
     return sorted(names, key=lambda name: name not in vars(cls).get("__annotations__", {}))
 
 
 def check(name: str, config) -> None:
-    """Refuse values of another type than the field's, and numbers outside of their ranges.
+    """Refuse values of another type than the field's, and numbers out of range.
 
     Args:
-      name: whose options they are, for the message.
+      name: owner of the options, for the message.
       config: a dataclass instance.
 
     Raises:
@@ -146,7 +148,7 @@ def check(name: str, config) -> None:
 
 
 def check_some(name: str, cls: type, values: Mapping[str, Any]) -> None:
-    """The same of some options of a dataclass, by their names."""
+    """Check some options of a dataclass, by name, as `check` does."""
     annotations = hints(cls)
     for field in dataclasses.fields(cls):
         if field.name not in values:
@@ -161,12 +163,14 @@ def check_some(name: str, cls: type, values: Mapping[str, Any]) -> None:
         interval = field.metadata.get("interval")
         if interval and value is not None and not _inside(value, interval):
             raise JaxflError(f"{name}: {flag} must lie in {interval}, but is {value}.")
+        if interval and value is not None and (limit := _limit(value, interval)):
+            raise JaxflError(f"{name}: {flag} must be {limit}, but is {value}.")
 
 
 def alternatives(annotation: Any) -> tuple:
-    """What an annotation allows: keys of `WORDS`, values of a Literal, a bool or None, `tuple[..., ...]`.
+    """Return what an annotation allows: keys of `WORDS`, Literal values, a bool or None, `tuple[..., ...]`.
 
-    It is empty for an annotation that is not made of these, which is then nobody's to check but the author's.
+    It is empty for an annotation that is not made of these; only the author can check that one.
     """
     if annotation is bool:
         return True, False
@@ -183,14 +187,14 @@ def alternatives(annotation: Any) -> tuple:
 
 
 def entries(kind: Any) -> Any:
-    """What the entries of ``tuple[..., ...]`` are, None for anything else."""
+    """Return the type of the entries of ``tuple[..., ...]``, None for anything else."""
     match typing.get_origin(kind), typing.get_args(kind):
         case (origin, (entry, end)) if origin is tuple and end is ...:
             return entry
 
 
 def wanted(allowed: tuple) -> str:
-    """`alternatives` in words: ``a whole number or none``."""
+    """Return `alternatives` in words: ``a whole number or none``."""
     return " or ".join(map(_in_words, allowed))
 
 
@@ -202,10 +206,10 @@ def _in_words(kind: Any) -> str:
 
 
 def parse(annotation: Any, words: str) -> Any:
-    """The value that a text stands for: of a flag and of a choice alike.
+    """Return the value that a text stands for, in a flag or a choice.
 
     Args:
-      annotation: with `alternatives`; entries of a tuple are joined by ``+``, and nothing is none of them.
+      annotation: one with `alternatives`; a tuple's entries are joined by ``+``, and no text is no entry.
       words: ``3``, ``none``, ``crop+flip``.
 
     Raises:
@@ -224,19 +228,19 @@ def parse(annotation: Any, words: str) -> Any:
 
 
 def as_path(words: str | Path) -> Path:
-    """The path that a text stands for: its first ``~`` is the user's home."""
+    """Return the path that a text stands for; a first ``~`` is the user's home."""
     return Path(os.path.expanduser(words))
 
 
 def text(value: Any) -> str:
-    """What `parse` reads as this value."""
+    """Return the text that `parse` reads as this value."""
     if isinstance(value, tuple):
         return "+".join(map(text, value))
     return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 def matches(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotation's `alternatives`, or there are none to tell."""
+    """Return whether a value is one of an annotation's `alternatives`, or there are none."""
     allowed = alternatives(annotation)
     return not allowed or any(_is(value, kind) for kind in allowed)
 
@@ -249,6 +253,14 @@ def _is(value: Any, kind: Any) -> bool:
     if kind in WORDS:
         return isinstance(value, kind)
     return type(value) is type(kind) and value == kind
+
+
+def _limit(value: float, interval: str) -> str:
+    """Say which limit of the numbers in a program a value in an interval breaks; nothing if none."""
+    largest = LARGEST[type(value)]
+    if abs(value) > largest and "inf" in interval:
+        return f"at most {largest:g}" if isinstance(value, float) else f"at most {largest}"
+    return f"at least {SMALLEST:g} in size" if 0 < abs(value) < SMALLEST else ""
 
 
 def _inside(value: float, interval: str) -> bool:

@@ -1,4 +1,4 @@
-"""Code of the user's own: how it is loaded, how it is called, and how its errors are told from ours."""
+"""The user's own code: how it is loaded and called, and how its errors are distinguished from ours."""
 
 import contextlib
 import importlib.util
@@ -16,11 +16,11 @@ import jax
 from jaxfl.errors import JaxflError, nearest
 
 PACKAGE = Path(__file__).parents[1]
-USER = "jaxfl_user_"  # begins the names of their modules
+USER = "jaxfl_user_"  # begins the names of users' modules
 LIBRARIES = {Path(path) for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
-_folders = set()  # of the files that were loaded: their helpers are found beside them
-_loaded = {}  # modules by their file and what it said: what is named twice is one thing, with one program
+_folders = set()  # of loaded files: their helpers are found beside them
+_loaded = {}  # modules by file and content: an object that is named twice is one object, with one program
 
 
 class OwnCodeError(JaxflError):
@@ -29,9 +29,9 @@ class OwnCodeError(JaxflError):
 
 @contextlib.contextmanager
 def own_code() -> Iterator[None]:
-    """Within, and as a decorator: an error in the user's own code becomes an `OwnCodeError`.
+    """Turn an error in the user's own code into an `OwnCodeError`; usable as a decorator, too.
 
-    Errors in which none of their files has a part stay what they are, and so do those of the device.
+    Errors that involve none of the user's files are not changed, nor are those of the device.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def load(path: Path, attribute: str) -> Any:
 
 
 def _executed(path: Path) -> types.ModuleType:
-    """The module that a file makes."""
+    """Execute a file and return its module."""
     module_name = f"{USER}{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader  # as for every file that ends in .py
@@ -94,7 +94,7 @@ def _executed(path: Path) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _helpers_of(folder: Path) -> Iterator[None]:
-    """Within, modules in a folder are found first, and none that stood beside another file."""
+    """Find modules in a folder first, rather than those of the same name beside another file."""
     for name, module in list(sys.modules.items()):
         home = Path(getattr(module, "__file__", None) or "").parent
         if home in _folders - {folder} and (folder / f"{name}.py").is_file():
@@ -110,21 +110,21 @@ def _helpers_of(folder: Path) -> Iterator[None]:
 
 
 def require_call(what: str, function: Callable, *arguments: str, **options: Any) -> None:
-    """Refuse a function that cannot be called in the way that jaxfl calls it.
+    """Refuse a function that cannot be called as jaxfl calls it.
 
     Args:
-      what: it is, for the message.
+      what: what the function is, for the message.
       function: perhaps the user's own.
       *arguments: names of what is passed by position.
       **options: what is passed by name.
 
     Raises:
-      JaxflError: naming its file and line, its parameters and those it has to have.
+      JaxflError: naming its file and line, its parameters and those that it must have.
     """
     try:
         signature = inspect.signature(function)
         signature.bind(*arguments, **options)
-    except ValueError:  # of some functions written in C nobody knows the parameters
+    except ValueError:  # some functions written in C do not tell their parameters
         return
     except TypeError as error:
         wanted = ", ".join([*arguments, *(f"{name}=" for name in options)])
@@ -133,7 +133,7 @@ def require_call(what: str, function: Callable, *arguments: str, **options: Any)
 
 
 def line_of(thing: Any) -> str:
-    """``my.py, line 12`` where a function or a class is defined."""
+    """Return ``my.py, line 12`` where a function or a class is defined."""
     thing = inspect.unwrap(thing)
     thing = getattr(thing, "func", thing)  # of a partial
     code = getattr(thing, "__code__", None)
@@ -146,7 +146,7 @@ def line_of(thing: Any) -> str:
 
 
 def _own_frames(error: BaseException) -> list[types.TracebackType]:
-    """The parts of an error's traceback in files of the user, the outermost first."""
+    """Return the parts of an error's traceback in the user's files, the outermost first."""
     found, trace = [], error.__traceback__
     while trace:
         file = Path(trace.tb_frame.f_code.co_filename)
@@ -171,13 +171,13 @@ TRACED = (
 
 
 def in_a_line(error: BaseException) -> str:
-    """``NameError: name 'x' is not defined``, the first line of it; what that lacks is said as well."""
+    """Return an error's first line, ``NameError: name 'x' is not defined``, and what that lacks."""
     first, _, more = str(error).strip().partition("\n")
     if isinstance(error, TRACED):
         first = (
             "a value that is traced is used where a number has to be known; choose by jnp.where or cond, "
             "loop by fori_loop or scan, and compute by jax.numpy"
         )
-    elif first.startswith("pytree structure error"):  # where, and how they differ, stand below
+    elif first.startswith("pytree structure error"):  # where and how they differ is below
         first += " " + " ".join(more.split())[:300]
     return f"{type(error).__name__}: {first}".rstrip(".: ")

@@ -1,4 +1,4 @@
-"""The options that mean the same for every method, by subject. Flags and keyword arguments are flat."""
+"""Options that mean the same for every method, by subject. Flags and keyword arguments are flat."""
 
 import dataclasses
 from pathlib import Path
@@ -28,10 +28,10 @@ class DataOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionOptions:
-    """How they are divided among clients."""
+    """The division of the images among clients."""
 
     partition: str = "classes"
-    """Who gets what, with options and their defaults: iid;
+    """How rows are divided, with options and their defaults: iid;
     classes,classes_per_client=5,samples_per_client=none (as many as there are, on digits 20);
     shards,shards_per_client=2; dirichlet,alpha=0.1,min_samples=10;
     dirichlet-flbench,alpha=0.1,min_samples=10; quantity,sigma=1.0,min_samples=10;
@@ -43,33 +43,33 @@ class PartitionOptions:
     clients: int | None = within("[1, inf)", None)
     """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
     partition_seed: int = within("[0, inf)", 0)
-    """Draws the partition. It is the data: fixed, whatever the seed of the run."""
+    """Seed of the partition, which is part of the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent", "permuted"] = "unified"
-    """Whether a label means the same on all clients; or each numbers the classes that it is tested on
-    (independent), or all classes of the data (permuted), in an order of its own."""
+    """Whether a label means the same on all clients (unified), or each client numbers the classes that it is
+    tested on (independent) or all classes of the data (permuted) in its own order."""
     test: Literal["auto", "own", "source"] = "auto"
     """Test rows: cut from the client's own rows, or the source's test rows of its classes. auto: source
     for the partition `classes`, own for the others."""
     test_fraction: float = within("(0, 1)", 0.25)
-    """Share of a client's rows that are test rows, where they are cut from its own."""
+    """Share of a client's rows that are test rows, if they are cut from its own."""
     validation_fraction: float | None = within("[0, 1)", None)
-    """Share of a client's training rows that are set aside for validation; by default 0.2 where a method
+    """Share of a client's training rows that are set aside for validation; by default 0.2 if a method
     needs such rows, else 0."""
     max_test: int | None = within("[1, inf)", None)
-    """At most so many test rows per client; from the source, equally many of each of its classes."""
+    """Largest number of test rows per client; from the source, equally many of each of its classes."""
     disjoint_from: Path | None = None
-    """A saved partition (.npz or .json) of the same data: nobody trains on any row of it, nor has one held
-    out. For experts that are trained on what the clients of another run do not have."""
+    """A saved partition (.npz or .json) of the same data: no client trains on any of its rows or holds one
+    out. For experts that are trained on rows that the clients of another run do not have."""
 
 
 def is_saved(partition: str) -> bool:
-    """Whether a choice of a partition names one in a file; an option of another one may be a file as well."""
+    """Return whether a choice of a partition names a saved one; an option of another may name a file, too."""
     choice = partition.startswith("listed,") or ".py:" in partition
     return partition.endswith((".npz", ".json")) and not choice
 
 
 def is_edges(topology: str) -> bool:
-    """Whether a choice of links names a file of edges."""
+    """Return whether a choice of links names a file of edges."""
     return topology.endswith(".txt") and ".py:" not in topology
 
 
@@ -79,18 +79,17 @@ class RunOptions:
 
     models: tuple[str, ...] = ()
     """Architectures, each with options (resnet18,width=0.5; `jaxfl list resnet18` shows them) and perhaps a
-    number of clients (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, how
-    many features the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
+    number of clients (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, the
+    number of features that the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
     mcmahan,padding=same."""
     topology: str = "none"
-    """Who is linked with whom, for methods without a server: complete, ring, star, er,p=0.6 (every pair
+    """Links between clients, for methods without a server: complete, ring, star, er,p=0.6 (every pair
     with probability p, drawn by partition_seed until all are connected); a file of edges (.txt, two client
     ids a line); or my.py:graph. By default complete where a method needs links."""
     init_from: tuple[str, ...] = ()
-    """What models start from: folders of runs (what their clients deploy, by architecture and client id), or
-    .npz files of arrays such as lenet5/params/conv1/conv/kernel. What does not fit starts fresh and is named.
-    """
-    rounds: int = within("[1, inf)", 50)
+    """Initial weights: folders of runs (what their clients deploy, by architecture and client id), or .npz
+    files of arrays such as lenet5/params/conv1/conv/kernel. What does not fit starts anew and is named."""
+    rounds: int = within("[1, 1000000]", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)
     """Share of clients that take part in a round."""
@@ -99,13 +98,13 @@ class RunOptions:
     counted in accuracies. At the end they join: all of them take part in one more round, and are scored
     before and after it."""
     dropout: float = within("[0, 1)", 0.0)
-    """Probability with which a client of a round drops out before it answers: it has received and computed
-    for nothing, and nothing of the round stays with it. All methods meet the same losses."""
+    """Probability that a client of a round drops out before it answers: it has received and computed for
+    nothing, and keeps nothing of the round. All methods lose the same answers."""
     deadline: float | None = within("(0, inf)", None)
-    """Simulated seconds that the server waits in a round for clients with their device_profile: who would
-    need longer is lost like one that drops out."""
+    """Simulated seconds that the server waits in a round for clients with their device_profile: a client that
+    would need longer is lost like one that drops out."""
     schedule: str = "constant"
-    """Learning rates of clients over the rounds, times a factor: constant, cosine or step, with options:
+    """Factor on the clients' learning rates over the rounds: constant, cosine or step, with options:
     cosine,warmup=5,final=0.01; `jaxfl list cosine` shows them. Or my.py:schedule."""
     eval_every: int = within("[1, inf)", 5)
     """Rounds between evaluations; they run as one program."""
@@ -115,28 +114,28 @@ class RunOptions:
     stop_at_target: bool = False
     """End the run at the evaluation at which all targets are reached."""
     device_profile: tuple[str, ...] = ()
-    """What clients compute with, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
+    """Speed of clients' devices, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
     and bytes per second, such as lenet5=1e9:1e6."""
     score_cohort: bool = False
     """Score the clients of every round on their test rows before local training (received), right after it
-    (trained, where the method tells) and at the end of the round (personal)."""
+    (trained, if the method tells) and at the end of the round (personal)."""
     precision: Literal["full", "tf32", "bfloat16"] = "full"
-    """What networks compute in: float32; tf32, float32 whose products take fewer digits where the device is
-    faster so (on a CPU the same); or bfloat16, for accelerators. Parameters stay as they are."""
+    """Arithmetic of networks: float32; tf32, float32 whose products have fewer digits where this is faster
+    (on a CPU the same); or bfloat16, for accelerators. Parameters stay as they are."""
     seed: int = within("[0, 4294967295]", 0)
-    """Initial weights, cohorts and batches."""
+    """Seed of initial weights, client sampling and mini-batches."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """How this machine does it: runs that differ in nothing else try the same."""
+    """How this machine computes: runs that differ only in these options try the same."""
 
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; its own default if not given."""
     checkpoint_every: int | None = within("[1, inf)", None)
     """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
     keep_checkpoints: int = within("[1, inf)", 2)
-    """How many of them are kept, the newest ones: should one be damaged, a resume takes the one before."""
+    """Number of newest checkpoints that are kept: if one is damaged, a resume takes the one before."""
     clients_at_once: int | None = within("[1, inf)", None)
     """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
     devices: int | None = within("[1, inf)", None)
@@ -144,11 +143,11 @@ class MachineOptions:
     per CPU core), but no more than a group has clients in a round on average. Each accelerator holds the
     data set."""
     client_state: Literal["device", "host"] = "device"
-    """Where clients' own models, heads, memories and images lie between rounds: on the devices, or in the
-    host's memory, from which a round gets those of its clients. Methods that go by all clients need the
-    devices. docs/devices.md"""
+    """Where clients' own models, heads, memories and images are between rounds: on the devices, or in host
+    memory, from which a round gets those of its clients. Methods that use all clients need the devices.
+    docs/devices.md"""
     convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
-    """How convolutions are computed: auto goes by backend and shapes; measured tries them once on each
+    """How convolutions are computed: auto depends on backend and shapes; measured tries them once on each
     network and remembers."""
 
 
@@ -163,11 +162,11 @@ class Setup:
 
     @classmethod
     def of(cls, **options) -> Self:
-        """From flat options: ``Setup.of(dataset="cifar10", rounds=10)``."""
+        """Make a setup from flat options: ``Setup.of(dataset="cifar10", rounds=10)``."""
         return cls().replace(**options)
 
     def replace(self, **options) -> Self:
-        """The same with other options, flat as well."""
+        """Return the same setup with other flat options."""
         parts = {
             name: dataclasses.replace(part, **{key: options.pop(key) for key in vars(part) if key in options})
             for name, part in vars(self).items()
@@ -175,7 +174,7 @@ class Setup:
         return dataclasses.replace(self, **parts, **options)
 
     def flat(self) -> dict[str, Any]:
-        """All options by name."""
+        """Return all options by name."""
         return {name: value for part in vars(self).values() for name, value in vars(part).items()}
 
     def check(self) -> None:

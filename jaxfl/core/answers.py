@@ -1,8 +1,8 @@
-"""Whose answers reach the server: some clients of a cohort drop out, others are later than it waits.
+"""Lost answers: some clients of a cohort drop out, others answer later than the server waits.
 
-A lost answer changes nothing, neither on the server nor on its client: for both the round has not happened,
-so that they agree on what was learned. Therefore no method knows of it: its step is given the cohort of those
-who answer. What the others have received and computed until then is spent, and counts.
+A lost answer changes nothing, neither on the server nor on its client. For both the round has not happened,
+so they agree on what was learned. Therefore no method knows of it: its step gets a cohort of the clients that
+answer. What the others have received and computed until then still counts.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Deadline
 
-DROPOUTS = 1  # their stream, beside that of cohorts
+DROPOUTS = 1  # last entry of their seeds, which the seeds of cohorts lack
 
 
 def draw_dropouts(group_sizes: Sequence[int], dropout: float, rounds: int, seed: int) -> PerGroup:
-    """Draw which clients drop out of which round if they take part, by seed, round and client alone.
+    """Draw which clients drop out of which round if they take part, from only seed, round and client.
 
     Args:
       group_sizes: clients of each architecture group; ids count through the groups in order.
-      dropout: the probability, in [0, 1).
+      dropout: probability of dropping out, in [0, 1).
       rounds: how many rounds to draw.
       seed: of the run.
 
@@ -42,7 +42,7 @@ def draw_dropouts(group_sizes: Sequence[int], dropout: float, rounds: int, seed:
 
 
 class Ledger(NamedTuple):
-    """What the clients of a round send, receive (see `Info`) and compute (see `jaxfl.core.flops`)."""
+    """Traffic (see `Info`) and operations (see `jaxfl.core.flops`) of a round."""
 
     up: PerGroup
     down: PerGroup
@@ -50,10 +50,10 @@ class Ledger(NamedTuple):
 
 
 def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, cohort: Cohort) -> PerGroup:
-    """Which clients of a cohort do not answer, per group (k_g,) bool.
+    """Return which clients of a cohort do not answer, per group (k_g,) bool.
 
     Args:
-      ledger: of the round in which all of them do.
+      ledger: of the round in which all of them answer.
       dropped: per group (n_g,) bool, see `draw_dropouts`.
       deadline: how long the server waits; None for as long as it takes.
       cohort: of the round.
@@ -71,12 +71,12 @@ def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, c
 
 
 def _scalars(counts: Any) -> jax.Array:
-    """The scalars that each client sent or received, (k_g,) float, see `Info.up`."""
+    """Return the scalars that each client sent or received, (k_g,) float, see `Info.up`."""
     return tree.total(size * count.astype(float) for size, count in messages(counts).items())
 
 
 def answering(federation: Federation, cohort: Cohort, lost: PerGroup) -> Cohort:
-    """The same round without the clients whose answers are `lost` (k_g,): their places are empty."""
+    """Empty the places of the clients of a round whose answers are `lost` (k_g,)."""
     groups = per_group(
         lambda group, slots, gone: Slots(
             jnp.where(gone, jnp.int32(len(group.id)), slots.index), slots.mask & ~gone
@@ -89,22 +89,22 @@ def answering(federation: Federation, cohort: Cohort, lost: PerGroup) -> Cohort:
 
 
 def anybody(cohort: Cohort) -> jax.Array:
-    """Whether anybody takes part, () bool."""
+    """Return whether anybody takes part, () bool."""
     return jnp.stack([slots.mask.any() for slots in cohort.groups]).any()
 
 
 def spent(
     done: Ledger, whole: Ledger, lost: PerGroup, dropped: PerGroup, federation: Federation, cohort: Cohort
 ) -> Ledger:
-    """What all clients of a round have received, computed and sent; who drops out does so before it sends.
+    """Return what all clients of a round received, computed and sent; those that drop out send nothing.
 
     Args:
-      done: of those who answer.
-      whole: of the round in which all do.
+      done: of the clients that answer.
+      whole: of the round in which all answer.
       lost: see `lost_answers`.
       dropped: per group (n_g,) bool, see `draw_dropouts`.
       federation: the clients.
-      cohort: of the round, with those whose answers are lost.
+      cohort: of the round, including clients whose answers are lost.
     """
 
     def sent(slots, gone, dropped, done, whole):

@@ -1,8 +1,8 @@
 """Random changes of training images, drawn anew for every mini-batch.
 
-A transform is ``(key, images (B, H, W, C)) -> images`` of the same shape, on raw values, before they are
-normalised: black is 0. What computes with colours returns floats, which it does not clip, as nobody says what
-the largest value of a data set is.
+A transform is ``(key, images (B, H, W, C)) -> images`` of the same shape, on raw values before normalisation:
+black is 0. Transforms of colours return floats and do not clip them, because the largest value of a data set
+is not known.
 """
 
 import math
@@ -16,9 +16,9 @@ from jaxfl.data.rotation import turned
 
 
 def crop(key, images):
-    """Every image moved by up to an eighth of its sides (4 of 32 pixels) each way, zeros moving in.
+    """Shift every image by up to an eighth of its sides (4 of 32 pixels) each way, padded with zeros.
 
-    By a pixel at least; along a side of a single pixel, as windows of a signal have, nothing moves.
+    The limit is at least one pixel. Along a side of a single pixel, as in windows of a signal, nothing moves.
     """
     margins = [max(1, side // 8) if side > 1 else 0 for side in images.shape[1:3]]
     padded = jnp.pad(images, ((0, 0), *((margin, margin) for margin in margins), (0, 0)))
@@ -32,20 +32,20 @@ def crop(key, images):
 
 
 def flip(key, images):
-    """Every image mirrored from left to right with probability 1/2."""
+    """Mirror every image from left to right with probability 1/2."""
     mirrored = jax.random.bernoulli(key, shape=(len(images), 1, 1, 1))
     return jnp.where(mirrored, images[:, :, ::-1], images)
 
 
 def rotate(key, images):
-    """Every image turned about its centre by up to 15 degrees each way, zeros moving in."""
+    """Rotate every image about its centre by up to 15 degrees each way, padded with zeros."""
     dtype = jnp.result_type(float)
     angles = jax.random.uniform(key, (len(images),), dtype, -math.pi / 12, math.pi / 12)
     return jax.vmap(turned)(images.astype(dtype), angles)
 
 
 def cutout(key, images):
-    """In every image a square of half its height set to zero (16 of 32 pixels), its centre anywhere."""
+    """Set a square of half the height (16 of 32 pixels) to zero in every image, its centre anywhere."""
 
     def near(key, side):
         centre = side * jax.random.uniform(key)
@@ -60,9 +60,9 @@ def cutout(key, images):
 
 
 def colour(key, images):
-    """Every image with 0.6 to 1.4 times its brightness, contrast and saturation, and another hue.
+    """Multiply brightness, contrast and saturation of every image by 0.6 to 1.4 each, and move its hue.
 
-    It moves by up to a tenth of its circle. Grey images have neither saturation nor hue.
+    The hue moves by up to a tenth of its circle. Grey images have neither saturation nor hue.
     """
     images = images.astype(jnp.result_type(float))
 
@@ -80,7 +80,7 @@ TRANSFORMS = {"crop": crop, "flip": flip, "rotate": rotate, "cutout": cutout, "c
 
 
 def augmentation(names: Sequence[str]) -> Callable:
-    """Several transforms of `TRANSFORMS`, one after the other, each with a key of its own."""
+    """Return several transforms of `TRANSFORMS` as one, applied in order, each with its own key."""
 
     def transform(key, images):
         for number, name in enumerate(names):

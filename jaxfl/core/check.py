@@ -1,4 +1,4 @@
-"""Whether a method keeps the protocol: its functions are traced by shapes alone, before a compilation."""
+"""Checks that a method keeps the protocol: its functions are traced by shapes only, before compilation."""
 
 import functools
 import gc
@@ -19,12 +19,12 @@ from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step,
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
-IMAGES = 3  # that predictors are tried on
+IMAGES = 3  # number of images that predictors are tried on
 ROUND = ("key", "state", "federation", "cohort")
 
 
 def checked(built: Any, build: Callable) -> Algorithm:
-    """What a method's build returned, if it is an algorithm; errors in the user's code are told from ours.
+    """Return what a method's build returned; errors in the user's code are distinguished from ours.
 
     Raises:
       JaxflError: if it is not an `Algorithm`, or one of its functions takes other arguments.
@@ -33,7 +33,7 @@ def checked(built: Any, build: Callable) -> Algorithm:
         raise JaxflError(f"{line_of(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
     arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
     functions = {name: f for name, f in built._asdict().items() if f is not None and name != "averaged"}
-    # A method that has replaced the step of another one no longer does what `averaged` says of it.
+    # A method that has replaced another method's step no longer does what `averaged` describes.
     if built.averaged and built.averaged.step is not built.step:
         built = built._replace(averaged=None)
     for name, f in functions.items():
@@ -44,7 +44,7 @@ def checked(built: Any, build: Callable) -> Algorithm:
 
 
 def _keeping_form(host: Step) -> Step:
-    """A host step whose result is checked in every round, because it is never traced."""
+    """Return a host step that checks its result in every round, because it is never traced."""
 
     @functools.wraps(host)
     def step(key, state, federation, cohort):
@@ -56,19 +56,19 @@ def _keeping_form(host: Step) -> Step:
 
 
 def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int) -> None:
-    """Refuse an algorithm whose functions do not return what the protocol says.
+    """Raise `JaxflError` if an algorithm's functions do not return what the protocol says.
 
     Args:
       algorithm: from `checked`.
-      federation: of the run. All its clients take part, and each architecture gets one empty place, so that
-        an array with an entry per place differs in length from one with an entry per client: this finds
-        methods that forget to scatter.
+      federation: of the run. All its clients take part, and each architecture gets one empty place. So an
+        array with an entry per place differs in length from one with an entry per client, which finds methods
+        that forget to scatter.
       hyper: the method's configuration, traced.
       rounds: of the run.
 
     Raises:
-      JaxflError: if a step changes the form of the state or reports something else than a number for every
-        client, or clients do not predict scores (B, outputs); naming the file and line of the function.
+      JaxflError: if a step changes the form of the state or reports anything but a number for every client,
+        or if clients do not predict scores (B, outputs). It names the file and line of the function.
     """
     key, cohort = jax.random.key(0), _with_empty_places(all_clients(federation, rounds))
     state = _shapes("init", algorithm.init, key, federation, hyper)
@@ -89,7 +89,7 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
 
 
 def _with_empty_places(cohort: Cohort) -> Cohort:
-    """The same clients, and after those of each architecture an empty place."""
+    """Return the same clients, with an empty place after those of each architecture."""
 
     def of_group(slots):
         return Slots(np.append(slots.index, np.int32(len(slots.index))), np.append(slots.mask, False))
@@ -98,20 +98,20 @@ def _with_empty_places(cohort: Cohort) -> Cohort:
 
 
 def _shapes(name: str, f: Callable, *arguments) -> Any:
-    """What a function returns, with shapes in place of arrays."""
+    """Return what a function returns, with shapes instead of arrays."""
 
     def counted(*arguments):
-        with flops.collect() as amounts:  # as in a program of rounds, which hands them out
+        with flops.collect() as amounts:  # as in a program of rounds, which returns them
             made = f(*arguments)
         return made, [amount for _, amount in amounts]
 
-    gc.freeze()  # what the collector knows from here on is new: a long process holds millions of objects
+    gc.freeze()  # from here on the collector lists only new objects; a long process holds millions
     try:
         program, (made, _) = jax.make_jaxpr(counted, return_shape=True)(*arguments)
         if _any_traced(program.consts) or _any_lives_on():
             raise jax.errors.UnexpectedTracerError(f"in {name}")
         return made
-    # Errors of the user's functions are `OwnCodeError`, those of what calls these are any.
+    # Errors in the user's functions are `OwnCodeError`; errors in their callers are of any kind.
     except Exception as error:
         if isinstance(error, jax.errors.UnexpectedTracerError):
             raise JaxflError(
@@ -132,7 +132,7 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
 
 
 def _any_lives_on() -> bool:
-    """Whether a traced value is left. `jax.checking_leaks` would take ten times as long to say so."""
+    """Return whether a traced value is left; `jax.checking_leaks` would take ten times as long."""
     if not _any_traced(gc.get_objects()):
         return False
     gc.collect()
@@ -140,7 +140,7 @@ def _any_lives_on() -> bool:
 
 
 def _any_traced(objects: Iterable[Any]) -> bool:
-    """Whether one of some objects is a traced value."""
+    """Return whether one of the objects is a traced value."""
     return any(issubclass(type(one), Tracer) for one in objects)
 
 
@@ -166,7 +166,7 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         refuse("returns a state of other containers than init; the state has to keep its form")
     places = [slots.mask.shape for slots in cohort.groups]
     reported = {"loss": ("a float", "f"), "up": ("an int32", "i"), "down": ("an int32", "i")}
-    if name == "host":  # which trains nobody
+    if name == "host":  # it trains no client
         del reported["loss"]
     if info.idle is not None:
         reported["idle"] = "a bool", "b"
@@ -226,20 +226,20 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
 
 
 def _listed(leaf: Any) -> Any:
-    """Of a finding that JSON does not know, an array as lists."""
+    """Return an array in a finding as lists, which JSON can hold."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf.tolist()
     raise TypeError(f"a {type(leaf).__name__}")
 
 
 def _dtype_and_shape(leaf: Any) -> str:
-    """``float32[3, 2]`` of an array, ``float`` of a number of Python's."""
+    """Return ``float32[3, 2]`` for an array, ``float`` for a Python number."""
     is_array = hasattr(leaf, "dtype")
     return f"{leaf.dtype}{list(leaf.shape)}" if is_array else type(leaf).__name__
 
 
 def _form(value: Any) -> str:
-    """What something is, in a few words."""
+    """Describe a value in a few words."""
     match value:
         case jax.ShapeDtypeStruct() | jax.Array() | np.ndarray() | np.generic():
             return f"an array {value.shape}"

@@ -1,8 +1,7 @@
 """The client axis and its one entry point.
 
-An algorithm describes one client; `map_clients` runs that description for all clients of a cohort, group
-by group. How many run side by side, and on which devices, is decided here, so no algorithm maps over clients
-itself.
+An algorithm describes one client. `map_clients` runs that description for all clients of a cohort, group by
+group, and decides how many run side by side and on which devices. So no algorithm maps over clients itself.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 
-LARGEST_MESSAGE = 2**31 - 1  # scalars, as an int32 counts them
+LARGEST_MESSAGE = 2**31 - 1  # scalars that an int32 counts
 
 
 def map_clients(
@@ -29,24 +28,24 @@ def map_clients(
 
     Args:
       f: ``(key, client, shared, own) -> outputs``, for one client; with `weights` ``-> (outputs, parts)``. An
-        absent client has size 0: it runs no batch, and what it returns is not used.
+        absent client has size 0: it runs no batch, and its outputs are not used.
       key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
-      federation: the clients.
-      cohort: which of them. Each device takes an equal stretch of the places; `jaxfl.core.cohorts.balance`
-        arranges clients so that the stretches weigh the same.
+      federation: all clients.
+      cohort: the clients to map over. Each device takes an equal stretch of the places;
+        `jaxfl.core.cohorts.balance` arranges clients so that the stretches take about equally long.
       shared: per group, what all its clients receive; None for nothing.
-      own: per group, leaves (k_g, ...), of which each client gets its entry, see `gather`; None for nothing.
-      weights: per group (k_g,) float, of a sum over clients that is taken while they run, so that nothing
-        holds the parts of all of them: floats, added up in their own dtype. 0 in an empty place. Devices
-        exchange their sums, so do not ask for one inside `cond`.
+      own: per group, leaves (k_g, ...), one entry per client, see `gather`; None for nothing.
+      weights: per group (k_g,) float, 0 in an empty place: weights of a sum over clients of their `parts`. It
+        is taken while clients run, so the parts of all clients are never in memory together. Parts are
+        floats, summed in their own dtype. Devices exchange their sums, so do not use it inside `cond`.
 
     Returns:
-      Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the sum
-      of its clients' parts times their weights.
+      Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the
+      weighted sum of the parts.
 
     Raises:
-      ValueError: if `own` or `weights` have not as many entries as the cohort has places, or `f` returns no
-        pair where there are weights, or parts that are no floats.
+      ValueError: if `own` or `weights` do not have one entry per place of the cohort, or if with `weights`
+        `f` returns no pair, or parts that are not floats.
     """
     mesh = federation.mesh
     f, nothing = flops.with_operations(f), (None,) * len(federation.groups)
@@ -60,7 +59,7 @@ def map_clients(
                     "places of this architecture; take the entries of its clients by gather(..., cohort)"
                 )
         at_once = max(1, min(federation.clients_at_once, -(-places // federation.devices)))
-        # Filled up with empty places: a remainder would be compiled as a program of its own.
+        # Padded with empty places: a remainder would be compiled as another program.
         fill = -places % (federation.devices * at_once)
         if fill:
             slots = Slots(
@@ -100,24 +99,24 @@ def map_clients(
 
 
 def visit_clients(f, carry, key, federation: Federation, cohort: Cohort) -> Any:
-    """Visit the clients of a cohort one after another: what one leaves behind, the next one finds.
+    """Visit the clients of a cohort one after another; each passes its carry on to the next.
 
-    Architecture after architecture, within one in the order of ids. All devices make all visits.
+    Visits go architecture by architecture, and within one in the order of ids. Every device makes all visits.
 
     Args:
-      f: ``(key, client, carry) -> carry``, for one client. What it does at an empty place changes nothing.
-      carry: what the first client finds; the same structure for all architectures.
+      f: ``(key, client, carry) -> carry``, for one client. Its result is discarded in an empty place.
+      carry: of the first client; the same structure for all architectures.
       key: the round's key; the client's is ``fold_in(key, client.id)``.
-      federation: the clients.
-      cohort: which of them.
+      federation: all clients.
+      cohort: the clients to visit.
 
     Returns:
-      What the last client leaves.
+      The carry after the last client.
     """
     f = flops.with_operations(f)
 
     def visit(carry, one):
-        # In full on every device before and after it: the compiler divides nothing of one client.
+        # Replicated before and after the visit, so that the compiler does not shard a single client.
         carry, (client, present) = federation.keep_replicated((carry, one))
         done = f(jax.random.fold_in(key, client.id), client, carry)
         after, operations = federation.keep_replicated(done)
@@ -132,19 +131,19 @@ def visit_clients(f, carry, key, federation: Federation, cohort: Cohort) -> Any:
 
 
 def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tuple[Any, Any]:
-    """Visit one client, if it is of one group; all devices make the visit.
+    """Visit one client if it belongs to group `g`; every device makes the visit.
 
     Args:
       f: ``(key, client, carry, own) -> (carry, own)``, for one client.
-      carry: what it finds.
-      key: the client's is ``fold_in(key, client.id)``.
-      federation: the clients.
-      g: the group.
-      who: () int32, the id of the client. If it is of another group, nothing changes.
-      own: leaves (n_g, ...), of all clients of the group.
+      carry: before the visit.
+      key: the round's key; the client's is ``fold_in(key, client.id)``.
+      federation: all clients.
+      g: number of the group.
+      who: () int32, id of the client. If it belongs to another group, nothing changes.
+      own: leaves (n_g, ...), one entry per client of the group.
 
     Returns:
-      What the client leaves, and `own` with its entry as the visit left it.
+      The carry after the visit, and `own` with the client's new entry.
     """
     group = federation.groups[g]
     of_it = group.id == who
@@ -158,7 +157,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
-    # In full on every device before and after the branch: within it none waits for another one's part.
+    # Replicated before and after the branch, so that no device waits for another one inside it.
     carry, mine = federation.keep_replicated((carry, mine))
     visited = loops.cond(of_it.any(), visit, lambda carry, mine: (carry, mine), carry, mine)
     carry, mine = federation.keep_replicated(visited)
@@ -166,7 +165,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
 
 
 def clients_in(group: Client, slots: Slots) -> Client:
-    """The clients in some places; one that is absent has no rows."""
+    """The clients in some places of a group; an empty place has a client without rows."""
     clients = tree.take(group, slots)
     return dataclasses.replace(
         clients,
@@ -183,14 +182,14 @@ def _count(federation: Federation, slots: Slots, g: int, operations) -> None:
 
 
 def _summed(f, weights, at_once: int, *args):
-    """Run ``f -> (outputs, parts)`` for each entry of its arguments, so many side by side.
+    """Run ``f -> (outputs, parts)`` for each entry of its arguments, `at_once` side by side.
 
     Returns:
-      The outputs (n, ...) of the n entries, and the sum of their parts times their weights (n,); what an
-      entry without weight returns, be it NaN, counts nothing.
+      The outputs (n, ...) of the n entries, and the sum of their parts times their weights (n,). Parts of
+      entries with weight 0 are left out, even if they are NaN.
     """
     alone = at_once == 1
-    f = jax.jit(f if alone else jax.vmap(f), inline=True)  # traced once, for its shapes and the loop
+    f = jax.jit(f if alone else jax.vmap(f), inline=True)  # traced once for its shapes and for the loop
 
     def dealt(leaf):
         return leaf if alone else leaf.reshape(leaf.shape[0] // at_once, at_once, *leaf.shape[1:])
@@ -221,14 +220,14 @@ def _summed(f, weights, at_once: int, *args):
 
 
 def _over_devices(f, mesh, *args):
-    """``f(*args) -> (outputs, total)`` with the clients divided among the mesh's devices.
+    """Run ``f(*args) -> (outputs, total)`` with the clients divided among the mesh's devices.
 
-    They are the leading axis of all arguments and outputs; totals of the devices are added up.
+    Clients are the leading axis of all arguments and outputs; the totals of the devices are summed.
     """
     share = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // mesh.size, *leaf.shape[1:]), leaf.dtype), args
     )
-    # What f captures is made an argument: inside `shard_map` arrays from outside are of another kind.
+    # Captured arrays become arguments: inside `shard_map` arrays from outside are of another kind.
     jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(*share)
 
     def on_device(captured, args):
@@ -244,10 +243,10 @@ def _over_devices(f, mesh, *args):
 
 
 def per_group(f, *groups) -> PerGroup:
-    """``f`` of each group's entries, as a tuple.
+    """Apply ``f`` to the entries of each group, and return a tuple.
 
     Raises:
-      ValueError: if an argument has not an entry for each group.
+      ValueError: if an argument does not have one entry per group.
     """
     for entries in groups:
         if not isinstance(entries, Iterable):
@@ -262,7 +261,7 @@ def gather(stacked: PerGroup, cohort: Cohort) -> PerGroup:
 
 
 def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
-    """Client state in which the cohort's entries are `new` (k_g, ...); all others stay as they are."""
+    """Write `new` (k_g, ...) to the cohort's entries of stacked client state."""
     return per_group(tree.put, stacked, cohort.groups, new)
 
 
@@ -306,15 +305,15 @@ def _counts(slots: Slots, message) -> jax.Array:
 
 
 def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> Cohort:
-    """The same round with all clients but newcomers.
+    """The same round with all clients except newcomers.
 
     Args:
-      federation: the clients.
+      federation: all clients.
       cohort: of the round.
-      joining: in the round in which newcomers join, return these instead.
+      joining: whether to return the newcomers instead in the round in which they join.
 
     Raises:
-      JaxflError: if only some of them are at hand.
+      JaxflError: if the federation is a window.
     """
     federation.require_all()
     there = per_group(

@@ -1,8 +1,8 @@
-"""Who takes part in which round, and in which place: drawn before the run.
+"""Cohorts: the clients of each round and their places, drawn before the run.
 
-What is drawn depends on the seed, the round and the number of clients alone, so every method sees the same
-cohorts, and a resumed run the same as an undisturbed one. Where the seed of the partition is the same number,
-its first streams are those of the first rounds: it draws other things by them.
+The draw depends only on the seed, the round and the number of clients. So every method sees the same cohorts,
+and a resumed run sees those of the uninterrupted one. If the partition has the same seed, it shares its first
+random streams with the first rounds. This does no harm: they draw different things.
 """
 
 import heapq
@@ -16,9 +16,9 @@ from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
 from jaxfl.data.partition import rounded_down
 
-NEWCOMERS = 2  # their part of the stream of cohorts, beside the rounds and `answers.DROPOUTS`
-SPARE = 8  # places of a device beyond its share, so that many small clients can weigh against a large one
-PART = 256  # clients of a group that are scored at once: their models are in memory together
+NEWCOMERS = 2  # last entry of their seeds, as `answers.DROPOUTS` is of others; seeds of rounds have none
+SPARE = 8  # extra places per device, so that many small clients can balance a large one
+SCORED_AT_ONCE = 256  # clients of a group that are scored at once: their models are in memory together
 
 
 def draw_cohorts(
@@ -35,7 +35,7 @@ def draw_cohorts(
       participation: share of clients that take part, in (0, 1].
       rounds: how many rounds to draw.
       seed: of the run.
-      newcomers: per group (n_g,) bool, clients who do not count as clients yet; nobody by default.
+      newcomers: per group (n_g,) bool, clients that are not among the N yet; none by default.
 
     Returns:
       Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients in
@@ -54,11 +54,11 @@ def draw_cohorts(
 
 
 def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Draw the clients who take part in no round, and join at the end.
+    """Draw the clients that take part in no round and join at the end.
 
     Args:
       group_sizes: clients of each architecture group.
-      share: of each group's clients, in [0, 1): rounded down, so that some are left.
+      share: fraction of each group's clients, in [0, 1); rounded down, so that some are left.
       seed: of the partition.
 
     Returns:
@@ -88,8 +88,8 @@ def balance(
 ) -> tuple[Slots, ...]:
     """Rearrange cohorts so that the devices, each with an equal stretch of places, get equal work.
 
-    The largest client first, each goes to the device with the least work so far that has a place left.
-    Within a stretch clients stand by size, so those that run side by side are of similar size.
+    From the largest client on, each goes to the device with the least work so far that has a place left.
+    Within a stretch clients are ordered by size, so those that run side by side are of similar size.
 
     Args:
       cohorts: per group `Slots` with leaves (rounds, k_g).
@@ -98,8 +98,8 @@ def balance(
 
     Returns:
       The same clients in the same rounds, with leaves (rounds, devices * places): at most `SPARE` more
-      places per device than its share. Clients that run side by side get no spare places: there an empty
-      place costs as much as the largest client.
+      places per device than its share. Clients that run side by side get no spare places, because there an
+      empty place costs as much as the largest client.
     """
     spare = SPARE if federation.clients_at_once == 1 else 0
     return tuple(
@@ -128,11 +128,11 @@ def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slot
 
 
 def align(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> list[tuple[Slots, ...]]:
-    """The cohorts of several runs in equally many places, as the fullest needs; clients keep their devices.
+    """Pad the cohorts of several runs to as many places as the fullest needs; clients keep their devices.
 
     Args:
-      runs: what `balance` returns for each: leaves (rounds, devices * places), places being the run's own.
-      federation: whose clients and devices they are.
+      runs: results of `balance`, leaves (rounds, devices * places); places may differ between runs.
+      federation: the clients and devices.
     """
 
     def of_group(group, *parts):
@@ -150,26 +150,26 @@ def align(runs: Sequence[tuple[Slots, ...]], federation: Federation) -> list[tup
 
 
 def all_clients(federation: Federation, rounds: int) -> Cohort:
-    """All clients as one cohort, before the first round."""
+    """Return all clients as one cohort, before the first round."""
     return these_clients(federation, [np.ones(len(group.size), bool) for group in federation.groups], rounds)
 
 
 def these_clients(
     federation: Federation, chosen: Sequence[np.ndarray], rounds: int, number: int = 0, part: bool = False
 ) -> Cohort:
-    """Some clients, (n_g,) bool of each group, as the cohort of a round; `part`: see `Cohort`."""
+    """Return some clients, (n_g,) bool per group, as the cohort of a round; `part`: see `Cohort`."""
     slots = [_slots(np.asarray(of_group)[None]) for of_group in chosen]
     places = balance(slots, [np.asarray(group.size) for group in federation.groups], federation)
     return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds, part)
 
 
 def in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
-    """All clients as cohorts of one shape, of at most `PART` clients per group, after round `last`."""
-    number = max(-(-len(group.size) // PART) for group in federation.groups)
+    """Divide all clients after round `last` into cohorts of one shape, at most `SCORED_AT_ONCE` per group."""
+    number = max(-(-len(group.size) // SCORED_AT_ONCE) for group in federation.groups)
 
     def slots(group):
         count = len(group.size)
-        index = np.arange(number * min(count, PART), dtype=np.int32).reshape(number, -1)
+        index = np.arange(number * min(count, SCORED_AT_ONCE), dtype=np.int32).reshape(number, -1)
         return Slots(np.minimum(index, np.int32(count)), index < count)
 
     work = [np.asarray(group.test_size) for group in federation.groups]
@@ -181,7 +181,7 @@ def in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
 
 
 def by_client(parts: list[tuple]) -> Any:
-    """Leaves (places,) of several parts, each with its `Slots`, as leaves (n_g,) in the order of clients."""
+    """Join leaves (places,) of several parts, each with its `Slots`, as leaves (n_g,) in clients' order."""
     slots, trees = zip(*parts, strict=True)
     taken = np.concatenate([of_part.mask for of_part in slots])
     order = np.argsort(np.concatenate([of_part.index for of_part in slots])[taken])

@@ -1,4 +1,4 @@
-"""The model that one client deploys, out of the state of a run."""
+"""The model that one client deploys, from the state of a run."""
 
 import functools
 from collections.abc import Callable
@@ -16,22 +16,22 @@ from jaxfl.data.federation import Federation
 def deployed(
     algorithm: Algorithm, state, federation: Federation, run_key, last: int, rounds: int, client: int
 ) -> Predictor:
-    """What a client predicts with: the same that was scored.
+    """Return a client's predictor, the same that was scored.
 
     Args:
       algorithm: of the run.
       state: after round `last`, perhaps `jaxfl.core.host_state.OnHost`.
-      federation: the clients, on one device; perhaps without data.
+      federation: the clients, on one device; possibly without data.
       run_key: of the run.
-      last: a round, from 0.
+      last: number of a round, from 0.
       rounds: of the whole run.
       client: its id.
 
     Returns:
-      Its `Predictor`, whose leaves `stacked` have no axis of clients.
+      Its `Predictor`; leaves of `stacked` have no axis of clients.
 
     Raises:
-      NotAtHand: if its model is made of images or labels, and the federation has none.
+      NotAtHand: if its model depends on images or labels, and the federation has none.
     """
     cohort, g = alone(federation, client, last, rounds)
     arguments = jax.random.fold_in(streams(run_key).scores, last), *seen(state, federation, cohort)
@@ -39,7 +39,7 @@ def deployed(
 
 
 def alone(federation: Federation, client: int, last: int, rounds: int) -> tuple[Cohort, int]:
-    """A cohort of one client, in which every group has one place, and the number of the client's group."""
+    """Return a cohort of one client, with one place per group, and the number of the client's group."""
     chosen = [np.asarray(group.id) == client for group in federation.groups]
     its_group = next(g for g, of_group in enumerate(chosen) if of_group.any())
     return these_clients(federation, chosen, rounds, last, part=True), its_group

@@ -25,19 +25,19 @@ from jaxfl.data.federation import Federation, PerGroup
 
 
 class Chunk(NamedTuple):
-    """What some rounds of a run did.
+    """Results of consecutive rounds of a run.
 
     Args:
       first: number of the first round, from 0.
       state: after the last round. It is donated to the next chunk, or written in place: copy it to keep it.
-      reports: of every round, with NumPy leaves.
+      reports: one per round, with NumPy leaves.
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
         rounds diverged.
-      train_seconds, evaluate_seconds: without compilation; what happens within a round is training.
-      diverged: None, or (round, client id, what) of the first "loss" or "predictions" not finite; `reports`
-        ends there.
-      preparation: what the phase before the first round reports, of the first chunk of a new run; leaves
-        (k_g,) are (n_g,) here, for all clients by their order; `idle` stays in places.
+      train_seconds, evaluate_seconds: without compilation; everything within a round is training.
+      diverged: None, or (round, client id, what) of the first "loss" or "predictions" that are not finite;
+        `reports` ends there.
+      preparation: report of the phase before the first round, in the first chunk of a new run. Leaves (k_g,)
+        are (n_g,) here, for all clients in their order; `idle` stays in places.
     """
 
     first: int
@@ -56,23 +56,23 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
     Args:
       job: what to run.
       start: first round; a multiple of `eval_every` or the end of the job.
-      states: of each run the state at `start`; None for new runs. Its arrays are taken over.
+      states: each run's state at `start`; None for new runs. Its arrays may be donated or written in place.
 
     Yields:
-      A `Chunk` of each run by its number, after every `eval_every` rounds and after the last one. A run that
-      has diverged is left out from then on; what is still computed for it is thrown away. Of several runs
-      each counts an equal part of the seconds of training.
+      A `Chunk` for each run by its number, after every `eval_every` rounds and after the last one. A run that
+      has diverged is left out from then on; what is still computed for it is discarded. Several runs divide
+      the seconds of training equally.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
-    if start >= job.rounds:  # a run that was killed over its pictures: nothing is left to compile for
+    if start >= job.rounds:  # a run killed while its pictures were drawn: nothing is left to compile for
         return
     for program, shapes in _needed(job, start):
-        program.begin(*shapes)  # while the first weights are drawn
+        program.begin(*shapes)  # while the initial weights are drawn
     if states is None:
         before, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
     else:
         before, preparations, seconds = states, [None] * runs, [0.0] * runs
-    if runs > 1:  # on the host, where nothing is compiled to stack them
+    if runs > 1:  # on the host, where stacking them needs no compilation
         before = federation.fetch(before)
     keys, state = _streams(job), _at_rest(job, together(before))
     del before  # the rounds need the memory
@@ -99,7 +99,7 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
 
 
 def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
-    """A run's state before its first round, what its preparation reports, and the seconds that took."""
+    """Return a run's state before its first round, and its preparation's report and seconds."""
     programs, federation, key = job.programs, job.federation, job.keys[i]
     if job.on_host:
         hyper, init_key = traced(job.configs[i]), streams(key).init
@@ -111,8 +111,8 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
         state = federation.place(state)
         state, report = programs.prepare(of_phase, state, federation, cohort)
         report, seconds = _of_clients(jax.device_get(report), cohort, federation), passed()
-    # Copied, because an array that stands in two places cannot be donated; one by one, because two states may
-    # not fit in memory.
+    # Copied, because an array that occurs twice cannot be donated; one by one, because two states may not fit
+    # in memory.
     leaves, structure = jax.tree.flatten(state)
     del state
     for number in range(len(leaves)):
@@ -121,24 +121,24 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
 
 
 def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:
-    """A run's state before anything has happened."""
+    """Return a run's state before its preparation and its rounds."""
     return programs.init(streams(run_key).init, federation, traced(config))
 
 
 def _members(job: Job) -> Cohort:
-    """All clients but newcomers, before the first round."""
+    """Return all clients except newcomers, before the first round."""
     return these_clients(job.federation, [~apart for apart in job.federation.newcomers], job.rounds)
 
 
 def _streams(job: Job) -> Streams:
-    """Those of a run, or of several with an axis of their own in front."""
+    """Return the streams of a run, or of several with a leading axis."""
     of_runs = together([streams(key) for key in job.keys], jnp.stack)
     rounds, scores = job.federation.replicate((of_runs.rounds, of_runs.scores))
     return of_runs._replace(rounds=rounds, scores=scores)
 
 
 def _at_rest(job: Job, state: Any) -> Any:
-    """A state where it lies between rounds: on the devices, or what clients have in the host's memory."""
+    """Put a state where it is kept between rounds: on the devices, or the clients' part in host memory."""
     if not job.on_host:
         return job.federation.place(state, len(job.keys) > 1)
     if isinstance(state, host_state.OnHost):
@@ -149,13 +149,13 @@ def _at_rest(job: Job, state: Any) -> Any:
 
 
 def _stopwatch(programs: Programs) -> Callable[[], float]:
-    """A function that tells the seconds since, without those of compilation."""
+    """Return a function that returns the seconds since this call, without those of compilation."""
     begun, compiled = time.perf_counter(), programs.seconds
     return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
 
 
 def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, probed: bool) -> Chunk:
-    """What rounds did whose state and reports are here: whether they diverged, and how all clients score."""
+    """Return the `Chunk` of rounds from their state and reports: look for divergence, score all clients."""
     federation = job.federation
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
     if diverged:
@@ -204,17 +204,17 @@ def evaluate(
 
 
 def join(job: Job, i: int, state: Any, last: int) -> Report:
-    """What a run's newcomers get: all of them take part in one more round, the others in none.
+    """Let all newcomers of a run take part in one more round, without the other clients.
 
     Args:
-      job: whose federation has newcomers.
+      job: one whose federation has newcomers.
       i: the run's number.
-      state: after round `last`; it stays as it is, and nobody sees what this round makes of it.
-      last: the last round that was run, from 0; methods that read a round's number are given this one.
+      state: after round `last`; it is not changed, and the state after the extra round is discarded.
+      last: the last round that was run, from 0; methods see it as the number of the extra round.
 
     Returns:
-      Its report, with NumPy leaves; scored like the cohort of a round under `Job.score_cohort`. Places are
-      those of `newcomers_in_places`.
+      The round's report, with NumPy leaves and scores as under `Job.score_cohort`. Places are those of
+      `newcomers_in_places`.
     """
     alone, its = job._replace(keys=job.keys[i : i + 1], score_cohort=True), streams(job.keys[i])
     rounds, host, scores = job.federation.replicate(jax.random.split(its.join, 3))
@@ -224,25 +224,25 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     state, federation, cohort = host_state.seen(state, job.federation, newcomers_in_places(job, last))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None
-    conditions = Conditions(None if rate is None else rate[last : last + 1])  # nobody is lost here
+    conditions = Conditions(None if rate is None else rate[last : last + 1])  # no answer is lost here
     _, report = one_round(alone, keys, state, federation, cohort, conditions)
     return report
 
 
 def newcomers_in_places(job: Job, last: int) -> Cohort:
-    """The newcomers as the cohort of one more round like `last`."""
+    """Return the newcomers as the cohort of one more round with the number `last`."""
     return these_clients(job.federation, job.federation.newcomers, job.rounds, last, part=True)
 
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:
-    """The executables of a new job, of several runs that of their rounds alone; nothing runs."""
+    """Return the executables of a new job, for several runs only that of their rounds; nothing runs."""
     return [program.compile(*shapes) for program, shapes in _needed(job, 0)]
 
 
 def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
-    """The programs of a job that begins with round `start`, and the shapes of their arguments.
+    """Yield the programs of a job that begins with round `start`, and the shapes of their arguments.
 
-    Of several runs only that of their rounds. The longest to compile is the first one.
+    For several runs only the program of their rounds. The slowest to compile comes first.
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
     key = federation.replicate(together(job.keys, jnp.stack))
@@ -267,7 +267,7 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
 
 
 def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tuple]]:
-    """The programs where clients' state lies on the host, see `_needed`."""
+    """Yield the programs of a job whose clients' state is in host memory, see `_needed`."""
 
     def form(federation):
         state = jax.eval_shape(job.programs.init, job.keys[0], federation, traced(job.configs[0]))
@@ -284,21 +284,21 @@ def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tup
 
 
 def depends_on_length(job: Job, rounds: int) -> bool:
-    """Whether a round is another one in a run of so many rounds: the programs are traced for both lengths."""
+    """Return whether rounds differ in a run of `rounds` rounds: programs are traced for both lengths."""
     programs, federation, key = job.programs, job.federation, job.keys[0]
     state = jax.eval_shape(programs.init, key, federation, traced(job.configs[0]))
     everyone, first = all_clients(federation, job.rounds), of_rounds(job.cohorts[0], 0, 1)
     calls = [(programs.rounds, first), (programs.received, everyone), (programs.personal, everyone)]
     calls += [(programs.prepare, everyone)] if programs.prepare else []
 
-    def formula(program, cohort, length):
-        return program.formula(key, state, federation, dataclasses.replace(cohort, rounds=length))
+    def text(program, cohort, length):
+        return program.jaxpr_text(key, state, federation, dataclasses.replace(cohort, rounds=length))
 
-    return any(formula(*call, job.rounds) != formula(*call, rounds) for call in calls)
+    return any(text(*call, job.rounds) != text(*call, rounds) for call in calls)
 
 
 def _of_clients(report: Report, cohort: Cohort, federation: Federation) -> Report:
-    """A report on all clients by their order instead of their places; zeros of those who are in none."""
+    """Reorder a report from places to all clients in their order, with zeros for clients without a place."""
 
     def of_group(slots, group, counts):
         def ordered(leaf):

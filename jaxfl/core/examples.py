@@ -1,4 +1,4 @@
-"""Where mini-batches come from: a client's rows, public rows, or arrays such as features and class means."""
+"""Sources of mini-batches: a client's rows, public rows, or arrays such as features and class means."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class Examples:
     """A list of examples that can be cut into mini-batches.
 
     Args:
-      size: () int32, how many are real; of an absent client 0: then no batch runs.
+      size: () int32, number of real examples; 0 for an absent client, which runs no batch.
       capacity: length of the list with its padding.
-      take: ``(position (B,), mask (B,), key) -> Batch`` (or any pytree) of the examples at some positions, of
-        which `mask` says which are real.
+      take: ``(position (B,), mask (B,), key) -> Batch`` (or any pytree) of the examples at some positions;
+        `mask` marks the real ones.
     """
 
     size: jax.Array
@@ -32,7 +32,7 @@ class Examples:
 
 
 def own_rows(client: Client, federation: Federation, hyper) -> Examples:
-    """A client's training rows, its images changed at random by `hyper.augment`."""
+    """Return a client's training rows, with images changed at random by `hyper.augment`."""
     transform = augmentation(hyper.augment)
 
     def take(position, mask, key):
@@ -45,7 +45,7 @@ def own_rows(client: Client, federation: Federation, hyper) -> Examples:
 
 
 def stretch(examples: Examples, first, size) -> Examples:
-    """`size` of the examples, from position `first` on, both () int32."""
+    """Return `size` of the examples, from position `first` on, both () int32."""
     last = examples.capacity - 1
 
     def take(position, mask, key):
@@ -55,13 +55,13 @@ def stretch(examples: Examples, first, size) -> Examples:
 
 
 def public_rows(rows, federation: Federation, client: Client) -> Examples:
-    """Public images (R,) with the client's outputs as labels, all real; an absent client has none of them."""
+    """Return public images (R,), all real, labelled by the client's outputs; none for an absent client."""
     guest = visiting(client, rows)
     return Examples(guest.size, len(rows), lambda at, mask, key: federation.batch(guest, at, mask))
 
 
 def server_rows(rows, size, federation: Federation) -> Examples:
-    """Images (R,) that a server trains on, with the classes of the source as labels; `size` () are real."""
+    """Return images (R,) for training on the server, labelled by the source's classes; `size` () are real."""
 
     def take(position, mask, key):
         at = rows[position]
@@ -71,13 +71,13 @@ def server_rows(rows, size, federation: Federation) -> Examples:
 
 
 def visiting(client: Client, rows) -> Client:
-    """The client with other rows (R,) as its training rows; an absent one still has none."""
+    """Return the client with other training rows (R,); an absent client still has none."""
     size = jnp.where(client.size > 0, len(rows), 0).astype(client.size.dtype)
     return dataclasses.replace(client, rows=rows, size=size)
 
 
 def arrays(x, y, size) -> Examples:
-    """Arrays x (m, ...) with outputs y (m,), of which the first `size` are real."""
+    """Return arrays x (m, ...) with outputs y (m,) as examples; the first `size` are real."""
     return Examples(size, len(y), lambda at, mask, key: Batch(x[at], y[at], mask, at))
 
 
@@ -87,11 +87,11 @@ def sweep(f: Callable, rows, size, federation: Federation):
     Args:
       f: ``x (B, H, W, C) -> pytree of (B, ...)``.
       rows: (m,) int32, padded.
-      size: () int32, how many are real; only batches with a real row run.
+      size: () int32, number of real rows; only batches with a real row run.
       federation: the images.
 
     Returns:
-      The outputs as leaves (m, ...): after `size` those of padding, and zero where no batch ran.
+      The outputs as leaves (m, ...). Entries after `size` are outputs of padding, or zero where no batch ran.
     """
     m = rows.shape[0]
     batch_size = max(1, min(SWEPT, m))

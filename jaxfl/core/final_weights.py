@@ -1,4 +1,4 @@
-"""The weights of what clients deploy: to be averaged, or to start another run from."""
+"""The weights of the models that clients deploy, to average or to start another run from."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ from jaxfl.models.named import ClientWeights
 def final_weights(
     algorithm: Algorithm, federation: Federation, state: Any, key, done: int, rounds: int
 ) -> PerGroup:
-    """The weights of all clients' models as they were scored: per group `ClientWeights` of NumPy arrays.
+    """Return the weights of all clients' models as scored: per group `ClientWeights` of NumPy arrays.
 
     Args:
       algorithm: the method.
       federation: the clients.
       state: after some rounds, on the federation's devices or `jaxfl.core.host_state.OnHost`.
       key: of the run.
-      done: how many rounds.
+      done: number of these rounds.
       rounds: of the whole run.
 
     Raises:
@@ -49,7 +49,7 @@ def final_weights(
 
 
 def of_clients(model: Model, predictor: Predictor) -> ClientWeights:
-    """The weights of a predictor's clients; its leaves are NumPy arrays.
+    """Return the weights of a predictor's clients; its leaves are NumPy arrays.
 
     Raises:
       JaxflError: as `final_weights`.
@@ -68,7 +68,7 @@ def of_clients(model: Model, predictor: Predictor) -> ClientWeights:
 
 
 def _applied(model: Model, predictor: Predictor, own: Any) -> Weights:
-    """What a client applies its network with first, however the method has put that together."""
+    """Return the weights of a client's first call of its network, however the method has made them."""
     found = applied(model, lambda network, x: predictor.predict(network, predictor.shared, own, x))
     return Weights(
         {block: params for block, [(params, _), *_] in found.items()},

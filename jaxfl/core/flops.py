@@ -1,8 +1,8 @@
 """Floating-point operations of training: counted on the traced program, added up per client and round.
 
-The loops of local training say what they compute with `add` while a program is traced; whoever wants to
-know opens `collect` around them. So no method has to count, and the sum is an output of the program: it
-knows how many rows each client really had.
+While a program is traced, the loops of local training report their operations with `add`, and an enclosing
+`collect` gathers them. So methods need not count. The sum is an output of the program, which knows how many
+rows each client really had.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Operations(NamedTuple):
 
     Args:
       clients: per group (n_g,) float, of the group's clients.
-      server: () float, of what is computed outside of the client map.
+      server: () float, of the computation outside the client map.
     """
 
     clients: PerGroup
@@ -41,10 +41,10 @@ class Operations(NamedTuple):
 
 
 def of(f: Callable, *args) -> int:
-    """The operations of one call: 2 per multiply-add of every matrix product and convolution in it.
+    """Count the operations of one call: 2 per multiply-add of every matrix product and convolution in it.
 
-    Only shapes are used; nothing runs. A loop counts as often as it runs, once if that depends on data;
-    of several branches the dearest counts. Products with padding count, elementwise operations do not.
+    Only shapes are used; nothing runs. A loop counts as often as it runs, or once if that depends on data. Of
+    several branches the most expensive counts. Products with padding count, elementwise operations do not.
 
     Args:
       f: function of `args`.
@@ -54,8 +54,8 @@ def of(f: Callable, *args) -> int:
 
 
 def of_traced(jaxpr: core.Jaxpr) -> int:
-    """The operations of a call that has been traced, see `of`."""
-    # A hand-written backward traces gradients that nobody asks for; the compiler drops them, and so do we.
+    """Count the operations of a traced call, see `of`."""
+    # A hand-written backward pass traces unused gradients; the compiler drops them, and so do we.
     needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return _of_jaxpr(needed)
 
@@ -66,7 +66,7 @@ def _of_jaxpr(jaxpr: core.Jaxpr) -> int:
 
 def _of_equation(equation: core.JaxprEqn) -> int:
     parts = map(_of_jaxpr, core.jaxprs_in_params(equation.params))
-    operands: list[Any] = [operand.aval for operand in equation.invars]  # arrays, where it is one of these
+    operands: list[Any] = [operand.aval for operand in equation.invars]  # arrays, for the primitives below
     match equation.primitive.name:
         case "dot_general":
             left, (contracted, _) = operands[0], equation.params["dimension_numbers"][0]
@@ -101,10 +101,10 @@ def add(amount, group: int | None = None) -> None:
     """Report operations to the innermost collector; without one, nothing happens.
 
     Args:
-      amount: a traced value of the program around which the collector is open; within it loops and branches
-        are those of `jaxfl.core.loops`. (), or (n_g,) of the clients of a group. Between programs, in a host
-        step, a number.
-      group: whose clients' they are, if that is known.
+      amount: (), or (n_g,) for the clients of a group: a traced value of the program that the collector
+        encloses, whose loops and branches are those of `jaxfl.core.loops`. Between programs, in a host step,
+        a number.
+      group: number of the clients' group, if known.
     """
     amounts = _amounts.get()
     if amounts is not None:
@@ -112,10 +112,10 @@ def add(amount, group: int | None = None) -> None:
 
 
 def on_host(f: Callable, *args) -> tuple[Any, float]:
-    """What a function between programs returns, and the operations that were added in it as numbers."""
+    """Return what a function between programs returns, and the operations added in it as numbers."""
     with collect() as amounts:
         outputs = f(*args)
-    # A program that was traced meanwhile has added values of its own, which mean nothing outside of it.
+    # A program traced meanwhile has added traced values, which mean nothing outside it.
     # In double precision, so that threads may add in any order.
     numbers = [np.asarray(amount, np.float64) for _, amount in amounts if not isinstance(amount, Tracer)]
     return outputs, float(sum(number.sum() for number in numbers))
@@ -123,7 +123,7 @@ def on_host(f: Callable, *args) -> tuple[Any, float]:
 
 @contextlib.contextmanager
 def on_server() -> Iterator[None]:
-    """What is added inside is the server's, whichever clients' networks it runs."""
+    """Count what is added inside for the server, whichever clients' networks run."""
     with collect() as amounts:
         yield
     for _, amount in amounts:
@@ -131,7 +131,7 @@ def on_server() -> Iterator[None]:
 
 
 def with_operations(f: Callable) -> Callable:
-    """A function that returns ``(f(...), () float)``: its outputs and the operations added in it."""
+    """Return a function that returns ``(f(...), () float)``: the outputs and the operations added in `f`."""
 
     def counted(*args):
         with collect() as amounts:
@@ -142,7 +142,7 @@ def with_operations(f: Callable) -> Callable:
 
 
 def by_owner(amounts: list[tuple], clients: Sequence[int]) -> Operations:
-    """Sum what was collected for the clients of each group, of which there are so many, and the server."""
+    """Sum the collected operations for the clients of each group, given their numbers, and the server."""
 
     def owned(owner, shape):
         return _sum((amount for whose, amount in amounts if whose == owner), shape)

@@ -1,9 +1,9 @@
-"""State beyond the device: what clients have lies in the host's memory, and a round gets its own clients'.
+"""Clients' state in host memory, of which a round gets its own clients' entries.
 
-A round, and a scoring, is computed on the window of its clients, see `jaxfl.core.window`. What needs all
-clients says so, `Federation.require_all`. What reads more than its cohort without a word is found out by the
-stranger in front of every window: a first round and a first scoring are computed with two of them, and have
-to come out the same.
+A round or a scoring runs on the window of its clients, see `jaxfl.core.window`. A step that needs all clients
+calls `Federation.require_all`. To catch a step that secretly reads other clients, the first round and the
+first scoring run twice, each time with a different invented client, a *stranger*, in the window; the results
+must agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from jaxfl.core.window import STRANGERS, Window, around, round_on
 from jaxfl.data.federation import Federation
 from jaxfl.errors import beyond_cohort
 
-SERVER = -1  # whose array it is, in place of a group's number
+SERVER = -1  # owner of an array, instead of a group's number
 
 
 class OnHost(NamedTuple):
@@ -30,7 +30,7 @@ class OnHost(NamedTuple):
 
     Args:
       state: what a method's `init` returns; clients' arrays (n_g, ...) are NumPy's, and written in place.
-      owners: of each array the number of the group whose clients it belongs to, or `SERVER`.
+      owners: for each array the number of the group that owns it, or `SERVER`.
     """
 
     state: Any
@@ -41,12 +41,12 @@ class OnHost(NamedTuple):
 
 
 def all_of(state: Any) -> Any:
-    """A state as its method knows it, wherever it lies."""
+    """Return a state as its method knows it, wherever it is kept."""
     return state.state if isinstance(state, OnHost) else state
 
 
 def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> OnHost:
-    """A state that is there already, such as a checkpoint's; arrays that cannot be written are copied.
+    """Return an existing state, such as a checkpoint's, as `OnHost`; read-only arrays are copied.
 
     Args:
       init: of the method.
@@ -67,10 +67,10 @@ def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: A
 
 
 def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
-    """The state before the first round, made for the clients of one part at a time, see `in_parts`.
+    """Return the state before the first round, made for one part of the clients at a time, see `in_parts`.
 
     Raises:
-      JaxflError: if the method's state is not divided by clients, or a client's depends on who is beside it.
+      JaxflError: if the method's state is not divided by clients, or depends on which clients are present.
     """
     owners, one = _form(init, key, federation, hyper)
 
@@ -95,13 +95,13 @@ def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
     ]
     if not _equal(*of_server):
         raise beyond_cohort("What the server begins with goes by which clients are there")
-    # Copied, because an array that stands in two places cannot be donated.
+    # Copied, because an array that occurs twice cannot be donated.
     copied = jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
     return OnHost(copied, owners)
 
 
 def _beginning(federation: Federation, window: Window) -> Federation:
-    """A window's clients with what is given for them to start from."""
+    """Return a window's federation with the given initial weights of its clients."""
     given = federation.initial and tuple(
         of_group._replace(own=jax.tree.map(lambda leaf, at=at: leaf[np.r_[0, at]], of_group.own))
         for of_group, at in zip(federation.initial, window.rows, strict=True)
@@ -110,9 +110,9 @@ def _beginning(federation: Federation, window: Window) -> Federation:
 
 
 def _form(init: Callable, key, federation: Federation, hyper: Any) -> tuple[Any, Any]:
-    """Whose the arrays of a state are, see `OnHost`, and their shapes for one client and the stranger.
+    """Return the owners of a state's arrays, see `OnHost`, and the shapes for one client and the stranger.
 
-    Those of a group grow with the number of its clients.
+    A group owns the arrays that grow with the number of its clients.
     """
 
     def shapes(*sizes: int):
@@ -139,7 +139,7 @@ def _form(init: Callable, key, federation: Federation, hyper: Any) -> tuple[Any,
 
 
 def seen(state: Any, federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> tuple:
-    """A program's arguments after its key: state, federation, cohort; a window of them if on the host."""
+    """Return a program's arguments after its key: state, federation, cohort; of a window if on the host."""
     if not isinstance(state, OnHost):
         return state, federation, cohort
     window = around(federation, cohort, stranger)
@@ -147,7 +147,7 @@ def seen(state: Any, federation: Federation, cohort: Cohort, stranger: int = STR
 
 
 def placed(kept: OnHost, window: Window, entries: Any) -> Any:
-    """The state of a window on its devices, made of its `_entries` and the server's arrays."""
+    """Return the state of a window on its devices, made of its `_entries` and the server's arrays."""
 
     def of_leaf(owner, leaf, of_clients):
         if owner == SERVER:
@@ -158,7 +158,7 @@ def placed(kept: OnHost, window: Window, entries: Any) -> Any:
 
 
 def put_back(kept: OnHost, window: Window, after: Any) -> OnHost:
-    """The state with a window's entries as they are now; clients' arrays are written in place."""
+    """Return the state with a window's new entries; clients' arrays are written in place."""
 
     def of_leaf(owner, leaf, new):
         if owner == SERVER:
@@ -171,7 +171,7 @@ def put_back(kept: OnHost, window: Window, after: Any) -> OnHost:
 
 
 def _entries(kept: OnHost, window: Window) -> Any:
-    """What a window's clients have, NumPy arrays (w_g, ...); of the server's arrays nothing."""
+    """Return the entries of a window's clients, NumPy arrays (w_g, ...); () for the server's arrays."""
 
     def of_leaf(owner, leaf):
         if owner == SERVER:
@@ -186,7 +186,7 @@ def _entries(kept: OnHost, window: Window) -> Any:
 
 
 def _renew(entries: Any, kept: OnHost, window: Window, written: Window) -> None:
-    """Look up once more those clients of a window who have just been written by another one."""
+    """Look up again those clients of a window that another window has just written."""
     again = [
         np.isin(rows, before[real])
         for rows, before, real in zip(window.rows, written.rows, written.real, strict=True)
@@ -207,22 +207,22 @@ def rounds_in_windows(
     rounds: Sequence[tuple[Cohort, Conditions]],
     probed: bool,
 ) -> tuple[OnHost, list[Report]]:
-    """Rounds one by one, each on the window of its cohort.
+    """Run rounds one by one, each on the window of its cohort.
 
-    While the clients of one train, what the next ones have is looked up.
+    While the clients of one round train, the entries of the next round's clients are looked up.
 
     Args:
-      advance: ``(state, federation, cohorts, conditions) -> (state, reports)``, of rounds along a first axis.
-      kept: the state before.
+      advance: ``(state, federation, cohorts, conditions) -> (state, reports)``, for rounds on a leading axis.
+      kept: the state before these rounds.
       federation: all clients, `on_host`.
-      rounds: of each its cohort, and its conditions along an axis of that round.
-      probed: whether the first one is computed with both strangers.
+      rounds: for each round its cohort, and its conditions with a leading axis of length 1.
+      probed: whether the first round is computed with both strangers.
 
     Returns:
-      The state after them, and the reports along such an axis.
+      The state after these rounds, and one report per round with a leading axis of length 1.
 
     Raises:
-      JaxflError: if the first one reads or writes what belongs to clients that are not in its cohort.
+      JaxflError: if the first round reads or writes entries of clients that are not in its cohort.
     """
     reports, ahead = [], None
     for (cohort, conditions), following in zip(rounds, [*rounds[1:], None], strict=True):
@@ -230,7 +230,7 @@ def rounds_in_windows(
         if probed and not reports:
             _refuse_strangers(advance, kept, federation, cohort, conditions)
         state, report = advance(placed(kept, window, entries), *round_on(window, conditions))
-        ahead = _looked_up(kept, federation, following[0]) if following else None  # while devices are at work
+        ahead = _looked_up(kept, federation, following[0]) if following else None  # while the devices compute
         kept = put_back(kept, window, state)
         if ahead:
             _renew(ahead[1], kept, ahead[0], window)
@@ -240,13 +240,13 @@ def rounds_in_windows(
 
 
 def _looked_up(kept: OnHost, federation: Federation, cohort: Cohort) -> tuple[Window, Any]:
-    """The window of a cohort, and what its clients have."""
+    """Return the window of a cohort, and the entries of its clients."""
     window = around(federation, cohort)
     return window, _entries(kept, window)
 
 
 def _of_everyone(flops: Operations, federation: Federation, window: Window) -> Operations:
-    """Operations (1, w_g) of a window's clients as those of all, (1, n_g)."""
+    """Expand operations (1, w_g) of a window's clients to all clients, (1, n_g)."""
     counted = []
     for of_window, group, rows, real in zip(
         flops.clients, federation.groups, window.rows, window.real, strict=True
@@ -261,10 +261,10 @@ def _of_everyone(flops: Operations, federation: Federation, window: Window) -> O
 
 
 def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) -> Any:
-    """``f(state, federation, cohort)`` of a window, which no stranger may change.
+    """Return ``f(state, federation, cohort)`` of a window, which must not depend on the stranger.
 
     Raises:
-      JaxflError: if one does.
+      JaxflError: if it does.
     """
     first, second = (f(*seen(state, federation, cohort, stranger)) for stranger in STRANGERS)
     if not _equal(first, second):
@@ -273,11 +273,11 @@ def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) ->
 
 
 def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Cohort, conditions) -> None:
-    """Refuse a round that one stranger changes in place of the other, or that changes a stranger."""
+    """Raise `JaxflError` if a round depends on the stranger, or writes to it."""
     outcomes = []
     for stranger in STRANGERS:
         window = around(federation, cohort, stranger)
-        # Copied, because the round is given what it gets for good.
+        # Copied, because the round's state is donated.
         state = jax.tree.map(jnp.copy, placed(kept, window, _entries(kept, window)))
         state, report = advance(state, *round_on(window, conditions))
         state = federation.fetch(state)
@@ -291,7 +291,7 @@ def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Coh
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two trees of arrays are the same, floats but for what an accelerator may round otherwise."""
+    """Return whether two trees of arrays are equal, floats up to an accelerator's different rounding."""
 
     def same(a, b):
         if jnp.issubdtype(a.dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""Where all clients begin: the same weights for every method with the same key, or those that are given."""
+"""Initial weights: the same for every method with the same key, or given ones."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ _drawn = jax.jit(Model.init, static_argnums=0)  # one program for all leaves, no
 
 
 def initial_weights(key, federation: Federation) -> PerGroup:
-    """One model per architecture, the same for every method with the same key.
+    """Return one model per architecture, the same for every method with the same key.
 
-    It is freshly initialised, but for the blocks that are given, see `Federation.initial`.
+    It is freshly initialised, except the blocks that are given, see `Federation.initial`.
     """
     fresh = tuple(_drawn(model, jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
     if federation.initial is None:
@@ -25,11 +25,11 @@ def initial_weights(key, federation: Federation) -> PerGroup:
 
 
 def each_client(weights: PerGroup, federation: Federation) -> PerGroup:
-    """What every client has at first of a part of its model: per group leaves (n_g, ...).
+    """Return the initial weights of every client for a part of its model: per group leaves (n_g, ...).
 
     Args:
-      weights: per group this part of the `initial_weights`; where nothing is given for single clients, see
-        `Federation.initial`, all of an architecture have the same.
+      weights: per group this part of the `initial_weights`. All clients of an architecture have the same,
+        except what `Federation.initial` gives for single clients.
       federation: the clients.
     """
 

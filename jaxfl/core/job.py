@@ -1,4 +1,4 @@
-"""A job of the engine: runs that are one program, and what their rounds are given."""
+"""A job of the engine: runs that share one program, and the inputs of their rounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,21 +13,21 @@ from jaxfl.data.federation import Federation
 
 
 class Job(NamedTuple):
-    """One run, or several that are one program: they differ in their seeds and in rates alone.
+    """One run, or several in one program that differ only in seeds and rates.
 
     Args:
-      programs: of the algorithm; one with a host step takes a single run.
+      programs: of the algorithm; with a host step, the job has a single run.
       federation: clients and data.
-      configs: of each run the method's configuration.
-      cohorts: of each run per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`; those of several
-        runs in equally many places, see `align`.
-      keys: of each run.
-      eval_every: rounds of a chunk.
+      configs: the method's configuration for each run.
+      cohorts: for each run, per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`. Several runs
+        have equally many places, see `align`.
+      keys: one per run.
+      eval_every: rounds per chunk.
       score_cohort: whether each round's cohort is scored: before training, right after it, and at the end of
         the round.
-      conditions: of each run what its rounds meet; nothing by default.
-      on_host: whether what clients have lies in the host's memory, see `jaxfl.core.host_state`; for a single
-        run whose method has no host step and no phase before the first round.
+      conditions: one per run; none by default.
+      on_host: whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run
+        whose method has no host step and no phase before the first round.
     """
 
     programs: Programs
@@ -42,17 +42,17 @@ class Job(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Of every run."""
+        """Number of rounds of every run."""
         return self.cohorts[0][0].mask.shape[0]
 
 
 def traced(hyper: Any) -> Any:
-    """A configuration, or another tree, with its floats as arrays."""
+    """Return a configuration, or another tree, with its floats as arrays."""
     return jax.tree.map(lambda rate: jnp.asarray(rate, jnp.result_type(float)), hyper)
 
 
 def of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
-    """Rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
+    """Return rounds first..end-1 as one `Cohort` whose leaves have a leading axis."""
     return Cohort(
         np.arange(first, end, dtype=np.int32),
         jax.tree.map(lambda leaf: leaf[first:end], cohorts),
@@ -61,7 +61,7 @@ def of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
 
 
 def conditions_of(job: Job, first: int, end: int) -> Conditions:
-    """What rounds first..end-1 meet; of several runs with a leading axis."""
+    """Return the conditions of rounds first..end-1, for several runs with a leading axis."""
 
     def of_run(its):
         rate, dropped = jax.tree.map(lambda leaf: leaf[first:end], (its.rate, its.dropped))
@@ -71,5 +71,5 @@ def conditions_of(job: Job, first: int, end: int) -> Conditions:
 
 
 def together(trees: Sequence[Any], stack: Callable = np.stack) -> Any:
-    """Trees of several runs as one with a leading axis; that of a single run as it is."""
+    """Stack the trees of several runs along a leading axis; leave that of a single run as it is."""
     return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: stack(leaves), *trees)

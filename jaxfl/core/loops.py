@@ -1,7 +1,7 @@
-"""Loops and branches of a round that map clients: as those of `jax.lax`, with their operations counted.
+"""Loops and branches around client maps: those of `jax.lax`, with their operations counted.
 
-What is computed inside a loop or a branch is known there alone, so its operations leave it as a result of its
-own and are added up here (see `jaxfl.core.flops`).
+The operations inside a loop or a branch are known only there, so they leave it as an extra result and are
+added up here (see `jaxfl.core.flops`).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from jaxfl.core import flops
 
 
 def scan(f: Callable, carry: Any, xs: Any = None, length: int | None = None) -> tuple[Any, Any]:
-    """`jax.lax.scan`: ``f(carry, x) -> (carry, y)`` over the leading axis of `xs`."""
+    """Run `jax.lax.scan`: ``f(carry, x) -> (carry, y)`` over the leading axis of `xs`."""
 
     def counted(carry, x):
         (carry, y), operations = _collected(f, carry, x)
@@ -26,7 +26,7 @@ def scan(f: Callable, carry: Any, xs: Any = None, length: int | None = None) -> 
 
 
 def fori_loop(lower, upper, f: Callable, carry: Any) -> Any:
-    """`jax.lax.fori_loop`: ``f(i, carry) -> carry`` for i from `lower` to, not including, `upper`."""
+    """Run `jax.lax.fori_loop`: ``f(i, carry) -> carry`` for i from `lower` to, not including, `upper`."""
     _, shapes = jax.eval_shape(lambda i, carry: _collected(f, i, carry), lower, carry)
     nothing = jax.tree.map(jnp.zeros_like, shapes)
 
@@ -41,7 +41,7 @@ def fori_loop(lower, upper, f: Callable, carry: Any) -> Any:
 
 
 def cond(condition, if_true: Callable, if_false: Callable, *operands: Any) -> Any:
-    """`jax.lax.cond`: one of two functions of the operands; the operations of the one that runs count."""
+    """Run `jax.lax.cond`: one of two functions of the operands; only the one that runs is counted."""
     branches = if_true, if_false
     shapes = {}
     for branch in branches:
@@ -60,7 +60,7 @@ def cond(condition, if_true: Callable, if_false: Callable, *operands: Any) -> An
 
 
 def _collected(f: Callable, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """What a function returns, and its operations by their owner: the number of a group, or nobody."""
+    """Return a function's outputs, and its operations by owner: the number of a group, or "" without one."""
     with flops.collect() as amounts:
         outputs = f(*args)
     total = {}

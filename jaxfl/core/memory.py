@@ -1,4 +1,4 @@
-"""Device memory: how many clients fit side by side and how many runs, and what to say where it ran out."""
+"""Device memory: how many clients or runs fit side by side, and the error when it runs out."""
 
 import contextlib
 import dataclasses
@@ -11,35 +11,35 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
 USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
-CLEARLY = 1.5  # times what there is: what programs need is no straight line in the number of clients
+CLEARLY = 1.5  # times the limit: a program's memory does not grow linearly with the number of clients
 HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share it with whatever else runs
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
-    """What a compiled program holds at once on a device: arguments, results and temporaries."""
+    """Return the bytes a compiled program holds at once on a device: arguments, results and temporaries."""
     memory = compiled.memory_analysis()
-    assert memory is not None  # of whatever this process compiled
+    assert memory is not None  # known of all that this process compiled
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes  # donated: an argument and a result in one place
+        - memory.alias_size_in_bytes  # donated: an argument and a result in the same memory
     )
 
 
 def available(federation: Federation) -> int | None:
-    """Bytes on a device for a run's programs and the federation; None where devices do not tell (a CPU)."""
+    """Return the bytes on a device for a run's programs and the federation; None if not reported (a CPU)."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()[: federation.devices]]
     if not all("bytes_limit" in of_device for of_device in stats):
         return None
     free = min(of_device["bytes_limit"] - of_device["bytes_in_use"] for of_device in stats)
     there = (leaf for leaf in jax.tree.leaves(federation) if isinstance(leaf, jax.Array))
-    held = sum(leaf.nbytes for leaf in there)  # in use by now, and an argument
+    held = sum(leaf.nbytes for leaf in there)  # already in use, and counted as an argument too
     return int(USABLE * (free + held))
 
 
 def available_to_several(federation: Federation) -> int:
-    """Bytes on a device for a program of several runs; what a CPU does not tell comes from the machine."""
+    """Return the bytes on a device for a program of several runs; for a CPU, a share of the machine's."""
     on_device = available(federation)
     if on_device is None:
         return int(HOST_SHARE * psutil.virtual_memory().available / federation.devices)
@@ -47,18 +47,18 @@ def available_to_several(federation: Federation) -> int:
 
 
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
-    """Halve a number until what it needs fits.
+    """Halve a number of clients or runs until its memory fits.
 
-    Each trial compiles, a minute for a large network on a GPU: so numbers that cannot fit are passed over.
+    Each trial compiles, a minute for a large network on a GPU, so numbers that cannot fit are skipped.
 
     Args:
-      number: of clients or runs that one would like at once.
-      needed: the bytes that some programs hold with so many, see `peak_bytes`; where the compiler finds them
-        too large, it may raise.
-      limit: the bytes that there are, see `available`.
+      number: of clients or runs wanted at once.
+      needed: returns the bytes that the programs hold with this number, see `peak_bytes`. It may raise if the
+        compiler finds them too large.
+      limit: the available bytes, see `available`.
 
     Returns:
-      As many as fit; 1 where nothing fits.
+      The number that fits; 1 if nothing fits.
     """
     known = []
     while number > 1:
@@ -83,9 +83,10 @@ def _half(number: int) -> int:
 
 
 def _too_many(number: int, known: list[tuple[int, int]], limit: int) -> bool:
-    """Whether so many cannot fit, by the bytes that more of them need: half of these, and some more.
+    """Return whether a number cannot fit, estimated from the bytes of larger numbers.
 
-    What does not depend on their number is known from the second trial on, though not exactly.
+    The bytes fall at most in proportion to the number. From the second trial on the part that does not depend
+    on the number is known, though not exactly.
     """
     more, held = known[-1]
     if held * number / more > limit:
@@ -101,12 +102,12 @@ def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], 
     """Halve the clients that run side by side until they fit, see `most_that_fit`.
 
     Args:
-      federation: with as many `clients_at_once` as one would like.
-      needed: the bytes that some programs hold at once with such a federation.
-      limit: the bytes that there are.
+      federation: with the wanted number of `clients_at_once`.
+      needed: returns the bytes that the programs hold at once with a federation.
+      limit: the available bytes.
 
     Returns:
-      The same federation with as many clients at once as fit; with one where nothing fits.
+      The same federation with as many clients at once as fit, or one if nothing fits.
     """
 
     def with_so_many(number):
@@ -119,10 +120,10 @@ def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], 
 
 @contextlib.contextmanager
 def explained(federation: Federation | None = None) -> Iterator[None]:
-    """Turn a lack of memory into one sentence with the knob to turn.
+    """Turn an out-of-memory error into one sentence that names the option to change.
 
     Args:
-      federation: that is trained; None while it is put on the devices.
+      federation: the one in training; None while it is put on the devices.
 
     Raises:
       JaxflError: if a device's memory is exhausted.
@@ -148,7 +149,7 @@ def _advice(federation: Federation | None) -> str:
     return f"with --clients-at-once {at_once}; {advice}"
 
 
-# The second and third are what XLA says where it tries the kernels of a program for a GPU, and none has room.
+# XLA says the second or third when it tries the kernels of a program for a GPU, and none has room.
 REFUSALS = ("RESOURCE_EXHAUSTED", "Autotuning failed", "All configs failed during profiling")
 
 

@@ -1,7 +1,7 @@
-"""What one client computes by itself, where a server that only averages does the rest.
+"""One client's part of a run, for methods whose server only averages.
 
-It is the engine's round of a federation that has no other client: what such a round makes of the shared
-leaves is the mean over one client, and that is what the client sends.
+It is the engine's round of a federation with no other client. After such a round the shared leaves are the
+mean over one client, which is what the client sends.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]  # leaves by their paths, such as params/conv1/co
 
 
 class Trained(NamedTuple):
-    """What a client makes of a round.
+    """Results of a client's round.
 
     Args:
       sent: what the server averages.
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """How a client scores on its test rows."""
+    """A client's score on its test rows."""
 
     right: int
     rows: int
@@ -47,15 +47,15 @@ class Scored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """A client by itself.
+    """A single client.
 
     Attributes:
       programs: of the method.
       averaged: what its server averages.
-      federation: of this client alone, see `jaxfl.data.one_client.of_one_client`.
+      federation: of only this client, see `jaxfl.data.one_client.of_one_client`.
       state: of the method in this federation.
       run_key: of the run, which decides the client's batches.
-      schedule: of the run, by which its learning rates change, see `jaxfl.core.schedule`.
+      schedule: of the run's learning rates, see `jaxfl.core.schedule`.
     """
 
     programs: Programs
@@ -67,16 +67,16 @@ class Node:
 
     @property
     def weight(self) -> int:
-        """By which the server averages what the client sends."""
+        """Weight of this client in the server's average."""
         return int(self.federation.groups[0].size[0]) if self.averaged.by_rows else 1
 
     @property
     def kept(self) -> Arrays:
-        """What the client keeps before its first round."""
+        """Arrays that the client keeps before its first round."""
         return kept_by(self.averaged, self.state, 0)
 
     def train(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Trained:
-        """The client's round.
+        """Run the client's round.
 
         Args:
           sent: what the server sends.
@@ -98,13 +98,13 @@ class Node:
         return Trained(sent_to_all(self.averaged, state), kept_by(self.averaged, state, 0), loss)
 
     def score(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Scored:
-        """What the client deploys after round `t`, on its test rows; arguments are those of `train`."""
+        """Score what the client deploys after round `t` on its test rows; arguments are those of `train`."""
         state, key = self._with(sent, kept), streams(self.run_key).scores
         (score,) = evaluate(self.programs, self.federation, state, key, t, rounds)["personal"]
         return Scored(int(score.right.sum()), int(score.rows.sum()))
 
     def _with(self, sent: Arrays, kept: Arrays) -> Any:
-        """The state with these leaves."""
+        """Return the state with these leaves."""
         given = {self.averaged.sent: sent, self.averaged.kept: kept}
         return self.state._replace(
             **{field: (_like(getattr(self.state, field)[0], arrays),) for field, arrays in given.items()}
@@ -112,28 +112,28 @@ class Node:
 
 
 def sent_to_all(averaged: Averaged, state: Any) -> Arrays:
-    """What the server of one architecture sends."""
+    """Return what the server of one architecture sends."""
     return _named(getattr(state, averaged.sent)[0])
 
 
 def kept_by(averaged: Averaged, state: Any, place: int) -> Arrays:
-    """What the client at a place of the only group keeps."""
+    """Return what the client at a place of the only group keeps."""
     return _named(jax.tree.map(lambda leaf: leaf[place], getattr(state, averaged.kept)[0]))
 
 
 def of_client(averaged: Averaged, state: Any, place: int) -> Any:
-    """The state of a federation that has no client but the one at this place of the only group."""
+    """Return the state of a federation with only the client at this place of the only group."""
     (kept,) = getattr(state, averaged.kept)
     return state._replace(**{averaged.kept: (jax.tree.map(lambda leaf: leaf[place][None], kept),)})
 
 
 def _named(leaves: Any) -> Arrays:
-    """What there is of some leaves, by their paths."""
+    """Return the leaves of a tree by their paths, as NumPy arrays."""
     return {"/".join(tree.names(path)): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(leaves)}
 
 
 def _like(leaves: Any, arrays: Arrays) -> Any:
-    """Arrays in the places of leaves that are called like them."""
+    """Put arrays in the places of the leaves with the same names."""
     sizes = {name: leaf.size for name, leaf in _named(leaves).items()}
     given = {name: np.size(array) for name, array in arrays.items()}
     if sizes != given:

@@ -1,4 +1,4 @@
-"""Compiled programs, what compiling them has cost, and which are let go where a process holds too many."""
+"""Compiled programs, the time to compile them, and which are dropped when a process holds too many."""
 
 import gc
 import itertools
@@ -26,17 +26,16 @@ class Program:
     """A jitted function, compiled ahead of time once per shape of its arguments.
 
     Several threads may call it: one compiles, the others wait. An executable is kept for the next run, until
-    the process has no room for more: then those that were not used for the longest time are let go, and
-    compiled once more if they are asked for again.
+    the process has no room for more. Then the least recently used ones are dropped, and compiled again if
+    needed.
 
     Attributes:
-      compilations: how many programs were compiled.
-      seconds: how long that took, tracing included; what was compiled while something else was done does not
-        count.
+      compilations: number of compiled programs.
+      seconds: time spent on that, tracing included; compilation in parallel to other work does not count.
     """
 
     def __init__(self, function: Callable, donate: tuple[int, ...] = ()):
-        """Nothing is compiled before the first call."""
+        """Wrap a function; nothing is compiled yet."""
         self._jitted = jax.jit(function, donate_argnums=donate)
         self._begun: dict[Any, Future] = {}
         self._compiled = {}
@@ -49,7 +48,7 @@ class Program:
             _programs.add(self)
 
     def begin(self, *args) -> None:
-        """Let another thread compile it for arguments of these shapes, until it is asked for."""
+        """Start compiling it for arguments of these shapes in another thread."""
         signature = _signature(args)
         if signature in self._compiled or signature in self._begun:
             return
@@ -58,7 +57,7 @@ class Program:
         self.seconds += time.perf_counter() - start
 
     def compile(self, *args):
-        """The executable for arguments of these shapes."""
+        """Return the executable for arguments of these shapes."""
         return self._executable(_signature(args), args)
 
     def _executable(self, signature: Any, args: tuple):
@@ -76,15 +75,15 @@ class Program:
         return compiled
 
     def _lowered(self, args: tuple) -> jax.stages.Lowered:
-        """What is to be compiled, for which there is room now."""
+        """Lower the function for these arguments, after making room for its executable if needed."""
         with _tracing:
             if crowded():
                 _let_go()
             self.compilations += 1
             return self._jitted.lower(*args)
 
-    def formula(self, *args) -> Any:
-        """What it computes for arguments of these shapes, to compare."""
+    def jaxpr_text(self, *args) -> Any:
+        """Return what it computes for arguments of these shapes, to compare."""
         traced = self._jitted.trace(*args).jaxpr
         return str(traced.jaxpr), [np.asarray(constant).tobytes() for constant in traced.consts]
 
@@ -106,23 +105,23 @@ class Program:
 
 
 def _signature(args: tuple) -> Any:
-    """What two calls have in common that are one program."""
+    """Return a key that is equal for two calls of the same executable."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(map(_form, leaves))
 
 
 def _form(leaf: Any) -> tuple:
-    """Shape and dtype; of arrays as they say themselves, which a program of parts asks for often."""
+    """Return shape and dtype; from JAX arrays' attributes, because a program of parts needs them often."""
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype
     return jnp.shape(leaf), jnp.result_type(leaf)
 
 
 def _let_go() -> None:
-    """Forget the executables of the older half of all programs."""
+    """Drop the executables of the less recently used half of all programs."""
     held = sorted((program for program in _programs if program._compiled), key=lambda one: one._last_use)
     for program in held[: len(held) // 2]:
         program._compiled.clear()
-        program._operations.clear()  # by signatures, which may hold what has been traced
+        program._operations.clear()  # its keys, signatures, may hold traced values
         program._jitted.clear_cache()  # which holds them as well
     gc.collect()

@@ -1,4 +1,4 @@
-"""The words that the rest of jaxfl speaks: clients, cohorts, predictors and the algorithm protocol.
+"""The vocabulary of jaxfl: cohorts, predictors, a round's report and the algorithm protocol.
 
 A *federation* has one group per architecture. Whatever belongs to clients is stacked: a leaf of group
 ``g`` is ``(n_g, ...)`` for all its clients, ``(k_g, ...)`` for those of a cohort. Whatever differs per
@@ -16,13 +16,13 @@ from jaxfl.config.options import static
 from jaxfl.data.federation import PerGroup
 
 Key = jax.Array  # a typed key, `jax.random.key`
-Array = Any  # of JAX, or of NumPy before a program is given it
-BYTES_PER_SCALAR = 4  # of what clients send
+Array = Any  # a JAX array, or a NumPy array that is an argument of a program
+BYTES_PER_SCALAR = 4  # of messages: float32 or int32
 State = Any  # an algorithm's own NamedTuple of pytrees
 
 
 class Slots(NamedTuple):
-    """Some clients of one group, in a fixed number of places ``k``.
+    """A selection of one group's clients in a fixed number ``k`` of places.
 
     Args:
       index: (k,) int32, positions within the group; one past the last client where a place is empty.
@@ -36,18 +36,18 @@ class Slots(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round, and which round it is (warm-ups and schedules read it here)."""
+    """The clients of a round, and the round's number, which warm-ups and schedules read."""
 
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    part: bool = static(default=False)  # whether others matter, too: as clients are scored in parts, or join
+    part: bool = static(default=False)  # a slice of all clients: models of clients outside may be mixed in
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """How the clients of one group predict. A shared model is not copied per client.
+    """The models of one group's clients. A shared model is not copied per client.
 
     Args:
       shared: leaves that all clients use.
@@ -69,12 +69,12 @@ class Info(NamedTuple):
       up: per group (k,) int32, scalars (4 bytes each) that each client sent. Where it sends so often
         that these may exceed an int32, {scalars of a message: (k,) int32, how many messages}.
       down: per group the same of what each client received.
-      findings: what the method itself finds out, {panel: {line: ()}}: numbers that are written down every
-        round and drawn as one panel of lines each. A host step may add entries of any JSON form.
-      trained: per group a `Predictor` of the cohort's models as local training left them, before anything is
-        averaged. It is scored where somebody asks for it, and costs nothing otherwise.
-      idle: per group (k_g,) bool, clients that trained nothing in the round: their loss is left out. None
-        where everybody trains.
+      findings: the method's own measurements, {panel: {line: ()}}: numbers that are logged every round, and
+        drawn as one panel of lines each. A host step may add entries of any JSON form.
+      trained: per group a `Predictor` of the cohort's models right after local training, before averaging.
+        It is scored on request, and costs nothing otherwise.
+      idle: per group (k_g,) bool, clients of the cohort that did not train: their loss is left out. None if
+        all trained.
     """
 
     loss: PerGroup
@@ -94,7 +94,7 @@ class Init(Protocol):
     """The state before the first round."""
 
     def __call__(self, key: Key, federation: Any, hyper: Any) -> State:
-        """`hyper` is the method's configuration, its float fields traced scalars: the state carries it."""
+        """`hyper` is the method's configuration with its floats as traced scalars; the state carries it."""
         ...
 
 
@@ -107,21 +107,21 @@ class Step(Protocol):
 
 
 class Predict(Protocol):
-    """The models that the given clients hold at some moment, one `Predictor` per group."""
+    """The models of some clients at some moment, one `Predictor` per group."""
 
     def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
-        """`cohort` says which clients to build; all clients are scored in parts, with `cohort.part` set."""
+        """`cohort` holds the clients to build; all clients are scored in slices, with `cohort.part` set."""
         ...
 
 
 class Averaged(NamedTuple):
-    """What a server averages that does nothing else: a client's round is then its own affair.
+    """The state's fields in a method whose server only averages, so that a client can play its round alone.
 
     Args:
-      sent: the field of the state, per group, of what all clients receive, and send as they have trained it.
-      kept: the field, per group (n_g, ...), of what each client keeps.
-      by_rows: whether the mean is by training rows, rather than uniform.
-      step: the round of which this holds: an algorithm that replaces it may do something else.
+      sent: name of the field, per group, that all clients receive, train and send back.
+      kept: name of the field, per group (n_g, ...), that each client keeps.
+      by_rows: whether the mean is weighted by training rows; else it is uniform.
+      step: the round that this describes; an algorithm with another step may do something else.
     """
 
     sent: str
@@ -131,24 +131,23 @@ class Averaged(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated method: pure functions; what selects a program is closed over, the rest is state.
+    """A federated method as pure functions: options that select a program are closed over, the rest is state.
 
     Args:
       init: the state before the first round.
-      receive: what clients start a round from, before local training.
+      receive: the models from which clients start a round, before local training.
       step: one round.
-      personal: what clients deploy; this is scored. It may fine-tune a copy.
+      personal: the models that clients deploy; these are scored. It may fine-tune a copy.
       host: a step between rounds outside of jit, after `step` with the same cohort; its `Info` adds to
-        the round's traffic. None for most methods. What it keeps must be in the state: nothing else is
+        the round's traffic. None for most methods. It must keep everything in the state: nothing else is
         saved.
-      matrices: ``state -> {name: (N, N)}``, what the method knows about pairs of clients, by their ids. They
-        are saved with every checkpoint and drawn. None for most methods.
-      embeddings: ``state -> per group (n_g, d)``, a vector for each client. Saved and drawn as matrices are.
+      matrices: ``state -> {name: (N, N)}``, a number for each pair of clients, by their ids. Saved with every
+        checkpoint and drawn. None for most methods.
+      embeddings: ``state -> per group (n_g, d)``, a vector for each client. Saved and drawn like matrices.
         None for most methods.
-      prepare: a phase before the first round, with a cohort of all clients but newcomers: pre-training, a
-        pass over all clients. What it sends and computes counts for the first round. None for most methods.
-      averaged: where the server does nothing but average, and remembers nothing, what it averages. None for
-        all other methods.
+      prepare: a phase before the first round, with a cohort of all clients except newcomers: pre-training, or
+        a pass over all clients. Its traffic and operations count for the first round. None for most methods.
+      averaged: of a method whose server only averages and has no memory. None for all other methods.
     """
 
     init: Init
@@ -163,7 +162,7 @@ class Algorithm(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method as users meet it: a name, its options, how to build it, and whom to cite.
+    """A method as users see it: its name, its options, how to build it and what to cite.
 
     Args:
       name: on the command line and in tables.
@@ -172,11 +171,10 @@ class Method(NamedTuple):
         hyper-parameters, all others select a program.
       summary: one line.
       paper: authors, year and where to find it.
-      bibtex: the same for a bibliography.
-      needs: ``config -> names`` of what the method cannot do without: "public" images, "validation" rows,
-        "links" between clients.
-        Where the user chose none, the command provides them.
-      pictures: file name -> ``findings of the last round -> figure``, what the method draws itself.
+      bibtex: its BibTeX entry.
+      needs: ``config -> names`` of what the method requires: "public" images, "validation" rows, "links"
+        between clients. If the user chose none, the command provides them.
+      pictures: the method's own pictures, file name -> ``findings of the last round -> figure``.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The rounds of a method as programs: what a round meets, and what it leaves behind beside the state.
+"""The rounds of a method as programs, with their conditions and reports.
 
 A chunk of rounds is one compiled program whose state is donated. The key of round t is
-``fold_in(stream, t)``, so nothing random sits in the state and a resumed run repeats the undisturbed one bit
+``fold_in(stream, t)``, so the state holds nothing random, and a resumed run repeats the uninterrupted one bit
 for bit.
 """
 
@@ -21,13 +21,13 @@ from jaxfl.machine.clock import Deadline
 
 
 class Conditions(NamedTuple):
-    """What the rounds of a run meet, whatever the method; None where they do not.
+    """Conditions of a run's rounds that hold for every method; None where there is none.
 
     Args:
-      rate: (rounds,) float, by which clients' learning rates are multiplied, see `jaxfl.core.schedule`.
-      dropped: per group (rounds, n_g) bool, who drops out if it takes part, see `jaxfl.core.answers`. Given
-        whenever answers can be lost, also if only by a deadline.
-      deadline: how long the server waits.
+      rate: (rounds,) float, factor of clients' learning rates, see `jaxfl.core.schedule`.
+      dropped: per group (rounds, n_g) bool, clients that drop out if they take part, see
+        `jaxfl.core.answers`. Given whenever answers can be lost, even if only by a deadline.
+      deadline: how long the server waits for answers.
     """
 
     rate: Any = None
@@ -36,16 +36,16 @@ class Conditions(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a round leaves behind beside the state.
+    """Results of a round besides the state.
 
     Args:
       info: what the algorithm reports, without its trained models.
       flops: floating-point operations of the step, and of the host step if there is one.
-      scores: of the round's cohort, where somebody asked for them: per moment ("received" before local
-        training, "trained" right after it where the method tells, "personal" at the end) and group a
-        `Score` with leaves (k_g,).
-      lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None where none can be.
-        The ledger counts them in full, except for what those would have sent who drop out.
+      scores: of the round's cohort, on request: per moment ("received" before local training, "trained" right
+        after it if the method reports these models, "personal" at the end) and group a `Score` with leaves
+        (k_g,).
+      lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None if none can be. The
+        ledger counts them in full, except what clients that drop out would have sent.
     """
 
     info: Info
@@ -58,21 +58,21 @@ class Programs(NamedTuple):
     """An algorithm's programs. Runs that share them (other seeds, other rates) share the compilations.
 
     Args:
-      init: ``(key, federation, hyper) -> state``; not compiled as a whole: the draws of a network
-        are then one program for all methods.
+      init: ``(key, federation, hyper) -> state``; not compiled as a whole, so that drawing a network is one
+        program for all methods.
       prepare: ``(key, state, federation, cohort) -> (state, report)``, the phase before the first round, or
         None.
       rounds: ``(key, state, federation, cohorts, score_key=None, conditions=Conditions()) -> (state,
         reports)``; the state is donated. With a `score_key` every round's cohort is scored.
       rounds_of_runs: ``(keys, states, federation, cohorts, score_keys=None, conditions=Conditions()) ->
-        (states, reports)``: `rounds` of several runs as one program; all leaves but the federation's have a
-        leading axis.
-      of_run: ``(states, federation, i) -> state`` of one of them.
+        (states, reports)``: `rounds` of several runs as one program; all leaves except the federation's have
+        a leading axis.
+      of_run: ``(states, federation, i) -> state`` of run i.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
-      personal: the same of what clients deploy.
+      personal: the same for the models that clients deploy.
       host: the algorithm's host step or None.
-      matrices: what the algorithm knows about pairs of clients, ``state -> {name: (N, N)}``, or None.
-      embeddings: its vectors of clients, ``state -> per group (n_g, d)``, or None.
+      matrices: the algorithm's numbers for pairs of clients, ``state -> {name: (N, N)}``, or None.
+      embeddings: the algorithm's vectors of clients, ``state -> per group (n_g, d)``, or None.
     """
 
     init: Callable
@@ -88,7 +88,7 @@ class Programs(NamedTuple):
 
     @property
     def compilations(self) -> int:
-        """Programs compiled so far."""
+        """Number of programs compiled so far."""
         return sum(program.compilations for program in self._compiled)
 
     @property
@@ -102,7 +102,7 @@ class Programs(NamedTuple):
 
 
 def as_programs(algorithm: Algorithm) -> Programs:
-    """The programs of an algorithm; each is compiled where it is first needed."""
+    """Return the programs of an algorithm; each is compiled when it is first needed."""
 
     def scored(predict):
         def scores(key, state, federation, cohort):
@@ -114,7 +114,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
     received, personal = scored(algorithm.receive), scored(algorithm.personal)
 
     def counted(step, key, state, federation, cohort):
-        """The state after a step as it came, what the step reports, its trained models and operations."""
+        """Run a step; return the new state, the step's report, its trained models and its operations."""
         with flops.collect() as amounts:
             state, info = step(key, state, federation, cohort)
         operations = flops.by_owner(amounts, [len(group.id) for group in federation.groups])
@@ -131,7 +131,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
             round_key = jax.random.fold_in(key, cohort.round)
             if dropped is None:
                 return answered(step, round_key, state, federation, cohort, score_key)
-            # Of this round only the ledger is used: the compiler leaves out the training.
+            # Only the ledger of this round is used, so the compiler leaves out the training.
             _, info, _, operations = counted(step, round_key, state, federation, cohort)
             whole = Ledger(info.up, info.down, operations)
             lost = lost_answers(whole, dropped, conditions.deadline, cohort)
@@ -140,15 +140,15 @@ def as_programs(algorithm: Algorithm) -> Programs:
             done = Ledger(report.info.up, report.info.down, report.flops)
             up, down, operations = spent(done, whole, lost, dropped, federation, cohort)
             report = Report(report.info._replace(up=up, down=down), operations, report.scores, lost)
-            # Where nobody answers nothing has happened.
+            # If nobody answers, the round has not happened.
             after = tree.where(anybody(there), after, state)
             return federation.keep_placed(after), federation.keep_replicated(report)
 
         state, reports = jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))
-        return federation.keep_placed(state), reports  # for the compiler may carry it elsewhere
+        return federation.keep_placed(state), reports  # the compiler may place it elsewhere
 
     def answered(step, round_key, state, federation, cohort, score_key):
-        """A round whose clients all answer."""
+        """Run a round whose clients all answer."""
         scores = {}
         if score_key is not None:
             of_round = jax.random.fold_in(score_key, cohort.round)
@@ -166,7 +166,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
             key, state, cohorts, score_key, conditions = run
             return rounds(key, state, federation, cohorts, score_key, conditions)
 
-        side_by_side = federation.clients_at_once > 1  # runs go as clients do
+        side_by_side = federation.clients_at_once > 1  # runs go side by side as clients do
         states, reports = jax.lax.map(
             one,
             (keys, states, cohorts, score_keys, conditions),
@@ -174,7 +174,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
         )
         return federation.keep_placed(states, runs=True), reports
 
-    def of_run(states, federation, i):  # whose devices hold them: other ones have another program
+    def of_run(states, federation, i):  # other devices need another program
         return jax.tree.map(lambda leaf: leaf[i], states)
 
     score_received = Program(received)

@@ -1,7 +1,7 @@
 """Schedules of the clients' learning rates: a factor for every round, known before the run.
 
-A schedule is ``(length, *, options) -> factor``: from the rounds of the run to a function of the number of
-rounds before, as those of Optax are. Its factors are data of the program, so that none recompiles.
+A schedule is ``(length, *, options) -> factor``: it maps the rounds of the run to a function of the number of
+rounds before, as in Optax. Its factors are data of the program, so changing them does not recompile.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from jaxfl.errors import JaxflError
 
 
 def constant(length: int, *, warmup: int = 0) -> optax.Schedule:
-    """The rates as they are.
+    """Constant rates.
 
     Args:
       length: rounds of the run.
-      warmup: rounds before, in which rates grow in equal steps.
+      warmup: first rounds, in which rates grow in equal steps.
 
     Raises:
       JaxflError: if `warmup` is negative.
@@ -34,17 +34,17 @@ def constant(length: int, *, warmup: int = 0) -> optax.Schedule:
 
 
 def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup: int = 0) -> optax.Schedule:
-    """Half a cosine, from the rates as they are to a share of them.
+    """Half a cosine, from the full rates to a share of them.
 
     Args:
       length: rounds of the run.
-      final: that share.
-      rounds: how many until it is reached, warm-up included; by default those of the run. A longer run goes
-        on with it.
-      warmup: rounds before, in which rates grow in equal steps.
+      final: share of the rates at the end.
+      rounds: rounds until that share is reached, warm-up included; by default all of the run. A longer run
+        keeps it.
+      warmup: first rounds, in which rates grow in equal steps.
 
     Raises:
-      JaxflError: if the warm-up takes all of them or is negative, or there are none.
+      JaxflError: if the warm-up takes all rounds or is negative, or there are no rounds.
     """
     rounds = length if rounds is None else rounds
     if rounds < 1:
@@ -56,26 +56,26 @@ def cosine(length: int, *, final: float = 0.0, rounds: int | None = None, warmup
 
 
 def step(length: int, *, every: int = 10, factor: float = 0.1, warmup: int = 0) -> optax.Schedule:
-    """The rates multiplied by `factor` after every `every` rounds.
+    """Rates multiplied by `factor` after every `every` rounds.
 
     Args:
       length: rounds of the run.
       every: rounds with the same rates.
-      factor: of the rates from one step to the next.
-      warmup: rounds before, in which rates grow in equal steps.
+      factor: ratio of the rates from one step to the next.
+      warmup: first rounds, in which rates grow in equal steps.
 
     Raises:
       JaxflError: if `every` is below 1, `factor` is not positive, or `warmup` is negative.
     """
     if every < 1:
         raise JaxflError(f"A schedule cannot take a step every {every} rounds; write every=10.")
-    if factor <= 0:  # which Optax takes for no decay
+    if factor <= 0:  # Optax takes it for no decay
         raise JaxflError(f"A schedule cannot multiply rates by {factor:g}; write factor=0.1.")
     return _after(warmup, optax.exponential_decay(1.0, every, factor, staircase=True))
 
 
 def _after(warmup: int, schedule: optax.Schedule) -> optax.Schedule:
-    """A schedule after W rounds with the factors 1/(W + 1), 2/(W + 1), ..."""
+    """Put W rounds with the factors 1/(W + 1), 2/(W + 1), ... before a schedule."""
     if warmup < 0:
         raise JaxflError(f"A schedule cannot warm up for {warmup} rounds; write warmup=5.")
     growing = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)
@@ -86,7 +86,7 @@ SCHEDULES = {"constant": constant, "cosine": cosine, "step": step}
 
 
 def factors(choice: str, rounds: int) -> np.ndarray | None:
-    """The factor of every round, (rounds,) float; None where none is asked for.
+    """Return the factor of every round, (rounds,) float; None for ``constant``.
 
     Args:
       choice: ``cosine,warmup=5``, see `SCHEDULES`, or ``my.py:schedule``.
@@ -121,10 +121,10 @@ def factors(choice: str, rounds: int) -> np.ndarray | None:
 
 
 def at_rate(one_round: Step, factor) -> Step:
-    """A round whose clients' learning rates are multiplied by () a factor; those of the state stay.
+    """Return a round whose clients' learning rates are multiplied by a factor (); those of the state stay.
 
-    These are the options that say so of themselves, see `jaxfl.config.options.client_rate`, wherever the
-    state holds a method's options.
+    These rates are the options declared by `jaxfl.config.options.client_rate`, wherever the state holds a
+    method's options.
     """
 
     def scaled(state):
@@ -149,7 +149,7 @@ def at_rate(one_round: Step, factor) -> Step:
 
 
 def is_options(leaf: Any) -> bool:
-    """Whether a node of a state is a method's options."""
+    """Return whether a node of a state is a method's options."""
     return isinstance(leaf, Training)
 
 

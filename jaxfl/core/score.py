@@ -1,11 +1,11 @@
-"""What accuracy means, defined once for all methods.
+"""The definition of accuracy, the same for all methods.
 
 A client's accuracy is the share of its own rows that its own predictor gets right. Predictors come from
 the algorithm: `personal` (what clients deploy) and `receive` (what they start a round from, before local
 training). The rows are the client's test rows, or its validation rows.
 
-Where all clients of a group use one model, it does not matter who runs it on which rows: then they are dealt
-to the clients' places in full batches, and small clients cost no padding.
+If all clients of a group use one model, it does not matter which client runs it on which rows. Then rows are
+dealt to the clients' places in full batches, and small clients cost no padding.
 """
 
 from typing import NamedTuple
@@ -20,15 +20,15 @@ from jaxfl.data.federation import Federation, PerGroup
 
 
 class Score(NamedTuple):
-    """Rows of a client by what its predictor says of them; C classes as the data set numbers them.
+    """Counts of a client's rows by its predictor's answers; C classes as the data set numbers them.
 
     Args:
       right: (k, C) int32, test rows of each class that it gets right.
       rows: (k, C) int32, test rows of each class.
-      predicted: (k, C) int32, test rows that it takes for each class.
+      predicted: (k, C) int32, test rows that it predicts as each class.
       validated: (k,) int32, validation rows that it gets right.
-      validation_rows: (k,) int32, how many there are.
-      finite: (k,) bool, whether all scores on test rows are, or -inf, the logarithm of 0.
+      validation_rows: (k,) int32, number of validation rows.
+      finite: (k,) bool, whether all scores on test rows are finite, or -inf, the logarithm of 0.
     """
 
     right: jax.Array
@@ -46,7 +46,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
       predictors: one `Predictor` per group, for the cohort's clients.
       key: of the round.
       federation: the clients.
-      cohort: which of them.
+      cohort: the clients to score.
 
     Returns:
       Per group a `Score`; an empty place has 0 of 0 rows.
@@ -55,7 +55,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     clients = per_group(clients_in, federation.groups, cohort.groups)
 
     def run(key, client, shared, own):
-        """The predictions of a client's model on the rows of its place, and whether they are numbers."""
+        """Predict the rows of a client's place with its model, and tell whether its scores are numbers."""
         (predict, common), (stacked, rows, size) = shared, own
 
         def answer(x):
@@ -65,7 +65,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
         return sweep(answer, rows, size, federation)
 
     def judge(rows, sizes):
-        """Per group right, rows and predicted (k_g, C), and (k_g,) bool whether all scores are numbers."""
+        """Return per group right, rows, predicted (k_g, C) and (k_g,) bool whether all scores are numbers."""
         if rows[0].shape[1] == 0:  # no client has such rows
             return per_group(_of_nobody, clients, sizes)
         deal = _dealt if one_model else _its_own
@@ -86,7 +86,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
         return per_group(of_group, clients, rows, sizes, places, answers)
 
     def of(name):
-        """Rows (k_g, m) and sizes (k_g,) of each group's clients."""
+        """Return rows (k_g, m) and sizes (k_g,) of each group's clients."""
         sizes = tuple(getattr(client, f"{name}_size") for client in clients)
         return tuple(getattr(client, f"{name}_rows") for client in clients), sizes
 
@@ -99,31 +99,31 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
 
 
 def _of_nobody(client, sizes):
-    """What is said of rows that no client has, see `score`."""
+    """Return scores for rows that no client owns, see `score`."""
     none = jnp.zeros(client.relabel.shape, jnp.int32)
     return none, none, none, sizes == 0
 
 
 def _its_own(rows, sizes):
-    """Every client's own rows in its place, see `_dealt`."""
+    """Return every client's own rows in its place, see `_dealt`."""
     return rows, sizes, jnp.arange(rows.size, dtype=jnp.int32).reshape(rows.shape)
 
 
 def _dealt(rows, sizes):
-    """The rows of all clients, dealt to their places in equal numbers of full batches.
+    """Deal the rows of all clients to their places in equal numbers of full batches.
 
     Args:
       rows: (k, m) int32, padded.
-      sizes: (k,) int32, how many are real.
+      sizes: (k,) int32, number of real rows.
 
     Returns:
-      rows (k, M) and sizes (k,) of the places; and (k, m) where each row went, in the flattened (k, M).
+      Rows (k, M) and sizes (k,) of the places, and (k, m) where each row went in the flattened (k, M).
     """
     k, m = rows.shape
     batch = min(SWEPT, m)
     width = -(-m // batch) * batch
     end = sizes.cumsum(dtype=jnp.int32)
-    first = end - sizes  # real rows are numbered through, client after client
+    first = end - sizes  # real rows are numbered consecutively, client after client
     share = jnp.maximum(-(-end[-1] // (k * batch)), 1) * batch
     start = share * jnp.arange(k, dtype=jnp.int32)
     number = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]

@@ -1,4 +1,4 @@
-"""Streams of random numbers: whatever is drawn has a key of its own, so no draw changes another one.
+"""Streams of random numbers: every draw has its own key, so no draw changes another one.
 
     run      ->  `Streams`
     round t  ->  fold_in(rounds, t)
@@ -6,7 +6,7 @@
     epoch e  ->  fold_in(fold_in(its client's key, phase), e), the order of rows
     batch b  ->  fold_in(its epoch's key, b);  beside the batches FURTHER_PARTS, in a batch AUGMENTATION
 
-What stands beside clients or batches is counted down from the largest number, for ids are small.
+Keys beside those of clients or batches count down from the largest number, because ids are small.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import jax
 PUBLIC = 2**31 - 1  # which public images a round has
 SERVER = 2**31 - 2  # what the server draws
 SHARED_BATCHES = 2**31 - 3  # minus its number: a batch that all clients see at the same time
-AUGMENTATION = 2**31 - 1  # of a batch's key
+AUGMENTATION = 2**31 - 1  # folded into a batch's key
 FURTHER_PARTS = 2**31  # minus its number: the order of a further list of examples in the same epoch
 
 
@@ -27,7 +27,7 @@ class Streams(NamedTuple):
       init: of initial weights.
       rounds: of all rounds.
       host: of host steps; that of round t is ``fold_in(host, t)``.
-      scores: of scoring clients after a round, likewise.
+      scores: of scoring clients after a round; that of round t is ``fold_in(scores, t)``.
       prepare: of the phase before the first round.
       join: of the round in which newcomers join.
     """
@@ -41,5 +41,5 @@ class Streams(NamedTuple):
 
 
 def streams(run_key) -> Streams:
-    """The streams of a run; a new one goes to the end of `Streams`, for its place there is its number."""
+    """Return the streams of a run. A new stream goes to the end of `Streams`: its place is its number."""
     return Streams(*(jax.random.fold_in(run_key, number) for number in range(len(Streams._fields))))

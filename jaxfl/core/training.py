@@ -1,10 +1,10 @@
-"""Local training: real batches, and an update folded over them.
+"""Local training: an update folded over mini-batches.
 
-`fit` is the loop that every method shares: it folds ``update(carry, batch, key)`` over the batches of some
-`Examples`, exactly as many as there are rows for, so unequal clients need no padded steps. It reports what
-that costs (see `jaxfl.core.flops`). `descend` is the update that most methods use: minimise a loss by an
-Optax optimiser over some of the model's blocks. A method says only where it departs from that: another loss,
-another optimiser, a correction of the gradients, a tally of what its batches show.
+`fit` is the loop that every method shares. It folds ``update(carry, batch, key)`` over the mini-batches of
+some `Examples`, only as many as the rows fill, so unequal clients need no padded steps. It also counts their
+operations (see `jaxfl.core.flops`). `descend` is the update that most methods use: it minimises a loss over
+some of the model's blocks with an Optax optimiser. A method gives only what differs: another loss, another
+optimiser, a correction of the gradients, or a tally of values from its batches.
 """
 
 from collections.abc import Callable, Collection
@@ -26,28 +26,28 @@ from jaxfl.models.model import Model, Weights
 
 
 class Steps(NamedTuple):
-    """So many mini-batches, whatever the number of rows: in place of a number of epochs."""
+    """A number of mini-batches, whatever the number of rows, instead of a number of epochs."""
 
     number: int
 
 
-Epochs = int | float | Steps  # passes over some rows: whole ones, a share of them, or so many mini-batches
+Epochs = int | float | Steps  # passes over some rows, whole or a fraction, or a number of mini-batches
 
 
 @options
 class Training:
-    """Local training, the same for every method. Rates are traced: a change does not recompile."""
+    """Local training, the same for every method. Rates are traced: changing one does not recompile."""
 
     epochs: int | float = within("[0.001, inf)", 5)
     """E, passes over a client's rows in a round. 0.5 is the first half of a shuffled epoch's mini-batches,
-    rounded up; shares are taken to a thousandth."""
+    rounded up; fractions are precise to a thousandth."""
     steps: int | None = within("[1, inf)", None)
-    """In place of E epochs so many mini-batches a round of every client, in as many shuffled epochs as that
-    takes."""
+    """Mini-batches of every client per round, instead of E epochs. They span as many shuffled epochs as
+    needed."""
     batch_size: int = within("[1, inf)", 10)
-    """B, rows of a mini-batch; the last one of an epoch holds the remainder."""
+    """B, rows per mini-batch; the last one of an epoch holds the remainder."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Made afresh for each client in each round. adam and adamw want a smaller lr, such as 0.001."""
+    """Initialised anew for each client in each round. adam and adamw need a smaller lr, such as 0.001."""
     lr: float = client_rate("(0, inf)", 0.05)
     """Learning rate of clients."""
     momentum: float = within("[0, 1)", 0.5)
@@ -55,17 +55,17 @@ class Training:
     weight_decay: float = within("[0, inf)", 5e-4)
     """Added to the gradient as weight_decay * w (sgd, adam) or decoupled (adamw)."""
     clip_norm: float | None = within("(0, inf)", None)
-    """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it. By default any."""
+    """Largest norm of a mini-batch's gradient; a larger one is scaled down to it. By default no limit."""
     bn_stats: Literal["aggregate", "local"] = "aggregate"
     """BatchNorm's running statistics: averaged with their layer, or never sent."""
     augment: tuple[Literal["crop", "flip", "rotate", "cutout", "colour"], ...] = ()
-    """Random changes of a client's own training images, one after another: crop (moved by up to an eighth,
-    zeros moving in), flip (mirrored every other time), rotate (by up to 15 degrees, zeros moving in), cutout
-    (zeros in a square of half the height), colour (brightness, contrast and saturation by up to 40 %, hue by
-    up to 36 degrees)."""
+    """Random changes of a client's own training images, one after another: crop (shifted by up to an eighth,
+    padded with zeros), flip (mirrored with probability 1/2), rotate (by up to 15 degrees, padded with zeros),
+    cutout (zeros in a square of half the height), colour (brightness, contrast and saturation by up to 40 %,
+    hue by up to 36 degrees)."""
 
     def __post_init__(self):
-        """Refuse steps beside epochs, if these are not as many as by default."""
+        """Raise `JaxflError` if steps are given together with epochs other than the default."""
         if self.steps is not None and self.epochs != type(self).epochs:
             raise JaxflError(
                 f"--steps {self.steps} and --epochs {self.epochs} exclude each other; leave one of them out, "
@@ -74,12 +74,12 @@ class Training:
 
     @property
     def length(self) -> Epochs:
-        """Of local training in a round."""
+        """Length of local training in a round."""
         return self.epochs if self.steps is None else Steps(self.steps)
 
 
 def sgd(hyper: Training, lr=None) -> optax.GradientTransformation:
-    """SGD with the momentum and weight decay of `hyper`, and its learning rate if no other is given."""
+    """Return SGD with the momentum and weight decay of `hyper`, and its learning rate if `lr` is None."""
     return optax.chain(
         optax.add_decayed_weights(hyper.weight_decay),
         optax.sgd(hyper.lr if lr is None else lr, hyper.momentum),
@@ -98,12 +98,12 @@ def local_optimizer(
     optimizer: optax.GradientTransformation | None = None,
     correction: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
-    """The optimiser of local training, or another one, after the clipping that `hyper` may ask for.
+    """Return the optimiser of local training, or another one, after clipping if `hyper` asks for it.
 
     Args:
-      hyper: its name, its rates, and the greatest norm of a gradient.
-      optimizer: in its place.
-      correction: of gradients that have been clipped.
+      hyper: the optimiser's name, its rates, and the largest norm of a gradient.
+      optimizer: used instead of the one that `hyper` names.
+      correction: a change of the gradients after clipping.
     """
     clip = None if hyper.clip_norm is None else optax.clip_by_global_norm(hyper.clip_norm)
     return optax.chain(*filter(None, (clip, correction)), optimizer or OPTIMIZERS[hyper.optimizer](hyper))
@@ -112,16 +112,16 @@ def local_optimizer(
 def improve(
     loss: Callable, params: Any, opt_state: Any, optimizer: optax.GradientTransformation
 ) -> tuple[Any, Any, jax.Array, Any]:
-    """One step of an optimiser.
+    """Take one step of an optimiser.
 
     Args:
       loss: ``params -> (value, more)``.
       params: any pytree of floats.
-      opt_state: what the optimiser remembers of them; at first ``optimizer.init(params)``.
-      optimizer: any of Optax.
+      opt_state: the optimiser's state; at first ``optimizer.init(params)``.
+      optimizer: any Optax optimiser.
 
     Returns:
-      The new params, the optimiser's new state, the value and what came with it.
+      The new params, the optimiser's new state, the value and `more`.
     """
     (value, more), gradient = jax.value_and_grad(loss, has_aux=True)(params)
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
@@ -130,12 +130,12 @@ def improve(
 
 
 def batch_order(key, size, capacity: int):
-    """The order of a list's rows in one epoch: its first `size` entries are a permutation.
+    """Return the order of a list's rows in one epoch; its first `size` entries are a permutation.
 
     Args:
       key: ``fold_in(key of the local phase, epoch)``.
-      size: () int32, real rows. The order does not depend on the capacity.
-      capacity: length of the padded list of rows.
+      size: () int32, number of real rows.
+      capacity: length of the padded list of rows. The order does not depend on it.
 
     Returns:
       (capacity,) int32.
@@ -147,18 +147,18 @@ def batch_order(key, size, capacity: int):
 
 
 def batches_per_epoch(size, batch_size: int, skip_single_row: bool):
-    """Batches in an epoch of `size` rows: ceil(size / batch_size).
+    """Return the number of batches in an epoch of `size` rows: ceil(size / batch_size).
 
-    With `skip_single_row` a last batch of a single row is left out, as BatchNorm finds no variance in it.
+    With `skip_single_row` a last batch of a single row is left out, as it has no variance for BatchNorm.
     """
     count = (size + batch_size - 1) // batch_size
     return count - (size % batch_size == 1).astype(count.dtype) if skip_single_row else count
 
 
 def batches_per_phase(epochs: Epochs, count):
-    """Mini-batches in a local phase whose epoch has `count` () int32 of them; without rows there is none.
+    """Return the number of mini-batches in a local phase whose epochs have `count` () int32; 0 without rows.
 
-    A share of an epoch is rounded up to whole batches.
+    A fraction of an epoch is rounded up to whole batches.
     """
     if isinstance(epochs, Steps):
         return jnp.where(count > 0, jnp.int32(epochs.number), 0)
@@ -169,7 +169,7 @@ def batches_per_phase(epochs: Epochs, count):
 
 
 class Fitted(NamedTuple):
-    """What `fit` returns: the carry, the mean loss over all batches (0 if there was none), their number."""
+    """Result of `fit`: the carry, the mean loss over all batches (0 if there are none), their number."""
 
     carry: Any
     loss: jax.Array
@@ -193,20 +193,20 @@ def fit(
       update: ``(carry, batch, key) -> (carry, loss)``.
       carry: what the update changes.
       key: of this client in this round.
-      examples: what batches are taken from. Of several the update gets a tuple of independent batches, one of
-        each; with m of them an epoch has 1/m of the steps, at least one, so that it shows as many
-        rows in all.
-      epochs: passes over the rows; a share of them is rounded up to whole batches, see `batches_per_phase`.
+      examples: where batches are taken from. For a tuple of m, the update gets m independent batches, one
+        from each, and an epoch has 1/m of the steps, at least one, so that the number of rows in all stays
+        the same.
+      epochs: passes over the rows; a fraction is rounded up to whole batches, see `batches_per_phase`.
       batch_size: rows of a mini-batch.
-      skip_single_row: whether an update needs at least two rows, as `has_batchnorm` says of some blocks.
-      phase: number of this local phase within the client's round; its batches are drawn from it, so phases
-        with other numbers see other batches. None where `key` is of this phase alone. Keys of epochs and
-        batches: see `jaxfl.core.streams`; of several `examples` part i draws by ``fold_in`` of its batch's
-        key and i.
+      skip_single_row: whether the update needs at least two rows, see `has_batchnorm`.
+      phase: number of this local phase within the client's round; phases with other numbers draw other
+        batches. None if `key` is only for this phase. For the keys of epochs and batches see
+        `jaxfl.core.streams`; part i of several `examples` uses ``fold_in(batch's key, i)``.
     """
     key = key if phase is None else jax.random.fold_in(key, phase)
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
+    batch_size = min(batch_size, max(2, *(part.capacity for part in parts)))  # longer ones hold only padding
     counts = [batches_per_epoch(part.size, batch_size, skip_single_row) for part in parts]
     fewest = jnp.stack(counts).min()
     count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
@@ -214,7 +214,7 @@ def fit(
     update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
 
     def taken(positions, masks, key):
-        """The batches at some positions of each part."""
+        """Return the batches at some positions of each part."""
         keys = [jax.random.fold_in(key, i) for i in range(len(parts))] if several else [key]
         drawn = zip(parts, positions, masks, keys, strict=True)
         found = tuple(part.take(position, mask, key) for part, position, mask, key in drawn)
@@ -253,7 +253,7 @@ def fit(
             carry, loss = update(carry, taken(positions, masks, batch_key), batch_key)
             return carry, so_far + loss
 
-        # Only of a share or of steps may the last epoch end early.
+        # The last epoch may end early only for a fraction or for steps.
         left = count if isinstance(passes, int) else jnp.minimum(count, total - e * count)
         return jax.lax.fori_loop(jnp.zeros_like(left), left, step, carried)
 
@@ -263,7 +263,7 @@ def fit(
 
 
 def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) -> bool:
-    """Whether one of the blocks has BatchNorm, so that each of its batches needs at least two rows.
+    """Return whether one of the blocks has BatchNorm, so that each batch needs at least two rows.
 
     Raises:
       JaxflError: if batches hold a single row.
@@ -278,7 +278,7 @@ def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) ->
 
 
 def steps_of(size, weights: Weights, blocks: Collection[str], hyper: Training):
-    """() int32, the mini-batches of a round's local training on `size` rows, in which these blocks train.
+    """Return the number of mini-batches, () int32, of a round in which these blocks train on `size` rows.
 
     Raises:
       JaxflError: as `has_batchnorm`.
@@ -288,12 +288,12 @@ def steps_of(size, weights: Weights, blocks: Collection[str], hyper: Training):
 
 
 class Trained(NamedTuple):
-    """What `descend` returns.
+    """Result of `descend`.
 
     Args:
       weights: the trained model.
-      loss: (), the mean over all batches; 0 if there was none.
-      steps: () int32, batches.
+      loss: (), the mean over all batches; 0 if there are none.
+      steps: () int32, number of mini-batches.
       tally: the sum of what the loss observed, if a tally was asked for.
     """
 
@@ -318,29 +318,29 @@ def descend(
     correction: optax.GradientTransformation | None = None,
     tally: Any = None,
 ) -> Trained:
-    """Minimise a loss over some blocks by mini-batch steps of a fresh optimiser.
+    """Minimise a loss over some blocks by mini-batch steps of a new optimiser.
 
-    Blocks that are not named keep their parameters to the bit: neither gradient nor weight decay sees them.
+    Other blocks keep their parameters bit for bit: they get neither gradients nor weight decay.
 
     Args:
       loss: ``(weights, batch, key) -> (value, stats)``, the mean over the batch's real rows; with a `tally`
         ``-> (value, stats, observed)``.
-      weights: where to start.
+      weights: the model before training.
       key: of this client in this round.
-      examples: what batches are taken from, see `fit`.
-      hyper: optimiser, its rates, epochs and the batch size, where nothing else is given.
+      examples: where batches are taken from, see `fit`.
+      hyper: optimiser, rates, epochs and batch size, unless given below.
       blocks: names of the blocks that train; all by default.
-      epochs: passes over the examples; by default as long as `hyper` says, be it in steps.
+      epochs: passes over the examples; by default the epochs or steps of `hyper`.
       batch_size: rows of a mini-batch.
       phase: number of this local phase within the client's round, see `fit`.
-      optimizer: any of Optax; by default the one that `hyper` names.
-      correction: of gradients before the optimiser sees them (control variates); they have been clipped, if
-        `hyper` says so.
-      tally: where the sum of what the loss observes starts; not differentiated.
+      optimizer: any Optax optimiser; by default the one that `hyper` names.
+      correction: a change of the gradients before the optimiser (control variates), after clipping if `hyper`
+        asks for it.
+      tally: initial value of the sum of what the loss observes; not differentiated.
 
     Raises:
-      JaxflError: if blocks with BatchNorm are to train on batches of one row, or the loss returns something
-        else, naming its file and line.
+      JaxflError: if blocks with BatchNorm would train on batches of one row, or if the loss returns something
+        else; then it names the loss's file and line.
     """
     require_call("loss", loss, "weights", "batch", "key")
     blocks = weights.params.keys() if blocks is None else blocks
@@ -376,10 +376,10 @@ def descend(
 
 
 def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
-    """Refuse what a loss returns where it is not what `descend` takes.
+    """Raise `JaxflError` if a loss does not return what `descend` needs.
 
     Raises:
-      JaxflError: naming its file and line.
+      JaxflError: naming the loss's file and line.
     """
     parts = ("value", "statistics") if tally is None else ("value", "statistics", "observed")
     if not isinstance(found, tuple) or len(found) != len(parts):
@@ -398,19 +398,19 @@ def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
 
 
 def mean(values, batch: Batch):
-    """Mean of per-row values (B,) over the batch's real rows."""
+    """Return the mean of per-row values (B,) over the batch's real rows."""
     mask = batch.mask.astype(values.dtype)
     return jnp.sum(values * mask) / jnp.maximum(mask.sum(), 1)
 
 
 def forward(model: Model, weights: Weights, batch: Batch, key) -> tuple[jax.Array, Any]:
-    """Apply a model, all of it in training mode, to a mini-batch: logits (B, classes), and new statistics."""
+    """Apply a whole model in training mode to a mini-batch: logits (B, classes), and new statistics."""
     logits, stats = model.apply(weights.params, weights.stats, batch.x, train=True, key=key, mask=batch.mask)
     return logits, weights.stats | stats
 
 
 def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callable:
-    """The loss of plain training: softmax cross-entropy, with `blocks` (all by default) in training mode."""
+    """Return the plain loss, softmax cross-entropy, with `blocks` (all by default) in training mode."""
     trains = model.names if blocks is None else tuple(blocks)
 
     def loss(weights, batch, key):
@@ -424,7 +424,7 @@ def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callab
 
 
 def count_correct(scores, labels, size):
-    """How many of the first `size` rows a predictor gets right: scores (m, C), labels (m,) -> () int32."""
+    """Count the correct predictions of the first `size` rows: scores (m, C), labels (m,) -> () int32."""
     real = jnp.arange(len(labels), dtype=jnp.int32) < size
     right = scores.argmax(1).astype(labels.dtype) == labels
     return (right & real).sum(dtype=jnp.int32)

@@ -10,7 +10,7 @@ from jaxfl.core.protocol import Slots
 
 
 def split(tree, keep):
-    """Divide a tree by leaf path: (leaves where ``keep(path)``, the others), None elsewhere.
+    """Divide a tree by leaf path into (leaves where ``keep(path)``, the others), with None elsewhere.
 
     Args:
       tree: any pytree.
@@ -28,7 +28,7 @@ def combine(tree, other):
 
 
 def like(tree, other):
-    """The leaves of a tree that stand where `other`, a part of it, has some; None elsewhere.
+    """Return the leaves of a tree where `other`, a part of it, has leaves, and None elsewhere.
 
     Raises:
       ValueError: if `other` has a leaf where the tree has none.
@@ -44,12 +44,12 @@ def like(tree, other):
 
 
 def names(path) -> tuple[str, ...]:
-    """A JAX key path as plain names."""
+    """Return a JAX key path as plain names."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
 def take(tree, slots: Slots):
-    """Rows ``slots.index`` of every leaf (n, ...) -> (k, ...); an empty place repeats the last row."""
+    """Take rows ``slots.index`` of every leaf, (n, ...) -> (k, ...); an empty place repeats the last row."""
     return jax.tree.map(lambda leaf: leaf.at[slots.index].get(mode="clip"), tree)
 
 
@@ -58,42 +58,42 @@ def put(tree, slots: Slots, new):
     return jax.tree.map(lambda leaf, rows: leaf.at[slots.index].set(rows, mode="drop"), tree, new)
 
 
-def stack(tree, n: int):
+def repeat(tree, n: int):
     """Repeat every leaf n times along a new first axis."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), tree)
 
 
 def one(stacked):
-    """Shapes and dtypes of one client's entries in a stacked tree: leaves (n, ...) -> (...)."""
+    """Return shapes and dtypes of one client's entries in a stacked tree: leaves (n, ...) -> (...)."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
 
 
 def shares(weights):
-    """Weights (k,) divided by their sum; zeros stay zeros."""
+    """Divide weights (k,) by their sum; zeros stay zeros."""
     total = weights.sum()
     return weights / jnp.where(total > 0, total, 1)
 
 
 def weighted_sum(weights, stacked):
-    """``sum_m weights[..., m] leaf[m]`` of every leaf: (..., k), (k, ...) -> (..., ...)."""
+    """Return ``sum_m weights[..., m] leaf[m]`` for every leaf: (..., k), (k, ...) -> (..., ...)."""
     return jax.tree.map(
         lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest"), stacked
     )
 
 
 def weighted_mean(stacked, weights, old):
-    """Mean over the first axis of every leaf (k, ...) with weights (k,); `old` where all weights are 0."""
+    """Return every leaf's (k, ...) mean over the first axis with weights (k,), `old` if all of them are 0."""
     return where(weights.sum() > 0, weighted_sum(shares(weights), stacked), old)
 
 
 def mean_of_holders(sums, counts, old, least: int = 1):
-    """Mean of every entry over those who hold it, for trees of the same shapes.
+    """Return the mean of every entry over its holders, for trees of the same shapes.
 
     Args:
       sums: of the holders' values.
-      counts: of the holders, or of their weights.
-      old: the value where fewer than `least` hold an entry.
-      least: holders that make a mean.
+      counts: number of holders, or the sum of their weights.
+      old: the value where the count is below `least`.
+      least: smallest count with a mean.
     """
 
     def mean(total, count, before):
@@ -103,17 +103,17 @@ def mean_of_holders(sums, counts, old, least: int = 1):
 
 
 def where(condition, new, old):
-    """All leaves of one tree or of the other: `condition` is a () bool."""
+    """Return `new` if `condition`, a () bool, is True, else `old`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def where_each(mask, new, old):
-    """For each client the leaves of one tree or of the other.
+    """Return for each client its leaves of `new` or of `old`.
 
     Args:
       mask: (k,) bool.
-      new: leaves (k, ...), or (...) for all alike; where it holds.
-      old: the same where it does not.
+      new: leaves (k, ...), or (...) for all clients, taken where `mask` is True.
+      old: the same, taken where `mask` is False.
     """
 
     def of_leaf(a, b):
@@ -123,10 +123,10 @@ def where_each(mask, new, old):
 
 
 def total(arrays: Iterable[jax.Array]) -> jax.Array:
-    """The sum of one array or more, in their order."""
+    """Sum one array or more, in their order."""
     return functools.reduce(jnp.add, arrays)
 
 
 def scalars(tree) -> int:
-    """The number of scalars in a tree (of one client, not stacked): what the ledger counts."""
+    """Count the scalars in a tree (of one client, not stacked), as the ledger does."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -1,9 +1,9 @@
-"""Windows: the clients of one cohort alone, where what clients have lies in the host's memory.
+"""Windows: federations of only one cohort's clients, for clients' state in host memory.
 
-A *window* is a federation of one cohort's clients, with their images and the public ones. A step sees no
-difference as long as it goes by its cohort: its key is the round's, a client's is folded from its id, and an
-array of clients has their entries. In front of every window stands a *stranger*, a client that is in no
-cohort: who reads more than its cohort reads the stranger's, see `jaxfl.core.host_state`.
+A *window* holds the clients of one cohort, their images and the public ones. A step that uses only its cohort
+sees no difference: its key is the round's, a client's key is folded from its id, and an array of clients has
+their entries. The first client of every window is a *stranger*, an invented client that is in no cohort. A
+step that reads more than its cohort reads the stranger's entries, see `jaxfl.core.host_state`.
 """
 
 from dataclasses import replace
@@ -18,21 +18,21 @@ from jaxfl.data.absent import ABSENT
 from jaxfl.data.federation import NOBODY, Client, Federation, PerGroup
 from jaxfl.machine import placement
 
-STRANGERS = 0, 100  # what all their numbers are
-LISTS = "rows", "validation_rows", "test_rows"  # of a client
+STRANGERS = 0, 100  # the value of all entries of each
+LISTS = "rows", "validation_rows", "test_rows"  # a client's lists of rows
 
 
 class Window(NamedTuple):
     """The clients of a cohort as a federation.
 
     Args:
-      federation: of w_g = 1 + k_g clients a group: the stranger, and after it one for each place, by their
-        order. For an empty place stands the group's last client, who is not `real`. It has their images and
-        the public ones alone; rows are places among these.
+      federation: w_g = 1 + k_g clients per group: the stranger, then one for each place, in the order of
+        clients. An empty place has the group's last client, who is not `real`. The only images are theirs and
+        the public ones; row numbers refer to these.
       cohort: the same, in the same places.
-      rows: per group (k_g,) int, which clients of the whole federation these are, by their order.
-      real: per group (k_g,) bool, False after those of the cohort.
-      stranger: what all numbers of the stranger's are.
+      rows: per group (k_g,) int, positions of these clients in the group of the whole federation.
+      real: per group (k_g,) bool, False after the clients of the cohort.
+      stranger: the value of all the stranger's entries, one of `STRANGERS`.
     """
 
     federation: Federation
@@ -43,22 +43,22 @@ class Window(NamedTuple):
 
 
 def on_host(federation: Federation) -> Federation:
-    """The same clients, whose rows and images lie in the host's memory."""
+    """Return the same clients with their rows and images in host memory."""
     names = ("images", "labels", "groups", "public", "shift")
     return replace(federation, **{name: jax.device_get(getattr(federation, name)) for name in names})
 
 
 def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> Window:
-    """The window of a cohort; all of one size have one shape.
+    """Return the window of a cohort; cohorts of one size have windows of one shape.
 
     Args:
       federation: all clients, `on_host`.
       cohort: of one round.
-      stranger: which of `STRANGERS` stands in front.
+      stranger: which of `STRANGERS` is the first client.
     """
 
     def of_group(group: Client, slots: Slots):
-        many = 10 * group.rows.shape[1] if stranger else 0  # more than anybody has
+        many = 10 * group.rows.shape[1] if stranger else 0  # more than any client has
         sizes = {name: np.full(1, many, np.int32) for name in ("size", "validation_size", "test_size")}
         counts = ABSENT
         if group.class_counts is not ABSENT:
@@ -77,15 +77,15 @@ def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0])
 
     clients, places, rows, real = zip(*map(of_group, federation.groups, cohort.groups), strict=True)
     own = {"groups": clients} if federation.images is ABSENT else _with_images(federation, clients, stranger)
-    own["population"] = federation.newcomers
+    own["all_newcomers"] = federation.newcomers
     there = replace(federation, **federation.replicate(own, known=True), initial=None)
     return Window(there, replace(cohort, groups=places), rows, real, stranger)
 
 
 def _with_images(federation: Federation, clients: PerGroup, stranger: int) -> dict[str, Any]:
-    """Clients, with the images in their lists and the public ones, as far as a window has its own.
+    """Return a window's own fields: clients, the images in their lists, and the public ones.
 
-    The last image is the stranger's, who has it in no list.
+    The last image is the stranger's; it is in no list.
     """
     lists = [[getattr(group, name) for name in LISTS] for group in clients], federation.public
     leaves = jax.tree.leaves(lists)
@@ -113,7 +113,7 @@ def _with_images(federation: Federation, clients: PerGroup, stranger: int) -> di
 
 
 def _most(federation: Federation, clients: PerGroup) -> int:
-    """How many rows so many clients of each architecture have at most, with the public ones."""
+    """Return the largest number of rows that any such set of clients can have, plus the public rows."""
     most = len(federation.public) + 1  # an empty list is filled up with the first row of the data set
     for group, some in zip(federation.groups, clients, strict=True):
         held, count = group.size + group.validation_size + group.test_size, len(some.id)
@@ -122,11 +122,11 @@ def _most(federation: Federation, clients: PerGroup) -> int:
 
 
 def round_on(window: Window, conditions: Conditions) -> tuple[Federation, Cohort, Conditions]:
-    """What the program of rounds gets of a single one, after the state.
+    """Return the arguments after the state for the program of rounds, for a single round.
 
     Args:
-      window: of its cohort.
-      conditions: that all clients meet, along an axis of that round.
+      window: of the round's cohort.
+      conditions: of all clients, with a leading axis of length 1.
     """
     groups = jax.tree.map(lambda leaf: leaf[None], window.cohort.groups)
     cohort = replace(window.cohort, round=np.asarray(window.cohort.round)[None], groups=groups)

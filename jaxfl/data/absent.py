@@ -1,4 +1,4 @@
-"""What stands for images and labels where a run is used without its data set."""
+"""Placeholder for images and labels where a run is used without its data set."""
 
 import jax
 
@@ -6,12 +6,12 @@ from jaxfl.errors import JaxflError
 
 
 class NotAtHand(JaxflError):
-    """Images or labels that somebody reads of a federation without them."""
+    """The error of reading images or labels of a federation without them."""
 
 
 @jax.tree_util.register_static
 class Absent:
-    """Stands for arrays that are not at hand: whoever reads them, even while a program is traced, is told."""
+    """Placeholder for arrays that are not loaded: reading it raises `NotAtHand`, even under tracing."""
 
     def _refuse(self, *_):
         raise NotAtHand("The images are not at hand; load the data set.")

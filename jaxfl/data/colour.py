@@ -1,4 +1,4 @@
-"""Colours of images whose last axis are channels."""
+"""Colours of images whose last axis is the channels."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,14 @@ LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue in grey (ITU-R 
 
 
 def grey(images):
-    """(..., C) -> (..., 1): the luma of red, green and blue; of any other channels the mean."""
+    """Turn (..., C) into (..., 1): the luma of red, green and blue, or the mean of any other channels."""
     if images.shape[-1] != len(LUMA):
         return images.mean(-1, keepdims=True)
     return (images @ LUMA.astype(images.dtype))[..., None]
 
 
 def jittered(image: jax.Array, light, contrast, saturation) -> jax.Array:
-    """An image (H, W, C) with other brightness, contrast and saturation: () factors of each, 1 for none."""
+    """Change an image (H, W, C) in brightness, contrast and saturation: () factors of each, 1 for none."""
     bright = image * light
     contrasted = _from(grey(bright).mean(), bright, contrast)
     return _from(grey(contrasted), contrasted, saturation)
@@ -26,11 +26,11 @@ def _from(other, image, factor):
 
 
 def with_hue(images: jax.Array, turn) -> jax.Array:
-    """Red, green and blue (..., 3) with their hue moved; saturation and value (HSV) stay.
+    """Move the hue of red, green and blue (..., 3); saturation and value (HSV) stay.
 
     Args:
-      images: values of any range.
-      turn: (), by how much, as a share of the circle of hues.
+      images: (..., 3), values of any range.
+      turn: (), rotation as a share of the circle of hues.
     """
     red, green, blue = jnp.moveaxis(images, -1, 0)
     value = images.max(-1)

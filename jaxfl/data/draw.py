@@ -1,4 +1,4 @@
-"""A partition as a picture: which client trains on how much of which class; and a shift: what clients see."""
+"""Pictures of a partition, training rows by client and class, and of a shift, images as clients see them."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -6,11 +6,11 @@ from matplotlib.ticker import MaxNLocator
 
 
 def draw(counts: np.ndarray, title: str = "") -> Figure:
-    """A field for every client (x) and class (y), white where there is nothing.
+    """Draw a field for every client (x) and class (y), white where there are no rows.
 
     Args:
       counts: (clients, classes) int, training rows.
-      title: printed above.
+      title: title of the figure.
     """
     clients, classes = counts.shape
     width, height = np.clip([0.3 * clients + 2, 0.3 * classes + 1.2], [5, 3.5], [14, 9])  # inches
@@ -25,11 +25,11 @@ def draw(counts: np.ndarray, title: str = "") -> Figure:
 
 
 def draw_seen(images: np.ndarray, title: str) -> Figure:
-    """A few images as each of a few clients sees them, a line for every client.
+    """Draw a few images as each of a few clients sees them, a line for every client.
 
     Args:
-      images: (clients, k, H, W, C) floats; of three channels in colour, of others the first.
-      title: printed above.
+      images: (clients, k, H, W, C) floats; three channels are drawn in colour, else only the first.
+      title: title of the figure.
     """
     clients, k = images.shape[:2]
     low, high = images.min(), images.max()

@@ -1,4 +1,4 @@
-"""A federation: one data set on the device, and index matrices that say whose rows are whose."""
+"""A federation: one data set on the device, and index matrices of every client's rows."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Client:
     test_size: jax.Array  # () int32
     relabel: jax.Array  # (classes,) int32, class -> the client's output; -1: not on this client
     class_counts: jax.Array  # (outputs,) int32, training rows per output
-    newcomer: jax.Array  # () bool, whether it takes part in no round, and joins when all are over
+    newcomer: jax.Array  # () bool, whether it takes part in no round and joins after the last one
     model: Model = static()
 
 
@@ -61,21 +61,21 @@ class Federation:
     Attributes:
       images: (N, H, W, C), uint8 or float, stored once for all clients.
       labels: (N,) int32.
-      mean, std: (1, 1, 1, C) float, of the source's training images in raw units.
+      mean, std: (1, 1, 1, C) float, moments of the source's training images in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
-      training_rows: (groups,) float, of all clients of each group but newcomers.
+      training_rows: (groups,) float, training rows of all clients of each group except newcomers.
       public: (P,) int32, rows of `images` that everybody sees.
-      links: (N, N) bool, which clients are linked, by their ids; (0, 0) where nobody asked for a graph.
-      clients_at_once: how many clients of a group run side by side on a device, in the client map.
+      links: (N, N) bool, which clients are linked, by their ids; (0, 0) without a graph.
+      clients_at_once: number of clients of a group that run side by side on a device, in the client map.
       mesh: the devices that share the clients of a round, along one axis; None for a single device.
       unified: whether an output means the same on all clients.
       labelled: whether the labels of public images mean what the clients' do.
-      shift: how clients see images, where they see them differently; then rows are those of `Shift`, and
-        labels are (V,).
-      initial: per architecture `ClientWeights` of some of its blocks, from which they start; the others start
-        fresh. None where all do. A leaf that each client has of its own is in `own`; its mean is in `shared`.
-      population: per group (n_g,) bool, which of all its clients are newcomers, where `groups` are but some
-        of them, see `jaxfl.core.window`; None where they are all.
+      shift: how clients see images, if they see them differently; then rows are those of `Shift`, and labels
+        are (V,).
+      initial: per architecture `ClientWeights`, the initial weights of some of its blocks; others are drawn.
+        None if all are. A leaf that each client has of its own is in `own`, its mean in `shared`.
+      all_newcomers: in a window (`jaxfl.core.window`), whose `groups` hold only some of the clients, per
+        group (n_g,) bool, which of all clients are newcomers. None if `groups` hold all of them.
     """
 
     images: jax.Array
@@ -92,35 +92,40 @@ class Federation:
     labelled: bool = static(default=True)
     shift: Shift | None = None
     initial: PerGroup | None = None
-    population: PerGroup | None = None
+    all_newcomers: PerGroup | None = None
 
     @property
     def clients(self) -> int:
         """N, the number of clients."""
         return sum(map(len, self.newcomers))
 
+    @property
+    def is_window(self) -> bool:
+        """Whether the groups hold only some of the clients."""
+        return self.all_newcomers is not None
+
     def require_all(self) -> None:
-        """Refuse what goes by all clients where these are but some of them, with a `JaxflError`."""
-        if self.population is not None:
+        """Raise `JaxflError` if this federation holds only a window of the clients."""
+        if self.is_window:
             raise beyond_cohort("The method goes by all clients")
 
     @property
     def newcomers(self) -> PerGroup:
         """Per group (n_g,) bool, by their ids: which of all its clients take part in no round."""
-        return self.population or tuple(group.newcomer for group in self.groups)
+        return self.all_newcomers or tuple(group.newcomer for group in self.groups)
 
     @property
     def participants(self) -> jax.Array:
-        """(groups,) float, how many clients of each group are no newcomers."""
+        """Number of clients of each group that are not newcomers, (groups,) float."""
         return jnp.stack([(~apart).sum(dtype=jnp.int32) for apart in self.newcomers]).astype(float)
 
     @property
     def devices(self) -> int:
-        """How many devices share the clients."""
+        """Number of devices that share the clients."""
         return 1 if self.mesh is None else self.mesh.size
 
-    def class_counts(self) -> np.ndarray:
-        """Training rows of every client and class of the data set, (N, classes), in the order of groups."""
+    def rows_per_class(self) -> np.ndarray:
+        """Return training rows per client and class of the data set, (N, classes), in the order of groups."""
         labels, counts = np.asarray(self.labels), []
         for group in self.groups:
             classes = group.relabel.shape[1]
@@ -129,46 +134,46 @@ class Federation:
         return np.stack(counts)
 
     def replicate(self, tree, known: bool = False):
-        """The same arrays where all devices hold them in full.
+        """Put arrays on all devices, in full on each.
 
         Args:
-          tree: of arrays.
-          known: whether the processes of the mesh are known to have the same ones.
+          tree: tree of arrays.
+          known: whether the processes of the mesh are known to have the same arrays.
 
         Raises:
-          JaxflError: if they have different ones.
+          JaxflError: if processes have different arrays.
         """
         return self._put(tree, self._in_full, known)
 
     def place(self, state, runs: bool = False, known: bool = False):
-        """A method's state where it lies between rounds.
+        """Put a method's state where it is kept between rounds.
 
-        What clients have is divided among the devices, all else is there in full on each, see
+        Arrays with an entry per client are sharded, all others are replicated, see
         `jaxfl.machine.placement.divided`.
 
         Args:
-          state: of a run.
-          runs: whether it is that of several, with an axis of its own in front.
-          known: whether the processes of the mesh are known to have the same one.
+          state: state of a run.
+          runs: whether it is the state of several runs, with a leading axis for them.
+          known: whether the processes of the mesh are known to have the same state.
 
         Raises:
-          JaxflError: if they have different ones.
+          JaxflError: if processes have different states.
         """
         return self._put(state, lambda leaf: self._placed(leaf, runs), known)
 
     def keep_replicated(self, tree):
-        """Within a program, the same arrays, which all devices are to hold in full."""
+        """Constrain arrays within a program to be in full on all devices."""
         return self._keep(tree, self._in_full)
 
     def keep_placed(self, state, runs: bool = False):
-        """Within a program, a state that is to lie where `place` puts it."""
+        """Constrain a state within a program to be where `place` puts it."""
         return self._keep(state, lambda leaf: self._placed(leaf, runs))
 
     def of_each(self, tree, g: int):
-        """The same for each client of a group, leaves (n_g, ...), where `place` puts it.
+        """Repeat a tree for each client of a group, leaves (n_g, ...), where `place` puts it.
 
         Raises:
-          JaxflError: if the processes of the mesh have different ones.
+          JaxflError: if the processes of the mesh have different trees.
         """
         clients = len(self.groups[g].id)
         leaves, structure = jax.tree.flatten(tree)
@@ -181,15 +186,15 @@ class Federation:
         return structure.unflatten(placement.repeated(leaves, clients, tuple(map(where, leaves))))
 
     def fetch(self, tree):
-        """The same as NumPy arrays, of which every process gets all."""
+        """Return arrays as NumPy arrays, all of them on every process."""
 
-        def of_leaf(leaf):  # one by one: no device holds all leaves in full
+        def of_leaf(leaf):  # each alone: no device holds all leaves in full
             return jax.device_get(leaf if placement.of_process(leaf) else self.replicate(leaf, known=True))
 
         return jax.tree.map(of_leaf, tree)
 
     def form(self, state, runs: bool = False):
-        """Shapes, dtypes and places of a state's arrays, or of what has their shapes."""
+        """Return shapes, dtypes and shardings of a state's arrays, or of a tree with their shapes."""
 
         def of_leaf(leaf):
             where = self.mesh and self._placed(leaf, runs)
@@ -231,17 +236,17 @@ class Federation:
         return self.groups[0].validation_rows.shape[-1] > 0
 
     def inputs(self, rows, transform: Callable = lambda images: images):
-        """Normalised images of some rows (B,) -> (B, H, W, C); `transform` changes them before."""
+        """Return normalised images of rows (B,) -> (B, H, W, C); `transform` changes them before."""
         seen = self.images[rows] if self.shift is None else self.shift.look(self.images, rows, self.std)
         return normalised(transform(seen), self.mean, self.std)
 
     def batch(self, client: Client, position, mask, transform: Callable = lambda images: images) -> Batch:
-        """The training rows at some positions (B,) of a client's list, of which `mask` (B,) are real."""
+        """Return the training rows at positions (B,) of a client's list, of which `mask` (B,) are real."""
         rows = client.rows[position]
         return Batch(self.inputs(rows, transform), self.outputs(client, rows), mask, position)
 
     def outputs(self, client: Client, rows) -> jax.Array:
-        """The client's outputs that the labels of some rows (B,) mean: (B,) int32."""
+        """Return the client's outputs for the labels of rows (B,): (B,) int32."""
         return client.relabel[self.labels[rows]]
 
 
@@ -260,18 +265,18 @@ def federate(
 
     Args:
       source: images and labels.
-      partition: whose rows are whose; any partition can be used with any models.
+      partition: rows of every client; any partition can be used with any models.
       models: pairs (architecture, number of clients), in the order of client ids.
       clients_at_once: see `Federation`.
-      devices: how many of JAX's devices share the clients of a round.
-      public: public images of another set; by default the partition's public rows are the public ones.
-      links: who is linked with whom, (N, N) bool; nobody by default.
-      drawn: what is done to the images of each client, if anything.
-      on_host: whether images and labels stay in the host's memory, for `jaxfl.core.window`.
+      devices: number of JAX's devices that share the clients of a round.
+      public: public images of another set; by default the partition's public rows.
+      links: (N, N) bool, which clients are linked; none by default.
+      drawn: shift of each client's images, if any.
+      on_host: whether images and labels stay in host memory, for `jaxfl.core.window`.
 
     Raises:
-      JaxflError: if the numbers of clients or outputs do not agree, there are fewer devices, or they are not
-        equally many of each process.
+      JaxflError: if the numbers of clients or outputs do not agree, there are too few devices, or not the
+        same number on each process.
     """
     _check(partition, models)
     mean, std = training_moments(source)
@@ -313,7 +318,7 @@ def federate(
 
 
 def set_apart(federation: Federation, newcomers: Sequence[np.ndarray]) -> Federation:
-    """The federation with newcomers, who take part in no round: (n_g,) bool of each group."""
+    """Return the federation with newcomers, who take part in no round: (n_g,) bool of each group."""
     groups = [
         dataclasses.replace(group, newcomer=jnp.asarray(apart))
         for group, apart in zip(federation.groups, newcomers, strict=True)
@@ -330,15 +335,15 @@ def without_data(
     public: int,
     links: np.ndarray | None,
 ) -> Federation:
-    """A federation on one device whose images and labels are not at hand, see `jaxfl.data.absent`.
+    """Return a federation on one device without images and labels, see `jaxfl.data.absent`.
 
     Args:
-      partition: whose rows are whose.
+      partition: rows of every client.
       models: pairs (architecture, number of clients), in the order of client ids.
-      mean: of the source's training images in raw units, (C,).
-      std: of these, (C,).
-      public: how many public images there are.
-      links: who is linked with whom.
+      mean: (C,), mean of the source's training images in raw units.
+      std: (C,), their standard deviation.
+      public: number of public images.
+      links: (N, N) bool, which clients are linked.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree.
@@ -381,18 +386,18 @@ def _check(partition: Partition, models: Sequence[tuple[Model, int]]) -> None:
 
 
 def _unified(partition: Partition) -> bool:
-    """Whether a class is the same output on all clients."""
+    """Return whether a class is the same output on all clients."""
     return bool((partition.relabel == np.arange(partition.relabel.shape[1])).all())
 
 
 def _class_counts(source: Source, partition: Partition) -> np.ndarray:
-    """(clients, outputs) int32, training rows per output."""
+    """Return training rows per output, (clients, outputs) int32."""
     outputs = [own[source.labels[rows]] for own, rows in zip(partition.relabel, partition.train, strict=True)]
     return np.stack([np.bincount(y, minlength=partition.outputs) for y in outputs]).astype(np.int32)
 
 
 def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_counts) -> PerGroup:
-    """Of each architecture the clients (n_g, ...); class_counts (clients, outputs), or `ABSENT`."""
+    """Return the clients (n_g, ...) of each architecture; class_counts is (clients, outputs), or `ABSENT`."""
     starts = np.cumsum([0] + [count for _, count in models])
     return tuple(
         _group(partition, model, np.arange(start, start + count), class_counts)
@@ -401,7 +406,7 @@ def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_cou
 
 
 def _training_rows(groups: Sequence[Client]) -> jax.Array:
-    """See `Federation`."""
+    """Return `training_rows` of a `Federation`."""
     rows = [np.where(group.newcomer, 0, group.size).sum() for group in groups]
     return jax.device_put(np.array(rows, float))
 
@@ -410,7 +415,7 @@ def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) ->
     def padded(rows):
         # One capacity for all groups: a client's batches do not depend on whom it is grouped with.
         capacity = max(len(of_client) for of_client in rows)
-        # Filled up with the client's own rows (row 0 where it has none): nobody looks at another's images.
+        # Filled up with the client's own rows (row 0 where it has none): no client reads another's images.
         table = np.stack([np.resize(rows[i], capacity) for i in ids]).astype(np.int32)
         return jax.device_put(table), jax.device_put(np.array([len(rows[i]) for i in ids], np.int32))
 

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, from the hub or from a folder, by the package `datasets`."""
+"""Data sets of Hugging Face, from the hub or from a folder, read with the package `datasets`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxfl.errors import JaxflError, nearest, optional, quiet
 
 PREFIX = "hf:"
 OPTIONS = {"config": str, "image": str, "label": str}
-WORDS = ("int", "uint", "bool", "string", "large_string")  # columns beside images and labels
+WORDS = ("int", "uint", "bool", "string", "large_string")  # columns besides images and labels
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves in a folder
 
 
@@ -18,17 +18,18 @@ def read(choice: str):
     """Read the splits ``train`` and ``test`` of a data set.
 
     Args:
-      choice: ``hf:NAME`` of the hub or ``hf:FOLDER``, with options: ``config``, the configuration of the
-        set; ``image`` and ``label``, the columns. By default these are found by their types: the only column
-        of images, else of vectors or arrays of equal size; and the only one of class labels, else the one
-        that is called label or labels. Labels that are no numbers of classes are numbered in their order.
+      choice: ``hf:NAME`` of the hub or ``hf:FOLDER``, with options: ``config``, the configuration of the set;
+        ``image`` and ``label``, the columns. By default columns are found by their types: the only one of
+        images, else of vectors or arrays of equal size; and the only one of class labels, else the one called
+        label or labels. Labels that are not numbers of classes are numbered in their order.
 
     Returns:
       Images (N, H, W[, C]) or vectors (N, d); labels (N,); a bool mask (N,) of the training rows (None for a
       set without ``test``); the number of classes; and all further columns of integers or words by name.
 
     Raises:
-      JaxflError: if the package is missing, the set cannot be had, lacks a column, or its images do not fit.
+      JaxflError: if the package is missing, the set cannot be loaded, lacks a column, or its images do not
+        fit.
     """
     name, texts = choices.split(choice.removeprefix(PREFIX))
     options = choices.convert(PREFIX + name, OPTIONS, texts)
@@ -58,14 +59,14 @@ def read(choice: str):
 
 
 def absolute(choice: str) -> str:
-    """The same choice with an absolute path where it names a folder."""
+    """Return the same choice, with an absolute path where it names a folder."""
     name, options = choices.split(choice.removeprefix(PREFIX))
     folder = as_path(name)
     return PREFIX + choices.join(str(folder.resolve()) if folder.is_dir() else name, options)
 
 
 def _splits(datasets, name: str, config: str | None) -> dict:
-    """The splits of a set by name."""
+    """Return the splits of a set by name."""
     folder = as_path(name)
     try:
         with quiet():
@@ -126,7 +127,7 @@ def _label_column(datasets, name: str, kinds, given: str | None) -> str:
 
 
 def _is_array(datasets, kind) -> bool:
-    """Whether a column holds vectors, or arrays of a fixed size."""
+    """Return whether a column holds vectors, or arrays of a fixed size."""
     if isinstance(kind, datasets.Array2D | datasets.Array3D):
         return True
     return isinstance(kind, datasets.List) and _is_number(datasets, kind.feature)
@@ -137,20 +138,20 @@ def _is_number(datasets, kind) -> bool:
 
 
 def _is_column(datasets, kind) -> bool:
-    """Whether a column holds an integer or a word per row."""
+    """Return whether a column holds an integer or a word per row."""
     if isinstance(kind, datasets.ClassLabel):
         return True
     return isinstance(kind, datasets.Value) and kind.dtype.startswith(WORDS)
 
 
 def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
-    """Of all parts, (N,) by name, those in which every row has a value."""
+    """Return the columns of all parts, (N,) by name, in which every row has a value."""
     found = {name: np.concatenate([np.asarray(part[name][:]) for part in parts]) for name in names}
     return {name: values for name, values in found.items() if values.dtype.kind in "biuSU"}
 
 
 def _images(name: str, parts, key: str, kind) -> np.ndarray:
-    """Images or vectors of all parts, of one shape and type."""
+    """Return images or vectors of all parts, of one shape and type."""
     declared = getattr(getattr(kind, "feature", kind), "dtype", None)  # of an Image: Pillow's class
     dtype = declared if declared in ("uint8", "float16", "float32", "float64") else None
     found = []

@@ -1,4 +1,4 @@
-"""How images are normalised: by the mean and the spread of each channel of a source's training images."""
+"""Normalisation of images by mean and spread of each channel of a source's training images."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from jaxfl.errors import JaxflError
 
 
 def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel, (1, 1, 1, C) float64; 1 where a channel never changes."""
+    """Return mean and standard deviation of each channel, (1, 1, 1, C) float64; 1 where it is constant."""
     parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
     mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(parts)
     return mean, np.where(variance > 0, np.sqrt(variance), 1)
 
 
 def _of_bytes(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance, by how often each value is there: no image becomes float64."""
+    """Return mean and variance from the counts of each value, so that no image becomes float64."""
 
     def occurrences(part):
         return np.stack([np.bincount(part[..., c].ravel(), minlength=256) for c in range(part.shape[-1])], -1)
@@ -37,7 +37,7 @@ def _of_numbers(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def training_moments(source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """The `moments` of a source's training images.
+    """Return the `moments` of a source's training images.
 
     Raises:
       JaxflError: if there are none.
@@ -48,5 +48,5 @@ def training_moments(source: Source) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normalised(images, mean, std):
-    """What networks are given for images (B, H, W, C) in raw units; mean and std are (1, 1, 1, C)."""
+    """Normalise images (B, H, W, C) in raw units for networks; mean and std are (1, 1, 1, C)."""
     return (images.astype(mean.dtype) - mean) / std

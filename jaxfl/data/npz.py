@@ -1,4 +1,4 @@
-"""Reading ``.npz`` files that somebody else wrote."""
+"""Reading ``.npz`` files written elsewhere."""
 
 import zipfile
 import zlib
@@ -11,10 +11,10 @@ from jaxfl.errors import JaxflError
 
 
 def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
-    """All arrays of an ``.npz`` file by name, without ever unpickling anything.
+    """Return all arrays of an ``.npz`` file by name, without unpickling anything.
 
     Raises:
-      JaxflError: if the file is missing, is no ``.npz`` of plain arrays, lacks a required array, or its
+      JaxflError: if the file is missing, is not an ``.npz`` of plain arrays, lacks a required array, or its
         arrays do not fit in memory.
     """
     try:

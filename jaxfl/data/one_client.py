@@ -1,4 +1,4 @@
-"""One client of a federation by itself, with images that nobody else has: what a real device sees."""
+"""A federation of one client with images that no other client has: what a real device sees."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from jaxfl.errors import JaxflError
 
 
 class Own(NamedTuple):
-    """The labelled images of one client, as a data set has them.
+    """The labelled images of one client, in the form of a data set.
 
     Args:
-      images: (n, H, W, C), to train on.
+      images: (n, H, W, C), training images.
       labels: (n,) int, classes of the data set.
-      test_images: (m, H, W, C).
+      test_images: (m, H, W, C), test images.
       test_labels: (m,) int.
     """
 
@@ -27,12 +27,12 @@ class Own(NamedTuple):
 
 
 def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
-    """A federation of a single client, which has no images but its own.
+    """Return a federation of a single client, which has only its own images.
 
     Args:
-      own: these images.
-      whole: a federation, perhaps without data; its moments normalise them.
-      client: its id in there.
+      own: images and labels of the client.
+      whole: federation, perhaps without data, whose moments normalise the images.
+      client: id of the client in `whole`.
 
     Raises:
       JaxflError: if there are not as many labels as images, or one is of a class that the client lacks.
@@ -55,7 +55,7 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
 
     if not len(own.labels):
         raise JaxflError(f"Client {client} has no training images; give it one at least.")
-    test_images, test_labels = own[2:] if len(own.test_labels) else own[:2]  # of which none counts
+    test_images, test_labels = own[2:] if len(own.test_labels) else own[:2]  # placeholders: `test_size` is 0
 
     def filled(array):  # clients whose rows are filled up to the same number share a program
         return np.resize(array, (1 << max(0, len(array) - 1).bit_length(), *array.shape[1:]))

@@ -1,4 +1,4 @@
-"""Whose rows are whose: training, validation and test rows of every client, and its labels."""
+"""Partitions: training, validation and test rows of every client, and its labels."""
 
 import contextlib
 import zlib
@@ -25,9 +25,9 @@ class Partition(NamedTuple):
       relabel: (clients, classes) int32, from a class of the source to the client's output; the
         identity for unified labels, -1 where an independent client lacks the class.
       outputs: number of outputs of every client's model.
-      public: (p,) int32, rows that were held out for everybody to see; no client has them.
-      names: per client what it is called in the data: the value that all of its rows have in the column by
-        which it was divided; empty without one.
+      public: (p,) int32, rows held out for everybody to see; no client has them.
+      names: per client its name in the data: the value that all its rows have in the column by which the
+        source was divided; empty without one.
     """
 
     train: tuple[np.ndarray, ...]
@@ -39,13 +39,13 @@ class Partition(NamedTuple):
     names: tuple[str, ...] = ()
 
     def counts(self, labels: np.ndarray) -> np.ndarray:
-        """Training rows of every client and class, (clients, classes), for the source's labels (N,)."""
+        """Return training rows per client and class, (clients, classes), for the source's labels (N,)."""
         classes = self.relabel.shape[1]
         return np.stack([np.bincount(labels[rows], minlength=classes) for rows in self.train])
 
     @property
     def rows(self) -> np.ndarray:
-        """All rows of anybody, each once."""
+        """All rows in use, each once."""
         return np.unique(np.concatenate([*self.train, *self.validation, *self.test, self.public]))
 
 
@@ -66,26 +66,26 @@ def divide(
 ) -> Partition:
     """Divide a source among clients.
 
-    Rows, test rows, validation rows, labels and public rows are drawn from streams of their own: `labels`
+    Rows, test rows, validation rows, labels and public rows are drawn from separate random streams: `labels`
     and `max_test` never change who trains on what.
 
     Args:
-      source: the data.
+      source: data to divide.
       partitioner: one of `jaxfl.data.partitioners`, its options bound with `functools.partial`.
       clients: number of clients; None leaves it to the partitioner.
       seed: not negative; the same seed gives the same partition.
       test: "own" shares out all rows of the source, then takes test rows from each client's share.
         "source" shares out the source's training rows; a client is tested on the source's test rows
         of its classes, equally many of each.
-      labels: "unified", where a class means the same to everybody; or every client numbers classes in a
+      labels: "unified": a class means the same to everybody. Otherwise every client numbers classes in a
         random order of its own: "permuted" all classes of the source, "independent" those that it is tested
         on, which are its own with test="source" and all with test="own".
-      test_fraction: of a client's share, with test="own".
-      validation_fraction: of a client's training rows.
-      max_test: most test rows of a client; all by default.
-      public: share of every class, of the rows to share out, that is held out for everybody to see.
+      test_fraction: share of a client's rows to test on, with test="own".
+      validation_fraction: share of a client's training rows to validate on.
+      max_test: maximum number of test rows of a client; all by default.
+      public: share of every class, of the rows to share out, to hold out for everybody to see.
       without: rows that are not shared out.
-      by: what the partitioner is given of every row of the source, (N,); its label by default.
+      by: (N,), what the partitioner gets for every row of the source; its label by default.
 
     Raises:
       JaxflError: if an argument is out of range, or a client is left without training or test rows.
@@ -147,7 +147,7 @@ def divide(
 
 
 def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
-    """Per client the value (N,) that all of its rows have; nothing where those of one differ."""
+    """Return per client the value (N,) that all its rows have; nothing if the rows of one differ."""
     if any((values[rows] != values[rows[0]]).any() for rows in held):
         return ()
     if values.dtype.kind == "S":  # text as bytes
@@ -156,12 +156,12 @@ def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
 
 
 def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
-    """A random share, rounded down, of each class's rows in the pool."""
+    """Draw a share, rounded down, of each class's rows in the pool."""
     by_class = [rng.permutation(pool[labels[pool] == c]) for c in np.unique(labels[pool])]
     rows = np.concatenate([rows[: rounded_down(share, len(rows))] for rows in by_class])
     if share and not len(rows):
         raise JaxflError(
-            f"A share of {share} of every class holds out no row; raise --public held-out,share=."
+            f"A share of {share} of every class holds out no row; raise --public held-out,share=0.1."
         )
     return rows
 
@@ -187,7 +187,7 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
 
 
 def _source_test(source: Source, known, max_test: int | None, rng) -> list[np.ndarray]:
-    """The source's test rows of the classes that each client knows, equally many of each."""
+    """Draw the source's test rows of the classes that each client knows, equally many of each."""
     tested = []
     for classes in known:
         by_class = [rng.permutation(np.flatnonzero(~source.train & (source.labels == c))) for c in classes]
@@ -210,7 +210,7 @@ def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]
 
 
 def _renumber(numbered, classes: int, rng) -> np.ndarray:
-    """Per client a random order of its numbered classes, -1 for the others: (clients, classes)."""
+    """Draw a random order of each client's numbered classes, -1 for the others: (clients, classes)."""
     relabel = np.full((len(numbered), classes), -1, np.int32)
     for client, own in enumerate(numbered):
         relabel[client, own] = rng.permutation(len(own))
@@ -222,14 +222,14 @@ def _int32(parts) -> tuple[np.ndarray, ...]:
 
 
 def require_everyone(kind: str, parts, advice: str) -> None:
-    """Refuse parts of clients of which one is empty."""
+    """Raise `JaxflError` if a client has no rows among these parts."""
     for client, rows in enumerate(parts):
         if len(rows) == 0:
             raise JaxflError(f"Client {client} is left without {kind} rows; {advice}.")
 
 
 def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
-    """What a partitioner has returned, as arrays; it may be the user's own."""
+    """Return as arrays, once checked, what a partitioner has returned; it may be the user's own."""
 
     def fits(part):
         return part.ndim == 1 and (
@@ -241,7 +241,7 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
         return found[times.argmax()] if part.size and times.max() > 1 else None
 
     made = f"a {type(parts).__name__}"
-    with contextlib.suppress(TypeError, ValueError):  # of what is no sequence of arrays
+    with contextlib.suppress(TypeError, ValueError):  # of anything but a sequence of arrays
         held = [np.asarray(part) for part in parts]
         wrong = [i for i, part in enumerate(held) if not fits(part)]
         twice = (
@@ -264,7 +264,7 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
 
 
 def rounded_down(share: float, count: int) -> int:
-    """A share of so many, rounded down; 0.29 of 100 is 29, though as floats it is less."""
+    """Return a share of `count`, rounded down; 0.29 of 100 is 29, though as floats it is less."""
     return int(share * count + 1e-9)
 
 
@@ -280,13 +280,13 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
     """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
 
     It holds ``relabel``, ``outputs``, ``public``, a ``checksum`` of the source's labels, for each of train,
-    validation and test the rows of all clients in one array (``train``) and how many each client has
-    (``train_sizes``), and ``names`` of the clients where they have some.
+    validation and test the rows of all clients in one array (``train``) and the number of each client's
+    (``train_sizes``), and ``names`` of the clients if they have any.
 
     Args:
-      partition: what to write.
-      source: the data that it divides.
-      path: the file.
+      partition: partition to write.
+      source: data that it divides.
+      path: file to write.
 
     Raises:
       JaxflError: if it cannot be written.
@@ -311,8 +311,8 @@ def load(path: str | Path, source: Source) -> Partition:
     """Read a partition that `save` wrote.
 
     Args:
-      path: the file.
-      source: the data that it divides.
+      path: file to read.
+      source: data that it divides.
 
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.
@@ -337,7 +337,7 @@ def load(path: str | Path, source: Source) -> Partition:
 
 
 def read(path: str | Path) -> Partition:
-    """Read a partition that `save` wrote where the data that it divides are not at hand.
+    """Read a partition that `save` wrote, without the data that it divides.
 
     Raises:
       JaxflError: if the file is missing or damaged.
@@ -346,7 +346,7 @@ def read(path: str | Path) -> Partition:
 
 
 def _read(path: str | Path) -> tuple[Partition, int]:
-    """A partition, and the checksum of the labels of its source."""
+    """Return a partition, and the checksum of the labels of its source."""
     names = [*PARTS, *(f"{part}_sizes" for part in PARTS), "relabel", "outputs", "public", "checksum"]
     arrays = npz.read(path, names)
     if not _well_formed(**{name: arrays[name] for name in names}):
@@ -368,7 +368,7 @@ def _foreign(path: str | Path) -> JaxflError:
 
 
 def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
-    """Whether the arrays of a file have the kinds, shapes and ranges of a partition."""
+    """Return whether the arrays of a file have the kinds, shapes and ranges of a partition."""
     if any(array.dtype.kind not in "iu" for array in (relabel, outputs, public, checksum, *rows.values())):
         return False
     if public.ndim != 1 or public.min(initial=0) < 0:
@@ -389,10 +389,10 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
 
 
 def checksum(source: Source) -> int:
-    """Of its labels: tells data apart."""
+    """Return a checksum of a source's labels, which distinguishes data."""
     return checksum_of(source.labels)
 
 
 def checksum_of(labels: np.ndarray) -> int:
-    """Of labels in their order."""
+    """Return a checksum of labels in their order."""
     return zlib.crc32(labels.astype(np.int32).tobytes())

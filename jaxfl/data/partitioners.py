@@ -1,11 +1,11 @@
-"""How rows are shared out among clients.
+"""Partitioners, which share out rows among clients.
 
-A partitioner is a function ``(labels, clients, rng, *, options) -> parts``: from the labels (n,) of
-the rows to share out, it draws for every client the positions (n_i,) in `labels` that it gets. All
-raise `JaxflError` where the data cannot be shared out as asked.
+A partitioner is a function ``(labels, clients, rng, *, options) -> parts``: from the labels (n,) of the rows
+to share out, it draws for every client its positions (n_i,) in `labels`. All raise `JaxflError` if the data
+cannot be shared out as asked.
 
-One with an option `column` is given the values of that column of the data in place of labels, and None for
-the number of clients where the user does not say it.
+A partitioner with an option `column` gets the values of that column of the data in place of labels, and None
+for the number of clients if the user does not give it.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import numpy as np
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.errors import JaxflError
 
-MAX_DRAWS = 1000  # of a random partition in which some client has too few rows
+MAX_DRAWS = 1000  # of a random partition until every client has enough rows
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -43,12 +43,12 @@ def classes(
     shuffled order, from the start again once it is used up, so that clients share few rows.
 
     Args:
-      labels: (n,) int.
+      labels: (n,) int, labels of the rows.
       clients: number of clients.
       rng: source of randomness.
-      classes_per_client: different classes on a client.
-      samples_per_client: rows on a client; what does not divide evenly goes to its first classes. By default
-        as many as there are for everybody without sharing a row.
+      classes_per_client: number of different classes on a client.
+      samples_per_client: number of rows on a client; a remainder goes to its first classes. By default as
+        many as there are for everybody without sharing a row.
     """
     queues = {c: rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)}
     _require_classes("classes", "classes_per_client", classes_per_client, len(queues))
@@ -94,10 +94,10 @@ def shards(
     Where there are fewer shards than classes, some classes are not used.
 
     Args:
-      labels: (n,) int.
+      labels: (n,) int, labels of the rows.
       clients: number of clients.
       rng: source of randomness.
-      shards_per_client: shards, hence classes, on a client.
+      shards_per_client: number of shards, hence of classes, on a client.
     """
     present = np.unique(labels)
     _require_classes("shards", "shards_per_client", shards_per_client, len(present))
@@ -129,15 +129,15 @@ def dirichlet(
 ) -> list[np.ndarray]:
     """Share out each class in proportions from a symmetric Dirichlet distribution over the clients.
 
-    Yurochkin et al. 2019, arXiv:1905.12022, section 4. All is drawn again until every client has
+    Yurochkin et al. 2019, arXiv:1905.12022, section 4. The partition is drawn again until every client has
     `min_samples` rows.
 
     Args:
-      labels: (n,) int.
+      labels: (n,) int, labels of the rows.
       clients: number of clients.
       rng: source of randomness.
       alpha: concentration; the smaller, the fewer clients share a class.
-      min_samples: rows that every client gets at least.
+      min_samples: minimum number of rows of a client.
     """
     return _dirichlet(labels, clients, rng, alpha, min_samples, full=np.inf, cut=np.rint)
 
@@ -152,22 +152,22 @@ def dirichlet_flbench(
 ) -> list[np.ndarray]:
     """Like `dirichlet`, but a client that holds its even share of all rows gets no further class.
 
-    The recipe of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FL-bench, which FedCMD uses. As there, a
-    class is cut at floors: what others' shares lack in whole rows goes to the last client, which so has a row
-    of nearly every class, also where it is full.
+    The recipe of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FL-bench, which FedCMD uses. As there,
+    cuts of a class are rounded down. The rows lost this way go to the last client, which therefore has a row
+    of nearly every class, even when it is full.
 
     Args:
-      labels: (n,) int.
+      labels: (n,) int, labels of the rows.
       clients: number of clients.
       rng: source of randomness.
       alpha: concentration; the smaller, the fewer clients share a class.
-      min_samples: rows that every client gets at least.
+      min_samples: minimum number of rows of a client.
     """
     return _dirichlet(labels, clients, rng, alpha, min_samples, full=len(labels) / clients, cut=np.floor)
 
 
 def _dirichlet(labels, clients, rng, alpha, min_samples, full, cut) -> list[np.ndarray]:
-    """A client with `full` rows gets no share of the next class; `cut` makes whole rows of shares."""
+    """Draw a Dirichlet partition; a client with `full` rows gets no further class, `cut` rounds to rows."""
     if not 0 < alpha <= 1e6:
         raise JaxflError(
             f"alpha is {alpha}; it has to be positive, and at most a million, where all clients are alike."
@@ -209,18 +209,18 @@ def quantity(
     arXiv:1812.06127).
 
     Args:
-      labels: (n,) int.
+      labels: (n,) int, labels of the rows.
       clients: number of clients.
       rng: source of randomness.
-      sigma: of the underlying normal distribution; 0 gives equal amounts.
-      min_samples: rows that every client gets at least.
+      sigma: standard deviation of the underlying normal distribution; 0 gives equal amounts.
+      min_samples: minimum number of rows of a client.
     """
     _require_sigma(sigma)
     _require_rows(len(labels), clients, min_samples)
     exponent = sigma * rng.standard_normal(clients)
     weight = np.exp(exponent - exponent.max())
     extra = np.cumsum(weight / weight.sum()) * (len(labels) - clients * min_samples)
-    # A sum of tenths may end just below a whole number, which is meant.
+    # A sum of tenths may end just below the whole number that is meant.
     cuts = (np.floor(extra + 1e-6).astype(int) + min_samples * np.arange(1, clients + 1))[:-1]
     return np.split(rng.permutation(len(labels)), cuts)
 
@@ -245,18 +245,18 @@ def power_law(
         base + m (floor(w_icj (n_c - N)) + u),    w_c ~ log-normal(0, sigma) / sum,  u ~ U{least, ..., most}
 
     rows, where n_c rows are of class c, w_c has an entry for each of the N clients and L places, and m is 2
-    for up to 20 clients, 1 beyond. Clients draw one after another; whoever needs all that is left of a class,
-    or more, stays with `base` rows of it. No row is given twice, and not all are given.
+    for up to 20 clients, 1 beyond. Clients draw one after another; one that needs all that is left of a
+    class, or more, keeps only `base` rows of it. No row is given twice, and some are not given.
 
     Args:
-      labels: (n,) int.
+      labels: (n,) int, labels of the rows.
       clients: N, number of clients.
       rng: source of randomness.
-      classes_per_client: L, different classes on a client.
-      base: rows that a client has at least of each of its classes.
-      least: fewest further rows, beside the log-normal ones.
-      most: most of them.
-      sigma: of the normal distribution under the log-normal one; 0 gives equal weights.
+      classes_per_client: L, number of different classes on a client.
+      base: minimum number of rows of each of a client's classes.
+      least: minimum number of further rows, besides the log-normal ones.
+      most: maximum number of these further rows.
+      sigma: standard deviation of the log-normal weights' logarithm; 0 gives equal weights.
     """
     queues = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
     _require_classes("power-law", "classes_per_client", classes_per_client, len(queues))
@@ -309,11 +309,11 @@ def natural(
     Clients are numbered in the order of their values.
 
     Args:
-      values: (n,), of the column.
-      clients: number of clients: so many values with enough rows are drawn at random; all of them if None.
+      values: (n,), values of the column.
+      clients: number of clients: that many values with enough rows are drawn at random; all of them if None.
       rng: source of randomness.
-      column: which of the data says whose a row is.
-      min_samples: rows of a client at least; values with fewer are left out.
+      column: column of the data that says whose a row is.
+      min_samples: minimum number of rows of a client; values with fewer are left out.
     """
     names, owners, sizes = np.unique(values, return_inverse=True, return_counts=True)
     chosen = np.flatnonzero(sizes >= max(1, min_samples))
@@ -338,15 +338,15 @@ def listed(
 ) -> list[np.ndarray]:
     """Give every client the rows that a file lists for it, such as those of a partitioner of flwr-datasets.
 
-    The file is JSON, ``[[rows], ...]`` or ``{"0": [rows], ...}``. Rows that are held out for everybody are
-    left out, and so are test rows under --test source, and numbers that no row has.
+    The file is JSON, ``[[rows], ...]`` or ``{"0": [rows], ...}``. Rows held out for everybody are left out,
+    and so are test rows under --test source, and numbers that no row has.
 
     Args:
-      values: (n,), of the column.
-      clients: number of clients, as many as the file has; by default these.
+      values: (n,), values of the column.
+      clients: number of clients, which must be that of the file; by default the file's.
       rng: source of randomness.
-      file: with the lists.
-      column: which of the data numbers the rows; by default their place in the data does, from 0.
+      file: JSON file with the lists.
+      column: column of the data that numbers the rows; by default their place in the data, from 0.
     """
     if file is None:
         raise JaxflError("--partition listed needs the lists: listed,file=rows.json.")

@@ -1,16 +1,16 @@
 """Partitions in the forms of other programs, so that a comparison with them uses the same rows.
 
-Rows have the numbers that they have in the data, where training rows mostly are first: so they are for FL-
-bench, and the partitioners of flwr-datasets number the rows of one split. What another program has pickled is
-not read: whoever unpickles a file executes what its author wrote. docs/data.md says how to make JSON of it
-where it was written.
+Rows have their numbers in the data, where training rows mostly are first. FL-bench numbers them the same way;
+the partitioners of flwr-datasets number the rows of one split. Pickles of other programs are not read,
+because unpickling a file executes what its author wrote. docs/data.md says how to make JSON of one where it
+was written.
 """
 
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import dumps  # and nothing that reads
+from pickle import dumps  # only to write
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,16 @@ def read(path: Path, source: Source) -> Partition:
     """Read a partition from JSON.
 
     Args:
-      path: of a file that `write_json` wrote, or of FL-bench's form: an object for each client,
-        ``[{"train": [rows], "val": [rows], "test": [rows]}, ...]``, perhaps below ``data_indices``.
-      source: whose rows they are.
+      path: file that `write_json` wrote, or in FL-bench's form: an object for each client, ``[{"train":
+        [rows], "val": [rows], "test": [rows]}, ...]``, perhaps below ``data_indices``.
+      source: data that the rows are of.
 
     Raises:
-      JaxflError: if the file is missing or of another form, or names rows that are not there.
+      JaxflError: if the file is missing or of another form, or names rows that do not exist.
     """
     found = parsed(path)
     about = found if isinstance(found, dict) else {}
-    place = np.argsort(numbers(source)).astype(np.int32)  # of every number
+    place = np.argsort(numbers(source)).astype(np.int32)  # row of every number
     of_data = checksum_of(source.labels[place])
     if about.get("checksum", of_data) == checksum_of(source.labels) != of_data:
         raise JaxflError(
@@ -95,7 +95,7 @@ def read(path: Path, source: Source) -> Partition:
 
 
 def _require_untested(path: Path, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Refuse lists by which one client trains on what another is tested on."""
+    """Raise `JaxflError` if one client trains on what another is tested on."""
     owner = {
         int(row): client
         for part in ("train", "validation")
@@ -141,7 +141,7 @@ def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
 
 
 def require(forms: Sequence[str], partition: Partition) -> None:
-    """Refuse a partition that a program cannot have.
+    """Raise `JaxflError` if a program cannot have a partition.
 
     Raises:
       JaxflError: if there are validation rows, which PFLlib does not have.
@@ -153,17 +153,17 @@ def require(forms: Sequence[str], partition: Partition) -> None:
 
 
 def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None) -> None:
-    """Write what clients have as PFLlib's folder of a data set: config.json, train/0.npz, test/0.npz, ...
+    """Write clients' data as PFLlib's folder of a data set: config.json, train/0.npz, test/0.npz, ...
 
     Images are (n, C, H, W), as clients see them and normalised as jaxfl does; vectors are (n, d). Labels are
     the client's own.
 
     Args:
-      folder: that is made.
-      partition: whose rows are whose.
-      source: of the data.
-      name: of the partition.
-      drawn: what is done to the images of each client.
+      folder: folder to make.
+      partition: rows of every client.
+      source: data that it divides.
+      name: name of the partition.
+      drawn: shift of each client's images, if any.
 
     Raises:
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
@@ -199,13 +199,13 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
 
 
 def _per_client(partition: Partition, source: Source) -> list[dict[str, list[int]]]:
-    """The rows of each client by their numbers in the data."""
+    """Return the rows of each client by their numbers in the data."""
     parts, number = zip(*(getattr(partition, part) for part in KEYS), strict=True), numbers(source)
     return [dict(zip(KEYS.values(), (number[rows].tolist() for rows in own), strict=True)) for own in parts]
 
 
 def _rows(path: Path, value: Any, source: Source) -> np.ndarray:
-    """(n,) int32, rows of a source, each once."""
+    """Return (n,) int32, rows of a source, each once."""
     rows, last = whole_numbers(path, value), len(source.labels) - 1
     if rows.max(initial=0) > last:
         raise JaxflError(f"{path} names row {rows.max()}, but {source.name} has the rows 0 to {last}.")
@@ -213,7 +213,7 @@ def _rows(path: Path, value: Any, source: Source) -> np.ndarray:
 
 
 def _numbered(path: Path, relabel: Any, shape: Sequence[int]) -> np.ndarray:
-    """(clients, classes) int32 of a file."""
+    """Return `relabel` of a file, (clients, classes) int32."""
     with contextlib.suppress(ValueError):  # of lists of unequal length
         found = np.array(relabel)
         fits = found.shape == tuple(shape) and found.dtype.kind == "i"

@@ -12,12 +12,12 @@ from jaxfl.errors import JaxflError
 
 
 class Public(NamedTuple):
-    """Images that the server and all clients see, beside those of the federation's source.
+    """Images that the server and all clients see, besides those of the federation's source.
 
     Attributes:
       images: (P, H, W, C) of the source's size and dtype.
       labels: (P,) int32.
-      labelled: whether the labels mean what the clients' do; otherwise nobody looks at them.
+      labelled: whether the labels mean what the clients' do; otherwise they are not used.
     """
 
     images: np.ndarray
@@ -37,20 +37,20 @@ def adapt(
     """Draw public images from another set and give them the size and colours of a source.
 
     They are resized (bilinear, smoothed where they shrink); a grey image is copied to all channels, and a
-    coloured one becomes grey where the source is. Values stay as they are: clients normalise them like
+    coloured one becomes grey where the source is. Values stay as they are: clients normalise them as they do
     their own.
 
     Args:
-      other: where they come from; its training images.
-      source: the clients' data.
-      seed: draws them.
-      size: how many; all by default.
+      other: set whose training images are drawn.
+      source: data of the clients.
+      seed: seed of the draw.
+      size: number of images; all by default.
       labels: whether the labels mean the same in both sets.
-      owned: rows that clients have; their images are not public, in whatever order they come again, as whole
-        numbers or as floats of the same values.
+      owned: rows that clients have; images equal to theirs are not public, whatever their order in `other`,
+        also as floats of the same values.
 
     Raises:
-      JaxflError: if there are not so many, or channels, range of values or number of classes do not fit.
+      JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
     """
     rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
     if owned is not None and other.images.shape[1:] == source.images.shape[1:]:
@@ -98,7 +98,7 @@ def adapt(
 
 
 def _digest(image: np.ndarray) -> bytes:
-    """What images of equal values have in common, and others do not."""
+    """Return a digest that images of equal values share, and others do not."""
     return hashlib.blake2b(np.ascontiguousarray(image, np.float32).data, digest_size=16).digest()
 
 

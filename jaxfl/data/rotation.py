@@ -1,4 +1,4 @@
-"""Images that are turned about their centre."""
+"""Rotation of images about their centre."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jax.scipy.ndimage import map_coordinates
 
 
 def turned(image: jax.Array, angle) -> jax.Array:
-    """An image (H, W, C) of floats turned by () radians: bilinear, and zeros move in."""
+    """Rotate an image (H, W, C) of floats by () radians: bilinear, and zeros move in."""
     height, width = image.shape[:2]
     y, x = (jnp.arange(side, dtype=image.dtype) - (side - 1) / 2 for side in (height, width))
     y, x = jnp.meshgrid(y, x, indexing="ij")

@@ -1,4 +1,4 @@
-"""Lists of rows in JSON that somebody else wrote."""
+"""Lists of rows in JSON files written elsewhere."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from jaxfl.errors import JaxflError, unreadable
 
 
 def parsed(path: Path) -> Any:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
       JaxflError: if it is missing or not JSON.
@@ -26,10 +26,10 @@ def parsed(path: Path) -> Any:
 
 
 def whole_numbers(path: Path, value: Any) -> np.ndarray:
-    """A list of whole numbers from 0 up, each once, (n,) int64.
+    """Return a list of whole numbers from 0 up, each once, as (n,) int64.
 
     Raises:
-      JaxflError: if it is none, naming the file that holds it.
+      JaxflError: if it is not such a list, naming the file that holds it.
     """
     if not isinstance(value, list) or not all(type(row) is int and 0 <= row < 2**31 for row in value):
         raise JaxflError(f"{path} holds something else than lists of rows; docs/data.md shows its form.")

@@ -1,12 +1,12 @@
 """Feature shift: how the images of one client differ from those of another, while labels mean the same.
 
-What a shift does to a client is drawn like the partition, by a stream of its seed, and is then part of the
+A client's shift is drawn like the partition, from a stream of the partition's seed, and is then part of the
 data: the same for its training, validation and test rows, in all rounds and for all seeds of a run. Images
-are stored once, and changed when a client looks at them; public images are the same to all.
+are stored once, and changed when a client reads them; public images are the same for all.
 
 A shift is a function ``(clients, rng, *, options) -> amounts (clients,)`` in `SHIFTS`, and one of the same
 name in `APPLIED`, ``(images (B, H, W, C), amounts (B,), keys (B,), std (1, 1, 1, C)) -> images``, on raw
-values as floats. `keys` are of a client's rows, `std` is the standard deviation of all training images.
+values as floats. `keys` are those of a client's rows, `std` is the standard deviation of all training images.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ STREAM = 7  # of the partition's seed; it divides by 0 to 4, draws public images
 def rotate(
     clients: int, rng: np.random.Generator, *, degrees: float = 45.0, angles: int | None = None
 ) -> np.ndarray:
-    """Turn the images of every client by an angle of its own, black where they do not reach.
+    """Rotate each client's images by an angle of its own, black where they do not reach.
 
     Args:
       clients: number of clients.
       rng: source of randomness.
-      degrees: angles are even between minus and plus so many.
-      angles: instead, each client has one of so many angles of equal distance: 4 are 0, 90, 180 and 270
-        degrees. As many clients have each, give or take one.
+      degrees: angles are uniform between minus and plus this number of degrees.
+      angles: instead, number of equally spaced angles: 4 are 0, 90, 180 and 270 degrees. Each has the same
+        number of clients, give or take one.
     """
     if angles is not None:
         if angles < 1:
@@ -48,12 +48,12 @@ def rotate(
 
 
 def colour(clients: int, rng: np.random.Generator, *, hue: float = 0.5) -> np.ndarray:
-    """Move the hue of every client's images by an amount of its own; they need red, green and blue.
+    """Move the hue of each client's images by an amount of its own; they need red, green and blue.
 
     Args:
       clients: number of clients.
       rng: source of randomness.
-      hue: amounts are even between minus and plus so much of the circle of hues; 0.5 is all of it.
+      hue: amounts are uniform between minus and plus this share of the circle of hues; 0.5 is all of it.
     """
     if not 0 <= hue <= 0.5:
         raise JaxflError(f"--shift colour: hue is {hue}; it has to be from 0 to 0.5.")
@@ -61,7 +61,7 @@ def colour(clients: int, rng: np.random.Generator, *, hue: float = 0.5) -> np.nd
 
 
 def noise(clients: int, rng: np.random.Generator, *, std: float = 0.5) -> np.ndarray:
-    """Add Gaussian noise to every client's images, or vectors, of a strength of its own.
+    """Add Gaussian noise to each client's images, or vectors, with a strength of its own.
 
     The strengths are std i / N for i = 1, ..., N, dealt out at random, after the feature imbalance of
     NIID-Bench (Li et al. 2022, arXiv:2102.02079). An image has the same noise whenever its client sees it.
@@ -69,7 +69,7 @@ def noise(clients: int, rng: np.random.Generator, *, std: float = 0.5) -> np.nda
     Args:
       clients: N, number of clients.
       rng: source of randomness.
-      std: of the noise of the client with most of it, where 1 is the standard deviation of the data.
+      std: largest strength of a client's noise, in standard deviations of the data.
     """
     if not 0 <= std < np.inf:
         raise JaxflError(f"--shift noise: std is {std}; it has to be a number from 0 up.")
@@ -99,14 +99,14 @@ APPLIED: dict[str, Callable] = {"rotate": _rotated, "colour": _coloured, "noise"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """Rows as their clients see them: each is an image of the data set and whose it is.
+    """Rows as their clients see them: each is an image of the data set and its owner.
 
     Attributes:
-      image: (V,) int32, where each row's image is; one that several clients have is there for each.
-      number: (V,) int32, of that image in the data set, by which noise is drawn.
-      owner: (V,) int32, the client's id; N for public rows, which nothing changes.
-      amounts: of each kind (N + 1,) float, by owner.
-      seed: () uint32, of noise.
+      image: (V,) int32, place of each row's image; an image of several clients has a row for each.
+      number: (V,) int32, number of that image in the data set, from which noise is drawn.
+      owner: (V,) int32, id of the client; N for public rows, which are unchanged.
+      amounts: per kind (N + 1,) float, by owner.
+      seed: () uint32, seed of noise.
       kinds: names in `SHIFTS`, in the order in which they are applied.
     """
 
@@ -118,31 +118,31 @@ class Shift:
     kinds: tuple[str, ...] = static()
 
     def look(self, images, rows, std):
-        """Rows (B,) of the data set's images (N, H, W, C): floats (B, H, W, C), not yet normalised."""
+        """Return rows (B,) of images (N, H, W, C) as floats (B, H, W, C), not yet normalised."""
         seen, owner = images[self.image[rows]], self.owner[rows]
         amounts = tuple(of_clients[owner] for of_clients in self.amounts)
         return _changed(self.kinds, seen, amounts, self.seed, owner, self.number[rows], std)
 
 
 def _changed(kinds, images, amounts, seed, owner, number, std):
-    """Images (B, H, W, C), each by its amount of every kind (B,); `owner` and `number` (B,) decide noise."""
+    """Shift images (B, H, W, C) by amounts (B,) of every kind; `owner` and `number` (B,) decide noise."""
     key = jax.random.key(seed)
     keys = jax.vmap(lambda i, k: jax.random.fold_in(jax.random.fold_in(key, i), k))(owner, number)
     images = images.astype(std.dtype)
     for place, (kind, amount) in enumerate(zip(kinds, amounts, strict=True)):
-        again = kind in kinds[:place]  # a second noise is another one
+        again = kind in kinds[:place]  # a second noise differs from the first
         own = jax.vmap(jax.random.fold_in, (0, None))(keys, place) if again else keys
         images = APPLIED[kind](images, amount, own, std)
     return images
 
 
 class Drawn(NamedTuple):
-    """What is done to the images of each client.
+    """The shift of each client's images.
 
     Attributes:
       kinds: names in `SHIFTS`, in the order in which they are applied.
-      amounts: of each kind (clients,).
-      seed: of noise.
+      amounts: per kind (clients,).
+      seed: seed of noise.
     """
 
     kinds: tuple[str, ...]
@@ -151,7 +151,7 @@ class Drawn(NamedTuple):
 
 
 def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
-    """Refuse shifts that do nothing sensible to images of a shape (H, W, C).
+    """Raise `JaxflError` if a shift makes no sense for images of a shape (H, W, C).
 
     Raises:
       JaxflError: naming the data set `name`.
@@ -168,12 +168,12 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
 
 
 def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Partition, Shift]:
-    """A partition of rows as their clients see them, and what they see.
+    """Return a partition of rows as their clients see them, and the `Shift` of these.
 
     Args:
-      partition: of a data set.
-      public: (P,) the images that everybody sees.
-      drawn: what is done to whom.
+      partition: partition of a data set.
+      public: (P,), rows of the public images.
+      drawn: shift of each client's images.
     """
     clients = len(partition.train)
     parts = [rows for part in PARTS for rows in getattr(partition, part)]
@@ -196,14 +196,14 @@ def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Par
 def seen(
     drawn: Drawn | None, images: np.ndarray, std: np.ndarray, client: int, rows: np.ndarray
 ) -> np.ndarray:
-    """Images (B, H, W, C) as a client sees them, as floats that are not yet normalised.
+    """Return images (B, H, W, C) as a client sees them, as floats, not yet normalised.
 
     Args:
-      drawn: what is done to the images of each client.
-      images: (N, H, W, C) of the data set.
-      std: (1, 1, 1, C) of its training images.
-      client: its id.
-      rows: (B,) of the data set, at least one.
+      drawn: shift of each client's images, if any.
+      images: (N, H, W, C), images of the data set.
+      std: (1, 1, 1, C), standard deviation of its training images.
+      client: id of the client.
+      rows: (B,), rows of the data set, at least one.
     """
     std = np.asarray(std, jnp.result_type(float))
     if drawn is None:
@@ -218,7 +218,7 @@ def seen(
 
 
 def describe(drawn: Drawn) -> str:
-    """What is done to clients, in a phrase."""
+    """Describe clients' shifts in a phrase."""
     return ", ".join(
         f"{kind} by {min(amounts):.3g} to {max(amounts):.3g} {UNITS[kind]}"
         for kind, amounts in zip(drawn.kinds, drawn.amounts, strict=True)

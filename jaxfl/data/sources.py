@@ -1,4 +1,4 @@
-"""Where data come from: an embedded set, tensorflow-datasets, Hugging Face, an ``.npz`` file, a folder."""
+"""Data sources: an embedded set, tensorflow-datasets, Hugging Face, an ``.npz`` file, a folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,15 +36,14 @@ class Source(NamedTuple):
     Vectors are images of a single pixel, whose channels are the features: (N, 1, 1, d).
 
     Attributes:
-      name: what it was loaded as.
-      images: (N, H, W, C), uint8, or float32 where the data have others.
+      name: name by which it was loaded.
+      images: (N, H, W, C), uint8, or float32 for all other types.
       labels: (N,) int32 in 0..classes-1.
       train: (N,) bool, True where the source calls the row a training row.
-      classes: how many classes there are; one may be without rows.
-      columns: what else is known of every row, (N,) integers or words by name: whose it is, with what it was
-        made.
-      numbers: (N,) int, the number of every row where it came from, before training images were put first;
-        None where that is the same.
+      classes: number of classes; one may have no rows.
+      columns: further values of every row, (N,) integers or words by name, such as its owner or device.
+      numbers: (N,) int, number of every row where it came from, before training images were put first; None
+        where that is the same.
     """
 
     name: str
@@ -73,8 +72,8 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
         - else an image-classification set of tensorflow-datasets: ``cifar10``, ``emnist/byclass``
           (with a configuration), ``cifar100:coarse_label`` (with a label other than its usual one).
 
-        Where there is no test part, a fixed stratified fifth of the rows becomes it.
-      data_dir: where tensorflow-datasets keeps its sets, ``~/tensorflow_datasets`` by default.
+        Without a test part, a fixed stratified fifth of the rows becomes it.
+      data_dir: folder of tensorflow-datasets' sets, ``~/tensorflow_datasets`` by default.
 
     Raises:
       JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
@@ -99,29 +98,29 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
 
 
 def is_folder(name: str) -> bool:
-    """Whether `load` takes a name for that of a folder."""
+    """Return whether `load` takes a name for that of a folder."""
     return name != "digits" and as_path(name).is_dir()
 
 
 def absolute(name: str) -> str:
-    """The same data set by a name that means it from every directory."""
+    """Return a name of the same data set that holds in every directory."""
     if name.startswith(hf.PREFIX):
         return hf.absolute(name)
     return str(as_path(name).resolve()) if name.endswith(".npz") or is_folder(name) else name
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
-    """Whether images of a shape (H, W, C) are vectors: a single pixel, whose channels are the features."""
+    """Return whether shape (H, W, C) is that of vectors: a single pixel, whose channels are the features."""
     return tuple(shape[:2]) == (1, 1)
 
 
 def numbers(source: Source) -> np.ndarray:
-    """The number of every row where it came from, (N,)."""
+    """Return the number of every row where it came from, (N,)."""
     return np.arange(len(source.labels)) if source.numbers is None else source.numbers
 
 
 def column(source: Source, name: str) -> np.ndarray:
-    """What a column says of every row, (N,); "row", where the data have none, is its number in them.
+    """Return a column of the data, (N,); "row", if the data have none, is the number of each row in them.
 
     Raises:
       JaxflError: if there is no such column.
@@ -144,19 +143,19 @@ def from_arrays(
     columns: Mapping[str, np.ndarray] = MappingProxyType({}),
     numbers: np.ndarray | None = None,
 ) -> Source:
-    """Check arrays and bring them into the types and order of a source; for data of any origin.
+    """Check arrays of any origin and bring them into the types and order of a source.
 
     Args:
-      name: for messages.
+      name: name of the source.
       images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float.
       labels: (N,) integers in 0..classes-1.
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing.
-      classes: how many there are.
-      columns: what else is known of every row, (N,) integers or words by name.
-      numbers: (N,) int, of every row its number where it came from; None where these are in order.
+      classes: number of classes.
+      columns: further values of every row, (N,) integers or words by name.
+      numbers: (N,) int, number of every row where it came from; None where these are in order.
 
     Raises:
-      JaxflError: if types, shapes or values are not like that.
+      JaxflError: if types, shapes or values are not as described.
     """
     images, labels = np.asarray(images), np.asarray(labels)
     images = _checked_images(name, images)
@@ -240,7 +239,7 @@ def _image(file: Path) -> np.ndarray:
     try:
         with Image.open(file) as image:
             mode, pixels = image.mode, np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all of Pillow's
         raise JaxflError(f"{file} cannot be read as an image; mend it or move it elsewhere.") from error
     if mode not in ("L", "RGB"):
         raise JaxflError(f"{file} is of mode {mode}; convert it to L (grey) or RGB.")
@@ -270,7 +269,7 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
         return images
     if images.dtype.kind != "f":
         raise JaxflError(f"{name}: images are {images.dtype}; store them as uint8 or float.")
-    with np.errstate(over="ignore"):  # what does not fit float32 is infinite, and refused as such
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
         images = images.astype(np.float32)
     if not np.isfinite(images).all():
         raise JaxflError(f"{name} holds NaN or infinite values as float32 among its examples; mend them.")

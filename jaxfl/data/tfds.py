@@ -97,7 +97,7 @@ def _check_prepared(builder, name: str, data_dir) -> None:
 
 
 def _keys(tfds, info, name: str, label: str) -> tuple[str, str]:
-    """The features that hold the image and the label."""
+    """Return the features that hold the image and the label."""
     image, usual = info.supervised_keys or ("", "")
     kinds = dict(info.features.items())
     if not isinstance(kinds.get(image), tfds.features.Image):
@@ -111,7 +111,7 @@ def _keys(tfds, info, name: str, label: str) -> tuple[str, str]:
 
 
 def _columns(info, used: tuple[str, ...]) -> list[str]:
-    """The features that are one integer or word per row."""
+    """Return the features that are one integer or word per row."""
     kinds = {name: kind for name, kind in info.features.items() if name not in used}
     return [
         name

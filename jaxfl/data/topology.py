@@ -1,7 +1,8 @@
-"""Who is linked with whom: graphs of clients, for methods without a server.
+"""Topologies: which clients are linked, for methods without a server.
 
-A graph is drawn like the partition, by a stream of its seed, and is then part of the data: the same for all
-seeds of a run. It is kept as a file of edges, two client ids a line, which may also be the user's own.
+A graph is drawn like the partition, from a stream of the partition's seed, and is then part of the data: the
+same for all seeds of a run. It is kept as a file of edges, two client ids per line, which may also be the
+user's own.
 """
 
 from collections.abc import Callable
@@ -18,22 +19,22 @@ STREAM = 6  # of the partition's seed; it divides by 0 to 4, and draws other pub
 
 
 def complete(clients: int, rng) -> networkx.Graph:
-    """Everybody with everybody."""
+    """Link every client with every other."""
     return networkx.complete_graph(clients)
 
 
 def ring(clients: int, rng) -> networkx.Graph:
-    """Each with the one before and the one after it, in the order of ids."""
+    """Link each client with the one before and the one after it, in the order of ids."""
     return networkx.cycle_graph(clients)
 
 
 def star(clients: int, rng) -> networkx.Graph:
-    """Everybody with client 0."""
+    """Link every client with client 0."""
     return networkx.star_graph(clients - 1)
 
 
 def er(clients: int, rng: np.random.Generator, *, p: float = 0.6) -> networkx.Graph:
-    """Erdos-Renyi: every pair with probability p, drawn anew until all are connected."""
+    """Link every pair with probability p (Erdos-Renyi), drawn again until all clients are connected."""
     if not 0 < p <= 1:
         raise JaxflError(f"--topology er: p must lie in (0, 1], but is {p}.")
     for _ in range(DRAWS):
@@ -49,7 +50,7 @@ TOPOLOGIES: dict[str, Callable] = {"complete": complete, "ring": ring, "star": s
 
 
 def read(path: Path, clients: int) -> np.ndarray:
-    """The links that a file of edges lists, see `links`.
+    """Read the links in a file of edges, see `links`.
 
     Raises:
       JaxflError: if it cannot be read, or its edges do not connect these clients.
@@ -68,18 +69,18 @@ def read(path: Path, clients: int) -> np.ndarray:
 
 
 def as_text(matrix: np.ndarray) -> str:
-    """The file of edges that `read` reads."""
+    """Return the file of edges that `read` reads."""
     edges = networkx.generate_edgelist(networkx.from_numpy_array(matrix), data=False)
     return "".join(f"{edge}\n" for edge in edges)
 
 
 def links(name: str, graph: Any, clients: int) -> np.ndarray:
-    """Who is linked with whom in a graph: (N, N) bool, symmetric; nobody is linked with itself.
+    """Return which clients a graph links: (N, N) bool, symmetric; none is linked with itself.
 
     Args:
-      name: of the graph, for messages.
-      graph: of networkx; its nodes have to be the ids 0..N-1.
-      clients: N.
+      name: name of the graph, for messages.
+      graph: networkx graph whose nodes must be the ids 0..N-1.
+      clients: N, number of clients.
 
     Raises:
       JaxflError: if it is not a graph, has other nodes, or is not connected.

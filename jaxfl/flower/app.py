@@ -1,4 +1,4 @@
-"""From a run to a deployment: a folder that `flwr run` takes, whose clients train as those of the run do."""
+"""The deployment of a run: a folder that `flwr run` takes, whose clients train as those of the run do."""
 
 import json
 from pathlib import Path
@@ -16,17 +16,17 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
     """Write an app for Flower that goes on with a run, or repeats it.
 
     Args:
-      run: its folder, to which the app refers.
-      folder: new or empty.
-      after: the rounds that are done: those of its newest checkpoint, which is the default, or 0.
+      run: the run's folder, to which the app refers.
+      folder: new or empty folder.
+      after: number of rounds done: that of the newest checkpoint, which is the default, or 0.
 
     Returns:
-      The files.
+      The paths of the files.
 
     Raises:
       JaxflError: if the folder holds anything or cannot be written, the run has no such state or several
-        architectures, its method needs more than a server that averages, or it is over and its schedule
-        leaves no room for more rounds.
+        architectures, its method needs more than a server that averages, or the run is over and its schedule
+        allows no more rounds.
     """
     run, folder = run.resolve(), folder.resolve()
     files.check_empty(folder)
@@ -51,7 +51,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "mean": "by their training rows" if averaged.by_rows else "all alike",
         "jaxfl": versions()["jaxfl"],
     }
-    # Of one value both write the same, but for letters beyond the first 65,536, which JSON would cut in two.
+    # TOML and JSON write a value alike, except letters beyond the first 65,536, which JSON would cut in two.
     as_toml = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     contents = {name: (HERE / name).read_text() for name in COPIED}
     contents |= {"pyproject.toml": PROJECT.format(**as_toml), "README.md": README.format(**values)}

@@ -8,21 +8,21 @@ from flwr.clientapp import ClientApp
 from jaxfl.runs.node import Node, Own, node
 
 app = ClientApp()
-NODES = {}  # of this process, which Flower gives the messages of several
+NODES = {}  # of this process, to which Flower gives the messages of several
 
 
 def own_data(context: Context) -> Own | None:
-    """This node's images. None stands for those that client `partition-id` has in the run.
+    """Return this node's images; None stands for those that client `partition-id` has in the run.
 
     A real node returns ``Own(images, labels, test_images, test_labels)``: images as the run's data set has
-    them (jaxfl normalises them like the run's), labels as that numbers its classes.
+    them (jaxfl normalises them like the run's), and labels in its numbering of the classes.
     """
     return None
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """A round: what comes back is what the method shares, and nothing else leaves the node."""
+    """Train for a round and send what the method shares; besides, only loss and row count leave the node."""
     me, (t, rounds) = this_node(context), clock(message)
     sent, kept, loss = me.train(arrays(message.content["arrays"]), kept_here(me, context), t, rounds)
     context.state["kept"] = record(kept)
@@ -32,7 +32,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """What this node deploys, on its own test images."""
+    """Score what this node deploys on its own test images."""
     me, (t, rounds) = this_node(context), clock(message)
     right, rows = me.score(arrays(message.content["arrays"]), kept_here(me, context), t, rounds)
     metrics = MetricRecord({"accuracy": right / max(1, rows), "num-examples": rows})
@@ -40,7 +40,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def this_node(context: Context) -> Node:
-    """The client that this node is; `--node-config` may say where its copy of the run lies."""
+    """Return the client that this node is; `--node-config` may say where its copy of the run is."""
     run = str(context.node_config.get("run", context.run_config["run"]))
     who = run, int(context.node_config["partition-id"]), int(context.run_config["after"])
     if who not in NODES:
@@ -50,21 +50,21 @@ def this_node(context: Context) -> Node:
 
 
 def clock(message: Message) -> tuple[int, int]:
-    """The number of the round, from 0, and how many there are."""
+    """Return the number of the round, from 0, and how many there are."""
     config = message.content["config"]
     return int(config["after"]) + int(config["server-round"]) - 1, int(config["rounds"])
 
 
 def kept_here(me: Node, context: Context) -> dict:
-    """What this node has kept of its last round; before its first one, what the run gives it."""
+    """Return what this node has kept of its last round; before its first one, what the run gives it."""
     return arrays(context.state["kept"]) if "kept" in context.state else me.kept
 
 
 def arrays(record: ArrayRecord) -> dict:
-    """As NumPy arrays, by their names."""
+    """Convert a record to NumPy arrays by name."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def record(arrays: dict) -> ArrayRecord:
-    """The inverse."""
+    """Convert NumPy arrays by name to a record."""
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})

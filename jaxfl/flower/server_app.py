@@ -1,4 +1,4 @@
-"""The server: it sends what the run has come to, and averages what comes back."""
+"""The server, which sends the run's shared weights and averages what comes back."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Rounds of Flower's own FedAvg; at the end the mean is written where `out` says."""
+    """Run rounds of Flower's own FedAvg, and at the end write the mean where `out` says."""
     config = context.run_config
     after, rounds = int(config["after"]), int(config["num-server-rounds"])
     strategy = FedAvg(
@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def mean_of_clients(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Accuracy as jaxfl reports it: the uniform mean over clients that have test images."""
+    """Return the accuracy as jaxfl reports it: the uniform mean over clients that have test images."""
     metrics = [reply["metrics"] for reply in replies]
     scored = [float(its["accuracy"]) for its in metrics if its["num-examples"]]
     return MetricRecord({"accuracy": float(np.mean(scored))} if scored else {})

@@ -1,1 +1,1 @@
-"""What a run computes on: processes that work together, and the clocks of clients' devices."""
+"""The machine of a run: processes that work together, and the clocks of clients' devices."""

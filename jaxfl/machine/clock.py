@@ -11,11 +11,11 @@ from jaxfl.errors import JaxflError, nearest
 
 
 class Device(NamedTuple):
-    """What a client computes with.
+    """The device of a client.
 
     Args:
       flops_per_s: floating-point operations per second that training reaches.
-      bytes_per_s: of its connection, up and down alike.
+      bytes_per_s: bytes per second of its connection, the same up and down.
     """
 
     flops_per_s: float
@@ -23,11 +23,11 @@ class Device(NamedTuple):
 
 
 class Deadline(NamedTuple):
-    """How long the server waits for clients.
+    """The time that the server waits for clients.
 
     Args:
-      seconds: in every round.
-      devices: those of each architecture's clients, in the federation's order.
+      seconds: seconds of waiting in every round.
+      devices: the device of each architecture's clients, in the federation's order.
     """
 
     seconds: float
@@ -35,7 +35,7 @@ class Deadline(NamedTuple):
 
 
 def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Device] | None:
-    """The device of each architecture's clients.
+    """Return the device of each architecture's clients.
 
     Args:
       texts: ``architecture=FLOPS:BYTES`` for every architecture, such as ``lenet5=1e9:1e6``; or none at all.
@@ -75,18 +75,18 @@ def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Dev
 
 
 def seconds(device: Device, flops: Any, moved: Any) -> Any:
-    """How long clients take for their training and for the bytes that they send and receive.
+    """Return the seconds that clients take for their training and for the bytes that they send and receive.
 
     Args:
-      device: theirs.
+      device: the clients' device.
       flops: operations; a number, or an array with an entry for each client.
-      moved: bytes, likewise.
+      moved: bytes; a number, or an array with an entry for each client.
     """
     return flops / device.flops_per_s + moved / device.bytes_per_s
 
 
 def until(seconds: float, device: Device, flops: float, up: int, down: int) -> tuple[float, int, int]:
-    """What of its operations, of the bytes that it sends and of those that it receives a client gets done."""
+    """Return how many of its operations, bytes up and bytes down a client gets done in some seconds."""
     down = min(down, int(seconds * device.bytes_per_s))
     seconds -= down / device.bytes_per_s
     flops = min(flops, seconds * device.flops_per_s)

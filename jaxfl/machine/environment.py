@@ -1,4 +1,4 @@
-"""What a result was computed with: versions, the device, the commit."""
+"""The environment of a result: versions, the device, the commit."""
 
 import contextlib
 import platform
@@ -22,12 +22,12 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Of jaxfl, of what it stands on, and of Python."""
+    """Return the versions of jaxfl, of what it builds on, and of Python."""
     return {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
 
 
 def environment() -> dict:
-    """Versions and the device, as a run's folder records them."""
+    """Return versions and the device, as a run's folder records them."""
     device = jax.devices()[0]
     return versions() | {
         "device": f"{device.platform} {device.device_kind}",
@@ -38,7 +38,7 @@ def environment() -> dict:
 
 
 def _revision() -> str | None:
-    """The commit of the checkout that jaxfl runs from, marked if it was changed since; None elsewhere."""
+    """Return the commit of the checkout that jaxfl runs from, marked if changed since; None elsewhere."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,6 +1,6 @@
-"""Files on a disk, written by one process for all; what the system refuses is a sentence.
+"""Files on a disk, written by one process for all; an error of the system becomes a sentence.
 
-What is read again to go on takes its place when it is complete (`replacing`).
+Files that are needed to continue take their place only when complete (`replacing`).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _border(sentence: Callable[[Path, OSError], JaxflError]) -> Callable:
-    """Where process 0 acts for all of them, and where what the system refuses becomes a sentence."""
+    """Make a decorator by which process 0 acts for all, and an error of the system becomes a sentence."""
 
     def of(f):
         @functools.wraps(f)
@@ -39,7 +39,7 @@ reads, writes = _border(unreadable), _border(unwritable)
 
 @contextlib.contextmanager
 def replacing(path: Path):
-    """A binary file that takes the place of another at once: a reader sees the old one or the new one."""
+    """Open a binary file that replaces another at once: a reader sees the old one or the new one."""
     try:
         with unfinished(path).open("wb") as file:
             yield file
@@ -52,7 +52,7 @@ def replacing(path: Path):
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
+    """Return the path of a file before it takes its place."""
     return path.with_suffix(".part")
 
 
@@ -65,7 +65,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @writes
 def write_texts(folder: Path, texts: dict[str, str]) -> None:
-    """Write files of text by their names, into a folder that need not be there yet."""
+    """Write text files by name into a folder that need not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -73,7 +73,7 @@ def write_texts(folder: Path, texts: dict[str, str]) -> None:
 
 @writes
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file into a folder that need not be there yet."""
+    """Write a file into a folder that need not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)
@@ -81,14 +81,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @writes
 def check_empty(folder: Path) -> None:
-    """Refuse a folder for new files that holds any."""
+    """Refuse a folder for new files that is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise JaxflError(f"{folder} already holds something; choose another folder.")
 
 
 @writes
 def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
-    """Write PNGs by their names; one of which there is nothing to draw is left out."""
+    """Write PNGs by name; a picture with nothing to draw is left out."""
     for name, draw in pictures.items():
         figure = draw()
         if figure is not None:
@@ -96,5 +96,5 @@ def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None
 
 
 def as_json(value: Any) -> bytes:
-    """What a file of JSON holds."""
+    """Return the content of a JSON file."""
     return f"{json.dumps(value, indent=1)}\n".encode()

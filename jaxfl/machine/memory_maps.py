@@ -8,9 +8,9 @@ CROWDED = 0.5  # share of those granted; one more run may take thousands
 
 
 def crowded() -> bool:
-    """Whether this process has used up half of its memory maps. Beyond the last one XLA crashes.
+    """Return whether this process has used up half of its memory maps. Beyond the last one XLA crashes.
 
-    Systems other than Linux do not tell, so nothing is ever crowded there.
+    Systems other than Linux do not tell, so it is False there.
     """
     try:
         taken, granted = TAKEN.read_bytes().count(b"\n"), int(GRANTED.read_text())

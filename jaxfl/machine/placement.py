@@ -1,6 +1,6 @@
-"""Where arrays lie: in full on every device, or divided among them.
+"""Placement of arrays: in full on every device, or divided among them.
 
-Nothing here changes what is computed. JAX's programs take arrays as they lie, and move what they need.
+Nothing here changes what is computed. JAX's programs take arrays where they are, and move what they need.
 """
 
 import math
@@ -15,14 +15,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxfl.errors import JaxflError
 
 AXIS = "clients"  # of the mesh
-ADDRESS = 64  # bytes, of which the address of an array that JAX takes as it lies is a multiple
+ADDRESS = 64  # bytes; JAX takes an array in place if its address is a multiple of this
 
 
 def mesh_of(devices: int) -> Mesh | None:
-    """So many devices along one axis, of every process equally many; None for a single one.
+    """Return a mesh of devices along one axis, equally many of every process; None for a single one.
 
     Raises:
-      JaxflError: if JAX has fewer, or they are not equally many of each process.
+      JaxflError: if JAX has fewer, or the processes would not have equally many.
     """
     processes = jax.process_count()
     if devices % processes:
@@ -45,19 +45,19 @@ def mesh_of(devices: int) -> Mesh | None:
 
 
 def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leading: int = 0) -> NamedSharding:
-    """How an array of a state lies: that of clients divided, every other one in full.
+    """Return the placement of an array of a state: clients' arrays are divided, all others are in full.
 
-    An array is one of clients if its first axis is as long as there are clients, and there is another one.
-    It is divided along the longest axis after the first which makes equal parts: each device then holds a
-    part of what every client has, so clients are looked up, written back and mixed where they lie, and there
-    may be any number of them. Where no such axis makes equal parts the first one is taken, if it does. An
-    array of the server that has this form by chance is divided as well, which costs a little time.
+    An array belongs to clients if its first axis is as long as there are clients and it has another axis. It
+    is divided along the longest axis after the first that makes equal parts. Each device then holds a part of
+    what every client has, so clients are looked up, written back and mixed in place, and there may be any
+    number of them. If no such axis makes equal parts, the first one is taken, if it does. An array of the
+    server that has this form by chance is divided, too, which costs a little time.
 
     Args:
       mesh: the devices.
-      shape: of the array.
-      clients: how many there are, of each architecture and in all.
-      leading: axes in front of these, such as one of runs.
+      shape: shape of the array.
+      clients: numbers of clients, of each architecture and in all.
+      leading: number of axes in front of these, such as one of runs.
 
     >>> mesh = jax.make_mesh((1,), (AXIS,))
     >>> tuple(divided(mesh, (7, 400, 120), clients={7, 10}).spec)
@@ -74,10 +74,10 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array to be filled, of which all devices of a CPU share the memory once it is `put` there.
+    """Return an array to be filled, whose memory all devices of a CPU share once it is `put` there.
 
-    JAX takes an array of the host as it lies where its address suits the vectors of the CPU; others, and its
-    own, it copies to every device. Nobody may write to it any more then. Its dtype is one that JAX has.
+    JAX takes a host array in place if its address suits the CPU's vectors; it copies others, and its own, to
+    every device. Do not write to the array after `put`. Its dtype is one that JAX has.
     """
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -87,7 +87,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def put(leaf, where: NamedSharding) -> jax.Array:
-    """An array at its place; every process has all of it, or it is spread over the devices of all already."""
+    """Put an array in its place; every process has all of it, or it is already spread over all devices."""
     if where.is_fully_addressable:
         return jax.device_put(leaf, where)
     if not of_process(leaf):
@@ -101,7 +101,7 @@ def put(leaf, where: NamedSharding) -> jax.Array:
 
 
 def repeated(leaves: list, times: int, where: tuple[NamedSharding | None, ...]) -> tuple[jax.Array, ...]:
-    """Arrays so many times along a new first axis, (times, ...); a device makes its own part alone."""
+    """Repeat arrays along a new first axis, (times, ...); a device makes only its own part."""
     return _program(_repeated, where, times)(leaves)
 
 
@@ -119,5 +119,5 @@ def _program(f: Callable, where: NamedSharding | tuple[NamedSharding | None, ...
 
 
 def of_process(leaf) -> bool:
-    """Whether an array is one process's own, rather than spread over the devices of several."""
+    """Return whether an array is one process's own, rather than spread over the devices of several."""
     return getattr(leaf, "is_fully_addressable", True)

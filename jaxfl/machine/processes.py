@@ -1,11 +1,11 @@
 """Several processes that run one command together, each with some of the devices.
 
-All compute the same programs on one mesh and hold the same data, and of what clients have each its part:
-JAX's own SPMD. What one of them alone may do, such as writing the run's folder, is done `on_first_process`:
-process 0 tells the others how it ended.
+All compute the same programs on one mesh (JAX's own SPMD) and hold the same data, and each holds a part of
+what clients have. Work that only one of them may do, such as writing the run's folder, is done
+`on_first_process`: process 0 tells the others how it ended.
 
-They trust each other and the network between them: nothing on it is encrypted, nobody is asked who they are,
-and what process 0 tells is unpickled.
+They trust each other and the network between them: nothing is encrypted or authenticated, and what process 0
+tells is unpickled.
 """
 
 import contextlib
@@ -31,32 +31,32 @@ from jaxfl.errors import JaxflError
 
 BLOCK = 1 << 20  # bytes sent at a time: all blocks have one shape, so one program sends everything
 SHUTDOWN = 100  # seconds that the first process to end waits for the last one
-STOPS = (signal.SIGINT, signal.SIGTERM)  # what asks a run to end
-GRACE = 2  # seconds that process 0 outlives an error: with it ends the service that keeps the others alive
+STOPS = (signal.SIGINT, signal.SIGTERM)  # signals that ask a run to end
+GRACE = 2  # seconds that process 0 outlives an error: its end stops the service that keeps the others alive
 
-_only_here = contextvars.ContextVar("only_here", default=False)  # whether process 0 does something by itself
+_only_here = contextvars.ContextVar("only_here", default=False)  # whether process 0 does something alone
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Several processes that share the clients: the same command is started as many times."""
+    """Several processes that share the clients: start the same command once for each."""
 
     processes: int | Literal["auto"] = 1
-    """How many; auto where SLURM, Open MPI or a TPU slice says all that there is to know."""
+    """Number of processes; auto where SLURM, Open MPI or a TPU slice tells all of these options."""
     process: int | None = None
-    """The number of this one; 0 alone writes results and prints them."""
+    """Number of this process; only 0 writes and prints results."""
     coordinator: str | None = None
     """HOST:PORT, the machine of process 0 and a free port there."""
 
 
 class EndsAll(Exception):
-    """What befell a single process while the others wait for it: only its end tells them."""
+    """An error of a single process while the others wait for it: only its end tells them."""
 
 
 def connect(options: Processes) -> None:
-    """Meet the other processes. To be called before anything is computed.
+    """Connect to the other processes; to be called before anything is computed.
 
-    This process becomes two: the older one waits for the younger one, which goes on.
+    This process forks: the parent waits for the child, which goes on.
 
     Raises:
       JaxflError: if the options do not say who and where, or the others cannot be reached.
@@ -79,7 +79,7 @@ def connect(options: Processes) -> None:
     elif number is not None or coordinator is not None:
         raise JaxflError("--processes auto finds --process and --coordinator by itself; leave them out.")
     _stand_by()
-    # No Python runs before the others are there; and JAX's own handler of SIGTERM is none of ours.
+    # No Python runs before the others are there, and JAX's own handler of SIGTERM is not to stay.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPS}
     try:
         jax.distributed.initialize(**known, shutdown_timeout_seconds=SHUTDOWN)
@@ -100,19 +100,19 @@ def connect(options: Processes) -> None:
 
 
 def _stand_by() -> None:
-    """Go on in a child; its parent says in a sentence how it ended, should JAX's runtime abort it.
+    """Go on in a child; its parent says in a sentence how it ended if JAX's runtime aborts it.
 
-    The runtime does so in all processes when process 0 is gone, and in one that waits for the others in vain;
-    no Python runs any more.
+    The runtime aborts all processes when process 0 is gone, and one that waits for the others in vain; no
+    Python runs any more then.
     """
     alive, held = os.pipe()
     child = os.fork()
     if not child:
         os.close(held)
-        # End of file: the parent is gone, and this process would outlive whom others take for it.
+        # End of file: the parent, which others take for this process, is gone.
         threading.Thread(target=lambda: os.read(alive, 1) or os._exit(1), daemon=True).start()
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it as well
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it, too
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if -code in STOPS:  # before it had met the others
@@ -132,7 +132,7 @@ def _gone(how: str) -> str:
 
 @contextlib.contextmanager
 def explained_loss() -> Iterator[None]:
-    """Turn the loss of another process, and what `ends_all`, into one sentence.
+    """Turn the loss of another process, or an `EndsAll`, into one sentence.
 
     Raises:
       JaxflError: if something cannot be done together with the others.
@@ -150,7 +150,7 @@ def explained_loss() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit. Of several processes, one that failed does not wait for the others, who may wait for it."""
+    """Exit; a process that failed does not wait for the others, which may wait for it."""
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -161,9 +161,9 @@ def leave(code: int) -> NoReturn:
 
 
 def on_first_process(f: Callable) -> Callable:
-    """Process 0 alone does it; all get what it returns or the `JaxflError` that it raises.
+    """Let only process 0 run a function; all get what it returns or the `JaxflError` that it raises.
 
-    All processes call it, in the same order. What it returns can be pickled.
+    All processes call it, in the same order. Its result can be pickled.
     """
 
     @functools.wraps(f)
@@ -181,11 +181,11 @@ def on_first_process(f: Callable) -> Callable:
 
 
 def agree(what: str, tree: Any) -> None:
-    """Go on where all processes have the same, which all of them ask at the same moment.
+    """Go on if all processes have the same tree; all must ask at the same moment.
 
     Args:
-      what: they have, in words.
-      tree: of arrays that each holds in full, and of leaves whose repr says what they are.
+      what: what they have, in words.
+      tree: arrays that each holds in full, and leaves whose repr says what they are.
 
     Raises:
       JaxflError: in all processes, naming those that have something else than process 0.
@@ -203,17 +203,17 @@ def agree(what: str, tree: Any) -> None:
 
 
 def greatest(number: int) -> int:
-    """The greatest number of any process, which all of them ask at the same moment."""
+    """Return the greatest number of any process; all must ask at the same moment."""
     return number if _alone() else int(multihost_utils.process_allgather(np.int32(number)).max())
 
 
 def is_first() -> bool:
-    """Whether this is process 0, or the only one."""
+    """Return whether this is process 0, or the only one."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def ends_all(error: JaxflError) -> Exception:
-    """What to raise for an error that befalls this process alone, where others wait for it in a library."""
+    """Return what to raise for an error of this process only, while others wait for it in a library."""
     return error if _alone() else EndsAll(str(error))
 
 
@@ -222,7 +222,7 @@ def _alone() -> bool:
 
 
 def digest(tree: Any) -> bytes:
-    """Of the bits of a tree's arrays, and of how its other leaves are written."""
+    """Return a digest of the bits of a tree's arrays and of the repr of its other leaves."""
     bits = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(tree):
         if not isinstance(leaf, jax.Array | np.ndarray):
@@ -236,7 +236,7 @@ def digest(tree: Any) -> bytes:
 
 
 def _outcome(f, args, kwargs) -> bytes:
-    """What a function returns, or the error that it raises, pickled."""
+    """Return a function's result, or the error that it raises, pickled."""
     before = _only_here.set(True)
     try:
         return pickle.dumps((f(*args, **kwargs), None))
@@ -247,7 +247,7 @@ def _outcome(f, args, kwargs) -> bytes:
 
 
 def _broadcast(message: bytes) -> bytes:
-    """The message of process 0, in every process; it may end in zeros."""
+    """Return the message of process 0, in every process; zeros may follow it."""
     blocks = int(multihost_utils.broadcast_one_to_all(np.int32(-(-len(message) // BLOCK))))
     padded = np.frombuffer(message.ljust(blocks * BLOCK, b"\0"), np.uint8).reshape(blocks, BLOCK)
     return b"".join(multihost_utils.broadcast_one_to_all(block).tobytes() for block in padded)

@@ -1,1 +1,1 @@
-"""What several methods are made of. A mechanism calls no method."""
+"""Mechanisms: building blocks of several methods. A mechanism calls no method."""

@@ -1,7 +1,7 @@
-"""Class means: what images of a class look like to an extractor, on one client and on all of them.
+"""Class means: the mean features of each class, on one client and over all clients.
 
-z = f_i(x) are the d features that client i's classifier gets, n_ic its training rows of class c. If d is the
-same for all architectures, their means can be averaged:
+z = f_i(x) are the d features that client i's classifier receives; n_ic is the number of its training rows of
+class c. If d is the same for all architectures, their means can be averaged:
 
     z_ic = mean of f_i(x) over client i's rows of class c, in evaluation mode
     g_c  = sum_i n_ic z_ic / sum_i n_ic                             over clients of all architectures
@@ -21,11 +21,11 @@ from jaxfl.models.model import Model, Weights
 
 
 class ClassMeans(NamedTuple):
-    """Class means, and of how many rows each is.
+    """Class means, and the number of rows of each.
 
     Args:
-      z: (C, d), mean features; 0 of a class without rows.
-      n: (C,) float, rows.
+      z: (C, d), mean features; 0 for a class without rows.
+      n: (C,) float, number of rows.
     """
 
     z: jax.Array
@@ -38,10 +38,10 @@ class ClassMeans(NamedTuple):
 
 
 def require(federation: Federation) -> None:
-    """Refuse a federation whose clients cannot tell each other what a class looks like.
+    """Refuse a federation whose clients cannot compare class means.
 
     Raises:
-      JaxflError: if their models have features of different sizes, or every client numbers its classes anew.
+      JaxflError: if models have features of different sizes, or each client numbers its classes differently.
     """
     for model in federation.models:
         require_vectors(model)
@@ -61,7 +61,7 @@ def require(federation: Federation) -> None:
 
 
 def require_vectors(model: Model) -> None:
-    """Refuse a head that takes maps, whose mean is no feature of a class.
+    """Refuse a head that takes maps: their mean is no feature of a class.
 
     Raises:
       JaxflError: naming the model.
@@ -74,13 +74,13 @@ def require_vectors(model: Model) -> None:
 
 
 def unknown(federation: Federation) -> ClassMeans:
-    """No class has a mean yet."""
+    """Return class means in which no class has a mean yet."""
     model, dtype = federation.models[0], federation.mean.dtype
     return ClassMeans(jnp.zeros((model.classes, *model.head.shape), dtype), jnp.zeros(model.classes, dtype))
 
 
 def features(model: Model, weights: Weights, rows, size, federation: Federation):
-    """The features z = f(x) of some images (m,) in evaluation mode: (m, d), 0 from `size` on."""
+    """Return the features z = f(x) of images (m,) in evaluation mode: (m, d), 0 from `size` on."""
 
     def of_batch(x):
         return model.body.apply(weights.params, weights.stats, x, train=False)[0]
@@ -91,13 +91,13 @@ def features(model: Model, weights: Weights, rows, size, federation: Federation)
 
 
 def class_means(z, y, size, classes: int) -> ClassMeans:
-    """Mean features of each class.
+    """Return the mean features of each class.
 
     Args:
       z: (m, d) features, padded.
       y: (m,) int32 outputs.
-      size: () int32, how many are real.
-      classes: C.
+      size: () int32, number of real rows.
+      classes: number of classes, C.
     """
     real = jnp.arange(len(y), dtype=jnp.int32) < size
     member = jax.nn.one_hot(jnp.where(real, y, -1), classes, dtype=z.dtype)  # (m, C)
@@ -106,18 +106,18 @@ def class_means(z, y, size, classes: int) -> ClassMeans:
 
 
 def of_client(weights: Weights, client: Client, federation: Federation) -> ClassMeans:
-    """z_ic of a client's training rows; an absent client has none."""
+    """Return z_ic of a client's training rows; an absent client has none."""
     z = features(client.model, weights, client.rows, client.size, federation)
     return class_means(z, federation.outputs(client, client.rows), client.size, client.model.classes)
 
 
 def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMeans:
-    """g_c of the clients of all groups.
+    """Return g_c over the clients of all groups.
 
     Args:
       means: per group `ClassMeans` (k_g, ...).
-      before: of the classes that nobody has.
-      uniform: whether clients that have a class count alike, not by their rows of it.
+      before: means for the classes that no client has.
+      uniform: whether all clients that have a class weigh the same, not by their rows of it.
     """
 
     def sums(of_group):
@@ -132,12 +132,12 @@ def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMea
 
 
 def scalars(means: PerGroup, beside: int) -> PerGroup:
-    """Per group (k_g,) int32: what clients send of their means (k_g, ...), d + `beside` scalars for each."""
+    """Return the number of scalars sent, d + `beside` for each mean (k_g, ...): per group (k_g,) int32."""
     return per_group(lambda m: m.known.sum(1, dtype=jnp.int32) * (m.z.shape[-1] + beside), means)
 
 
 def linear(model: Model) -> bool:
-    """Whether a model's head is {"kernel": (d, C), "bias": (C,)}, as class means make one."""
+    """Return whether a model's head is {"kernel": (d, C), "bias": (C,)}, as class means make one."""
     (name,) = model.head.names
     features, classes = model.head.shape[-1], model.classes
     leaves = model.form.params[name]
@@ -148,12 +148,12 @@ def linear(model: Model) -> bool:
 
 
 def require_classes_last(model: Model, method: str) -> None:
-    """Refuse a head whose weights do not end in the axis of the classes, as a linear layer of Flax does.
+    """Refuse a head unless the classes are the last axis of its weights, as in a linear layer of Flax.
 
-    Where as many features go in as classes come out, only the name ``kernel`` tells which axis is which.
+    If it has as many features as classes, only the name ``kernel`` tells which axis is which.
 
     Raises:
-      JaxflError: naming the method, which goes by classes.
+      JaxflError: naming the method, which uses the classes.
     """
     (head,) = model.head.names
 
@@ -170,7 +170,7 @@ def require_classes_last(model: Model, method: str) -> None:
 
 
 def prototype_head(means):
-    """A linear head {"kernel": (d, C), "bias": (C,)} whose rows are class means (C, d) of length 1."""
+    """Return a linear head {"kernel": (d, C), "bias": (C,)} of class means (C, d) scaled to length 1."""
     length = jnp.linalg.norm(means, axis=1, keepdims=True)
     kernel = (means / jnp.where(length > 0, length, 1)).T
     return {"kernel": kernel, "bias": jnp.zeros(len(means), means.dtype)}

@@ -1,4 +1,4 @@
-"""The exchange of predictions on public images: clients of any architecture teach each other.
+"""Exchange of predictions on public images: clients of any architecture teach each other.
 
 In a round of the cohort S_t, with w_n client n's model, D_r some public images and T the temperature,
 
@@ -7,8 +7,8 @@ In a round of the cohort S_t, with w_n client n's model, D_r some public images 
     t_n  =  sum_m C[n, m] s_m                                       m in S_t
     w_n <- SGD over the distance of f(w_n, D_r) from t_n            R passes, rate distill_lr
 
-A method says by which weights C, and what the server learns of them. A client deploys w_n, and receives
-nothing before it trains. Traffic: predictions up; teachers, and which images they are of, down.
+A method sets the weights C and how the server learns them. A client deploys w_n, and receives nothing before
+it trains. Traffic: predictions up; teachers, and the numbers of their images, down.
 """
 
 import dataclasses
@@ -35,22 +35,22 @@ class Exchange(Training):
     """Options of methods whose clients exchange predictions."""
 
     public_size: int = within("[1, inf)", 3000)
-    """|D_r|, public images of a round; all where there are fewer."""
+    """|D_r|, public images per round; all if there are fewer."""
     public_batch: int = within("[1, inf)", 256)
-    """Public images of a mini-batch."""
+    """Public images per mini-batch."""
     distill_epochs: int = within("[0, inf)", 1)
     """R, passes over the round's public images."""
     distill_lr: float | None = client_rate("[0, inf)", None)
-    """eta_2, learning rate of distillation, which has the optimiser of training; by default also its rate. 0
-    is Local, but for running statistics of BatchNorm, which public images move."""
+    """eta_2, learning rate of distillation, which uses the optimiser of training; by default also its rate. 0
+    is Local, except that public images move BatchNorm's running statistics."""
     temperature: float = within("(0, inf)", 10.0)
-    """T of all predictions that are exchanged."""
+    """T of all exchanged predictions."""
     kl_weight: float = within("[0, inf)", 1.0)
     """Factor on the distillation loss; T^2 is usual elsewhere."""
 
 
 class Signal(NamedTuple):
-    """What clients tell each other.
+    """The message that clients exchange, and the loss of learning from it.
 
     Args:
       encode: ``(logits (R, outputs), hyper) -> s_n (R, outputs)``.
@@ -82,14 +82,14 @@ class State(NamedTuple):
 
 
 class RoundPredictions(NamedTuple):
-    """What the server knows when a round's teachers have taught.
+    """The server's knowledge at the end of a round, after distillation.
 
     Args:
-      i: (k,) ids of the cohort; in an empty place one that nobody has.
-      share: (k,) float, a client's part of the training rows of all clients; 0 in an empty place.
-      clients: () float, how many these are.
+      i: (k,) ids of the cohort; in an empty place an id that no client has.
+      share: (k,) float, a client's share of all clients' training rows; 0 in an empty place.
+      clients: () float, number of clients that are not newcomers.
       c: (k, k), the teachers' weights.
-      s: (k, R, outputs), predictions; of the distilled models if the method asked for these.
+      s: (k, R, outputs), predictions; those of the distilled models if the method asks for them.
     """
 
     i: jax.Array
@@ -100,12 +100,12 @@ class RoundPredictions(NamedTuple):
 
 
 def remember(matrix, seen: RoundPredictions, hyper):
-    """The matrix holds how clients taught each other when they last met."""
+    """Return the matrix of how clients taught each other when they last met."""
     return put_pairs(matrix, seen.i, seen.i, seen.c)
 
 
 def nobody_has_met(federation: Federation) -> jax.Array:
-    """A matrix (N, N) of zeros."""
+    """Return a matrix (N, N) of zeros."""
     return jnp.zeros((federation.clients, federation.clients))
 
 
@@ -124,12 +124,12 @@ def exchanging(
 
     Args:
       config: the method's options.
-      weigh: ``(matrix, i, s, hyper) -> C`` (k, k) of the clients in the round's places, rows of sum 1.
-      start: the matrix before the first round; by default it only says how clients taught each other last.
+      weigh: ``(matrix, i, s, hyper) -> C`` (k, k) for the clients of the round; its rows sum to 1.
+      start: ``federation -> matrix`` before the first round; by default nobody has taught yet.
       learn: ``(matrix, RoundPredictions, hyper) -> matrix``, the server's step.
-      resend: whether `learn` needs predictions of the distilled models, which clients then send as well.
-      signal: what clients tell each other.
-      summary: ``(matrix, federation)``, what the matrix comes to, see `Info.findings`.
+      resend: whether `learn` needs predictions of the distilled models, which clients then send, too.
+      signal: the message that clients exchange, and its loss.
+      summary: ``(matrix, federation) -> findings`` about the matrix, see `Info.findings`.
       prepare: see `Algorithm`.
     """
 

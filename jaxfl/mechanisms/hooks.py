@@ -1,4 +1,4 @@
-"""What authors hand to `jaxfl.mechanisms.sharing.sharing`: refused with its line where it does not fit."""
+"""Checks of hooks that authors pass to `jaxfl.mechanisms.sharing.sharing`; errors name the hook's line."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ from jaxfl.models.model import Weights
 def check_hooks(
     keep: Callable, train: Callable, tune: Callable | None, memory: Any, extend: Callable
 ) -> None:
-    """Refuse a hook that cannot be called as it will be.
+    """Refuse a hook that does not take the arguments that it will get.
 
     Raises:
-      JaxflError: with the hook's line, and what it is called with.
+      JaxflError: with the hook's line and these arguments.
     """
     for what, hook, *arguments in (
         ("keep", keep, "model"),
@@ -35,10 +35,10 @@ def check_hooks(
 
 
 def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
-    """What a hook returns.
+    """Return what a hook returned, as a pair.
 
     Raises:
-      JaxflError: with the hook's line, if it is no pair.
+      JaxflError: with the hook's line, if that is no pair.
     """
     if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
         raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, and not a pair.")
@@ -46,7 +46,7 @@ def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
 
 
 def require_weights(what: str, made: Any, hook: Callable) -> None:
-    """Refuse what is to be a model and is none.
+    """Refuse a shared model that is not `Weights`.
 
     Raises:
       JaxflError: with the hook's line.
@@ -59,10 +59,10 @@ def require_weights(what: str, made: Any, hook: Callable) -> None:
 
 
 def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
-    """Refuse what a hook makes of something if it is not in the form in which that was.
+    """Refuse what a hook made if its form differs from the form before.
 
     Raises:
-      JaxflError: with the hook's line, and the first leaf that is otherwise.
+      JaxflError: with the hook's line and the first leaf that differs.
     """
 
     def form(its):
@@ -84,7 +84,7 @@ def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
 
 
 def require_floats(what: str, message: Any, hook: Callable) -> None:
-    """Refuse a message that has no mean.
+    """Refuse a message with leaves that are not floats, as these have no mean.
 
     Raises:
       JaxflError: with the hook's line.

@@ -1,4 +1,4 @@
-"""Several steps of a personal model on each mini-batch, before what it is tied to follows it."""
+"""Several steps of a personal model on each mini-batch, before the model that it is tied to follows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,20 +22,20 @@ def inner_steps(
     steps: int,
     optimizer: optax.GradientTransformation,
 ) -> tuple[Any, Any, jax.Array]:
-    """Minimise a loss by some steps on one mini-batch.
+    """Minimise a loss by several steps on one mini-batch.
 
     Args:
       loss: ``(weights, batch, key) -> (value, stats)``; or ``-> (value, stats, number)`` to report another
         number than the value.
       weights: `Weights` to start from; their `params` may be any pytree.
       opt_state: the optimiser's state.
-      batch: handed to the loss.
-      key: of the batch; step k gets ``fold_in(key, k)``.
-      steps: how many.
-      optimizer: any of Optax.
+      batch: the mini-batch, passed to the loss.
+      key: key of the batch; step k gets ``fold_in(key, k)``.
+      steps: number of optimiser steps.
+      optimizer: any Optax optimiser.
 
     Returns:
-      The weights, the optimiser's state, and the mean of what the steps report; 0 of no step.
+      The weights, the optimiser's state, and the mean of the reported numbers; 0 for no step.
     """
 
     def step(carry, k):

@@ -7,9 +7,9 @@ After a round, for clients n and m of the cohort, where n has |D_n| of all clien
 
 where d_nm is the derivative of client n's distance from its teacher (Beikmohammadi et al., eq. 7) with
 respect to the weight of m in it: C[n, m] if all take part, else C[n, m] divided by the sum of the row over
-the cohort. Then the row's entries are projected: they are not negative and keep the sum that they had, 1 if
-all clients take part; with ``row_norm=clip`` they are cut off at 0 and keep no sum. Absent clients' rows and
-columns stay as they are.
+the cohort. Then the row is projected: its entries become non-negative and keep their sum, which is 1 if all
+clients take part. With ``row_norm=clip`` they are clipped at 0 and do not keep their sum. Absent clients'
+rows and columns do not change.
 """
 
 from typing import Literal
@@ -34,15 +34,15 @@ class LearnedMatrix(Training):
     rho: float = within("[0, inf)", 0.7)
     """Pull of the matrix towards equal weights; without it every client ends as its own teacher."""
     row_norm: Literal["simplex", "softmax", "clip"] = "simplex"
-    """A row after its step: projected on the simplex, softmax(5 row), or cut off at 0."""
+    """How a row is normalised after its step: projected on the simplex, softmax(5 row), or clipped at 0."""
 
 
 def initial(groups, participants) -> jax.Array:
-    """Equal weights among the clients of each group of ids, 0 between groups: (N, N).
+    """Return equal weights among the clients of each group of ids, 0 between groups: (N, N).
 
     Args:
       groups: arrays of ids that together are 0..N-1.
-      participants: of each () float, how many of its clients are no newcomers: their weights sum to 1.
+      participants: per group () float, the number of clients that are not newcomers; their weights sum to 1.
     """
     clients = sum(len(i) for i in groups)
     matrix = jnp.zeros((clients, clients))
@@ -52,20 +52,20 @@ def initial(groups, participants) -> jax.Array:
 
 
 def teachers(matrix, i):
-    """The weights with which clients i (k,) teach each other, rows that sum to 1: (k, k)."""
+    """Return the weights with which clients i (k,) teach each other: (k, k), rows sum to 1."""
     return row_stochastic(pairs(matrix, i, i), i, i)
 
 
 def learn(matrix, i, share, gradient, hyper: LearnedMatrix, clients):
-    """The server's step.
+    """Take the server's step on the matrix.
 
     Args:
       matrix: C, (N, N).
-      i: (k,) ids of the cohort; in an empty place one that nobody has.
+      i: (k,) ids of the cohort; in an empty place an id that no client has.
       share: (k,) float, |D_n| / |D|.
       gradient: (k, k), d_nm.
-      hyper: rates and the kind of projection.
-      clients: () float, N.
+      hyper: learning rate, weights and kind of projection.
+      clients: () float, number of clients, N.
 
     Returns:
       C after the step.
@@ -85,7 +85,7 @@ def learn(matrix, i, share, gradient, hyper: LearnedMatrix, clients):
 
 
 def summary(matrix, federation: Federation) -> dict:
-    """How far the weights have left equality: means over all but newcomers of two entries of their rows."""
+    """Return how far the weights are from equal: two entries of a row, averaged over all but newcomers."""
     apart = jnp.concatenate(federation.newcomers)  # (N,), by their ids
     others = jnp.where(jnp.eye(len(matrix), dtype=bool) | apart[None], 0, matrix)
     counts = federation.participants.sum()
@@ -97,7 +97,7 @@ def summary(matrix, federation: Federation) -> dict:
 
 
 def matrices(state) -> dict:
-    """Who teaches whom, of a state with a `matrix`."""
+    """Return who teaches whom, from a state with a `matrix`."""
     return {"teachers": state.matrix}
 
 

@@ -11,13 +11,13 @@ from jaxfl.models.model import Model, Weights
 
 
 def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None = None) -> Callable:
-    """CE(w) + mu/2 ||w - towards||^2, over the parameters (FedProx, Ditto).
+    """Return the loss CE(w) + mu/2 ||w - towards||^2, over the parameters (FedProx, Ditto).
 
     Args:
-      model: of the client.
-      towards: where the pull goes.
-      mu: its strength, ().
-      blocks: names of those that train; all by default.
+      model: the client's model.
+      towards: weights towards which the model is pulled.
+      mu: strength of the pull, ().
+      blocks: names of the blocks that train; by default all.
     """
     plain = cross_entropy(model, blocks)
 
@@ -30,13 +30,13 @@ def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None 
 
 
 def distillation(model: Model, teacher, temperature, weight) -> Callable:
-    """Weight * KL(teacher || softmax(f(x) / T)), the mean over a mini-batch.
+    """Return the loss weight * KL(teacher || softmax(f(x) / T)), the mean over a mini-batch.
 
     Args:
       model: the student.
       teacher: (R, outputs), probabilities at the positions of the examples.
       temperature: T, ().
-      weight: factor, ().
+      weight: factor on the loss, ().
     """
 
     def loss(w, batch, key):
@@ -48,7 +48,7 @@ def distillation(model: Model, teacher, temperature, weight) -> Callable:
 
 
 def absolute_error(model: Model, target) -> Callable:
-    """Mean of |f(x) - target| over outputs and a mini-batch.
+    """Return the loss |f(x) - target|, the mean over outputs and a mini-batch.
 
     Args:
       model: the student.

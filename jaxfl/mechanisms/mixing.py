@@ -1,8 +1,8 @@
-"""Row mixing: instead of one mean for all, an aggregate of its own for every client.
+"""Row mixing: a separate aggregate for each client instead of one mean for all.
 
 A matrix over pairs of clients gives client n the mixture ``sum_m C[n, m] x_m`` of what the clients m hold:
-parameters, statistics, predictions. Matrices are indexed by client ids, whatever the group; what clients
-hold is listed in the order of a cohort's places, group after group.
+parameters, statistics or predictions. Matrices are indexed by client ids across all groups. What clients
+hold is in the order of a cohort's places, group after group.
 """
 
 import functools
@@ -18,16 +18,16 @@ from jaxfl.core.client_map import everyone
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import NOBODY, Federation, PerGroup
 
-EPS = 1e-8  # the least norm that a cosine divides by
+EPS = 1e-8  # smallest norm that a cosine divides by
 
 
 def among(federation: Federation, cohort: Cohort) -> Cohort:
-    """Whose models are mixed: the cohort's; where clients are scored in parts or join, all but newcomers."""
+    """Return the clients to mix: the cohort, or all but newcomers if clients are scored in parts or join."""
     return everyone(federation, cohort) if cohort.part else cohort
 
 
 def ids(federation: Federation, cohort: Cohort) -> PerGroup:
-    """Per group (k_g,) int32: the clients in the places of a cohort; in empty ones an id that nobody has."""
+    """Return a cohort's client ids per group, (k_g,) int32; in empty places an id that no client has."""
     return tuple(
         group.id.at[slots.index].get(mode="fill", fill_value=NOBODY)
         for group, slots in zip(federation.groups, cohort.groups, strict=True)
@@ -35,20 +35,20 @@ def ids(federation: Federation, cohort: Cohort) -> PerGroup:
 
 
 def pairs(matrix, rows, columns):
-    """A matrix (N, N) for the pairs of some ids, (k,) and (m,) -> (k, m); 0 where a place is empty."""
+    """Return a matrix's (N, N) entries (k, m) for pairs of ids (k,) and (m,); 0 where a place is empty."""
     return matrix.at[rows[:, None], columns[None]].get(mode="fill", fill_value=0)
 
 
 def put_pairs(matrix, rows, columns, new):
-    """The matrix (N, N) with other entries (k, m) for the pairs of some ids; empty places change nothing."""
+    """Return a matrix (N, N) with new entries (k, m) for pairs of ids; empty places change nothing."""
     return matrix.at[rows[:, None], columns[None]].set(new, mode="drop")
 
 
 def row_stochastic(weights, rows, columns):
-    """Each row divided by its sum, (k, m).
+    """Divide each row by its sum: (k, m).
 
     A row of zeros gives weight 1 to the client itself or, if that is not among the columns, equal weights to
-    all columns that are taken.
+    all columns that are not empty.
 
     Args:
       weights: (k, m).
@@ -63,7 +63,7 @@ def row_stochastic(weights, rows, columns):
 
 
 def uniform(present):
-    """Equal weights of all who are present (k,) for everybody: (k, k)."""
+    """Return equal weights of all present clients (k,), the same in every row: (k, k)."""
     share = present.astype(float) / jnp.maximum(present.sum(), 1).astype(float)
     return jnp.broadcast_to(share, (len(present), len(present)))
 
@@ -75,7 +75,7 @@ def split(joined: jax.Array, cohort: Cohort) -> PerGroup:
 
 
 def products(one: Any, other: Any):
-    """Inner products of all pairs of clients, over all leaves: (k, ...), (m, ...) -> (k, m)."""
+    """Return inner products of all pairs of clients, over all leaves: (k, ...), (m, ...) -> (k, m)."""
 
     def of_leaf(a, b):
         return jnp.matmul(a.reshape(len(a), -1), b.reshape(len(b), -1).T, precision="highest")
@@ -84,9 +84,9 @@ def products(one: Any, other: Any):
 
 
 def squared_distances(one: Any, other: Any):
-    """Squared Euclidean distances of all pairs of clients, over all leaves: (k, ...), (m, ...) -> (k, m)."""
-    # What all have in common would cancel, and take the digits of small distances with it. The larger stack
-    # is nowhere copied: its inner products with the centre are taken off.
+    """Return squared Euclidean distances of client pairs over all leaves: (k, ...), (m, ...) -> (k, m)."""
+    # The common part would cancel, and the digits of small distances with it. The larger stack is never
+    # copied: its inner products with the centre are subtracted.
     clients = len(jax.tree.leaves(other)[0])
     centre = tree.weighted_sum(jnp.full((1, clients), 1 / clients), other)
     one = jax.tree.map(jnp.subtract, one, centre)
@@ -97,19 +97,19 @@ def squared_distances(one: Any, other: Any):
 
 
 def cosine_of_units(one: Any, other: Any):
-    """Cosine of the weights of each output unit, mean over the units, of all pairs of clients.
+    """Return the cosine of each output unit's weights, averaged over units, for all pairs of clients.
 
     Args:
-      one: parameters of a layer, (k, ...). Its kernels are (k, ..., units); of several this is the mean.
-        Biases do not count.
-      other: the same of other clients, (m, ...).
+      one: parameters of a layer, (k, ...). Its kernels are (k, ..., units); several are averaged. Biases
+        are ignored.
+      other: the same layer's parameters of other clients, (m, ...).
 
     Returns:
-      (k, m). A unit whose weights are all 0 has the cosine 0 with any other.
+      (k, m). A unit whose weights are all 0 has cosine 0 with any other.
     """
 
     def directions(kernel):
-        """Kernels (k, ..., units) as vectors of length 1."""
+        """Return kernels (k, ..., units) as vectors of length 1."""
         flat = kernel.reshape(len(kernel), -1, kernel.shape[-1])
         return flat / jnp.maximum(jnp.linalg.norm(flat, axis=1, keepdims=True), EPS)
 
@@ -119,10 +119,10 @@ def cosine_of_units(one: Any, other: Any):
 
 
 def project_on_simplex(rows, mass, present):
-    """Euclidean projection of the present entries (k,) of every row (k, k) on {c >= 0, sum c = mass}.
+    """Project the present entries (k,) of every row (k, k) on {c >= 0, sum c = mass} (Euclidean).
 
     Args:
-      rows: to project; absent entries become 0.
+      rows: rows to project; absent entries become 0.
       mass: (k,), each row's sum. A row of mass 0 becomes 0.
       present: (k,) bool, which entries count.
     """

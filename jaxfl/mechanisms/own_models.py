@@ -1,4 +1,4 @@
-"""Models of the clients' own: each client has one of its architecture, trains it and keeps it.
+"""Personal models: each client has a model of its architecture, trains it and keeps it.
 
 A method's state holds them as `weights`, per group (n_g, ...).
 """
@@ -18,7 +18,7 @@ from jaxfl.models.model import Weights
 
 
 def start(key, federation: Federation) -> PerGroup:
-    """The initial models (n_g, ...): the same for all clients of an architecture, if not given for each."""
+    """Return initial models (n_g, ...): equal for all clients of an architecture unless given for each."""
     return each_client(initial_weights(key, federation), federation)
 
 
@@ -31,16 +31,16 @@ def train(
     rows: Callable[[Client, Federation, Any], Examples] = own_rows,
     epochs: Epochs | None = None,
 ) -> tuple[PerGroup, PerGroup]:
-    """LocalSGD: every client of a cohort minimises the cross-entropy of its model.
+    """Train every client of a cohort by LocalSGD on the cross-entropy of its model.
 
     Args:
-      key: of the round.
+      key: key of the round.
       federation: the clients.
-      cohort: which of them.
+      cohort: the clients that train.
       start: their models, per group (k_g, ...).
       hyper: optimiser, rates, epochs and batch size.
       rows: ``(client, federation, hyper) -> Examples``, on which a client trains.
-      epochs: passes over them; by default as long as `hyper` says.
+      epochs: passes over them; by default those of `hyper`.
 
     Returns:
       Per group the trained models (k_g, ...), and their losses (k_g,).
@@ -56,30 +56,30 @@ def train(
 
 
 def personal(key, state, federation: Federation, cohort: Cohort) -> PerGroup:
-    """What clients deploy, as `Algorithm.personal` is to say: their own models."""
+    """Return the clients' own models, which they deploy, for `Algorithm.personal`."""
     return of_cohort(state.weights, cohort)
 
 
 def predictors(weights: PerGroup) -> PerGroup:
-    """Models (k_g, ...) as they predict."""
+    """Return models (k_g, ...) as predictors."""
     return per_group(lambda w: Predictor(None, w, predict), weights)
 
 
 def of_cohort(weights: PerGroup, cohort: Cohort) -> PerGroup:
-    """Of all models (n_g, ...) those of a cohort, as they predict."""
+    """Return a cohort's models, out of all models (n_g, ...), as predictors."""
     return predictors(gather(weights, cohort))
 
 
 def with_own_stats(mixed: Weights, own: Weights, bn_stats: str) -> Weights:
-    """What a client makes of a mixture of models: where statistics stay local, they are its own."""
+    """Return a mixture of models, with the client's own statistics where these stay local."""
     return mixed._replace(stats=own.stats) if bn_stats == "local" else mixed
 
 
 def sent(w: Weights, bn_stats: str) -> Weights:
-    """What a client sends of its model: no statistics where they stay local."""
+    """Return what a client sends of its model: no statistics where these stay local."""
     return w._replace(stats={}) if bn_stats == "local" else w
 
 
 def message(weights: PerGroup, bn_stats: str) -> PerGroup:
-    """Per group the shapes of what each client sends of its model, of all of these (n_g, ...)."""
+    """Return per group the shapes of what each client sends of its model, from all models (n_g, ...)."""
     return per_group(lambda w: sent(tree.one(w), bn_stats), weights)

@@ -1,7 +1,7 @@
-"""Public images: what clients of any architecture can tell each other about.
+"""Public images, on which clients of any architecture can compare predictions.
 
-A round takes some of them; every client says what it sees there, and may learn from what others saw. A
-client learns from public images by the same local training as from its own.
+A round takes some of them; every client predicts them, and may learn from the others' predictions. A client
+trains on public images in the same way as on its own.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ from jaxfl.models.model import Model, Weights
 
 
 def require(federation: Federation) -> None:
-    """Refuse a federation whose clients cannot tell each other what they see on public images.
+    """Refuse a federation whose clients cannot compare predictions on public images.
 
     Raises:
-      JaxflError: if there are none, or every client numbers its classes anew.
+      JaxflError: if there are none, or each client numbers its classes differently.
     """
     if len(federation.public) == 0:
         raise JaxflError(
@@ -34,7 +34,7 @@ def require(federation: Federation) -> None:
 
 
 def require_for_server(federation: Federation, models: Iterable[Model], bn_stats: str) -> None:
-    """Refuse what a server cannot do that runs these networks on public images.
+    """Refuse a federation whose server cannot run these networks on public images.
 
     Raises:
       JaxflError: as `require`, or if the server never gets BatchNorm's statistics.
@@ -48,12 +48,12 @@ def require_for_server(federation: Federation, models: Iterable[Model], bn_stats
 
 
 def subset(key, federation: Federation, size: int):
-    """Some public images of a round, drawn without replacement.
+    """Draw the public images of a round without replacement.
 
     Args:
-      key: of the round; the draw has a stream of its own.
-      federation: its public images.
-      size: how many; all where there are fewer.
+      key: key of the round; the draw uses a separate stream.
+      federation: holds the public images.
+      size: number of images; all if there are fewer.
 
     Returns:
       (R,) int32, rows of the federation's images.
@@ -65,10 +65,10 @@ def subset(key, federation: Federation, size: int):
 
 
 def shuffled(key, federation: Federation) -> jax.Array:
-    """(P,) int32, the places of the list of public images in an order of the round.
+    """Return places in the list of public images, (P,) int32, shuffled for the round.
 
-    A state that is to say which images it means holds places, because rows are others where a round has its
-    own clients' images alone, see `jaxfl.core.window`.
+    A state that refers to images holds places, because rows differ where a round has only its own clients'
+    images, see `jaxfl.core.window`.
 
     Raises:
       JaxflError: see `require`.
@@ -79,7 +79,7 @@ def shuffled(key, federation: Federation) -> jax.Array:
 
 
 def logits(weights: Weights, client: Client, federation: Federation, rows):
-    """What a client says of public images (R,) in evaluation mode: (R, outputs); 0 of an absent client."""
+    """Return a client's logits on public images (R,) in evaluation mode: (R, outputs); 0 if it is absent."""
     client = visiting(client, rows)
 
     def scores(x):

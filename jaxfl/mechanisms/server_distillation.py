@@ -1,12 +1,12 @@
-"""Distillation on the server: a network learns on public images what an ensemble of clients says of them.
+"""Distillation on the server: a network learns an ensemble of clients' predictions on public images.
 
-D_r are a round's public images, T the temperature. From a network f with weights w and a teacher's soft
-predictions t of D_r,
+D_r are a round's public images, T the temperature. For a network f with weights w and a teacher's soft
+predictions t on D_r,
 
     w <- Adam over T^2 KL(t || softmax(f(w, D_r) / T))            R passes, its rate falling as a cosine
 
-The server needs no labels, and no client takes part: what clients' networks say of D_r is computed by the
-server as well, and all these operations are its own.
+The server needs no labels, and no client takes part: the server also computes the predictions of clients'
+networks on D_r, and all these operations count as its own.
 """
 
 import dataclasses
@@ -33,32 +33,32 @@ class ServerDistillation(Training):
     """Options of methods whose server distils."""
 
     public_size: int = within("[1, inf)", 3000)
-    """|D_r|, public images of a round; all where there are fewer."""
+    """|D_r|, public images per round; all if there are fewer."""
     public_batch: int = within("[1, inf)", 128)
-    """Public images of a mini-batch."""
+    """Public images per mini-batch."""
     server_epochs: int = within("[0, inf)", 1)
     """R, the server's passes over the round's public images."""
     server_lr: float = within("[0, inf)", 1e-3)
-    """The first rate of the server's Adam, which falls to 0 as a cosine."""
+    """Initial learning rate of the server's Adam, which falls to 0 as a cosine."""
     temperature: float = within("(0, inf)", 1.0)
-    """T of the predictions that are compared."""
+    """T of the compared predictions."""
 
 
 def client_logits(
     weights: PerGroup, federation: Federation, cohort: Cohort, rows, key, model: Model | None = None
 ) -> jax.Array:
-    """Logits of the networks that a cohort has sent, on public images, in evaluation mode.
+    """Return the logits of a cohort's networks on public images, in evaluation mode.
 
     Args:
-      weights: of the networks, per group (k_g, ...).
-      federation: the images.
-      cohort: whose they are.
-      rows: (R,) int32, of the images.
-      key: of the round.
-      model: of all networks, where these are not of their clients' architectures.
+      weights: weights of the networks, per group (k_g, ...).
+      federation: holds the images.
+      cohort: the clients whose networks they are.
+      rows: (R,) int32, rows of the images.
+      key: key of the round.
+      model: architecture of all networks, if it is not that of their clients.
 
     Returns:
-      Logits (K, R, outputs); 0 of an empty place.
+      Logits (K, R, outputs); 0 in an empty place.
     """
 
     def logits(key, client, nothing, w):
@@ -79,17 +79,17 @@ def distil(
     hyper: ServerDistillation,
     present: jax.Array,
 ) -> Weights:
-    """Train a network to say what a teacher says.
+    """Train a network to predict what a teacher predicts.
 
     Args:
       model: the network.
-      weights: where it starts.
+      weights: its initial weights.
       teacher: (R, outputs), soft predictions.
-      rows: (R,) int32, of which images they are.
-      key: of the round; the server has a stream of its own.
-      federation: the images.
-      hyper: its epochs, batches, rate and temperature.
-      present: () bool, whether anybody is there to learn for; otherwise no batch runs.
+      rows: (R,) int32, rows of their images.
+      key: key of the round; the server uses a separate stream.
+      federation: holds the images.
+      hyper: the server's epochs, batch size, learning rate and temperature.
+      present: () bool, whether any client is present; otherwise no batch runs.
     """
     images = server_rows(rows, jnp.where(present, jnp.int32(len(rows)), 0), federation)
     steps = max(1, hyper.server_epochs * -(-len(rows) // hyper.public_batch))

@@ -1,13 +1,13 @@
-"""Server optimisers: the mean of the clients' models is not taken as it is, but stepped towards.
+"""Server optimisers: the server steps towards the mean of the clients' models instead of taking it.
 
 Reddi et al. 2021, "Adaptive Federated Optimization", arXiv:2003.00295, Algorithms 1 and 2. x is the shared
-model, x_i what client i makes of it:
+model, x_i client i's model after its training:
 
     Delta <- sum_i n_i (x_i - x) / sum_i n_i
     x     <- x + a step of SGD with momentum, Adam or Yogi along Delta, of rate server_lr
 
-The steps are Optax's: Adam and Yogi correct their moments' bias, which the paper leaves out; beta_2 is 0.99
-and tau 1e-3 as there. BatchNorm's running statistics are averaged.
+The steps are Optax's: unlike the paper, Adam and Yogi correct the bias of their moments; beta_2 is 0.99 and
+tau 1e-3 as there. BatchNorm's running statistics are averaged.
 """
 
 from typing import Any, Literal
@@ -44,7 +44,7 @@ RATES = {"sgd": 1.0, "adam": 0.01, "yogi": 0.01}
 
 
 def server_steps(config: ServerSteps) -> Memory:
-    """The `Memory`, for `sharing`, of a server that steps towards its clients' mean.
+    """Return the `Memory`, for `sharing`, of a server that steps towards its clients' mean.
 
     Raises:
       JaxflError: if a server without an optimiser is given a rate.
@@ -66,7 +66,7 @@ def server_steps(config: ServerSteps) -> Memory:
         return OPTIMIZERS[name](lr, momentum)
 
     def start(x: Weights) -> Any:
-        return OPTIMIZERS[name](1.0, 0.9).init(x.params)  # it starts alike whatever the rates
+        return OPTIMIZERS[name](1.0, 0.9).init(x.params)  # the initial state does not depend on the rates
 
     def step(x: Weights, opt_state: Any, means: Means, hyper: ServerSteps) -> tuple[Weights, Any]:
         mean = means.model

@@ -1,13 +1,13 @@
-"""Entries that several architectures share: a leaf of one is a place in a leaf that others have as well.
+"""Entries that several architectures share: a leaf of one is a place in a leaf that others have, too.
 
-The place is the whole leaf, where networks begin with the same layers, or a slice of it, where one network is
-a narrower form of another. So it is known before anything runs who holds an entry e:
+The place is the whole leaf if networks begin with the same layers, or a slice of it if one network is a
+narrower form of another. So the holders of an entry e are known before anything runs:
 
     e <- sum_i a_i e_i / sum_i a_i       over the clients i of all architectures that hold e, with weights a_i
 
-Leaves go by their paths in a tuple of the weights of all architectures: ("1", "params", "conv1", "conv",
-"kernel"). A shared one goes by its path in the first architecture that has it, or in the widest one. A tree
-of shared leaves has None in the place of all others.
+A leaf is named by its path in a tuple of all architectures' weights: ("1", "params", "conv1", "conv",
+"kernel"). A shared leaf has its path in the first architecture that has it, or in the widest one. A tree of
+shared leaves has None in the place of all others.
 """
 
 import collections
@@ -37,17 +37,17 @@ class Place(NamedTuple):
     index: Any = ...
 
 
-Places = dict[Leaf, Place]  # of the leaves that are shared; all others stay where they are
+Places = dict[Leaf, Place]  # of shared leaves only; all others stay where they are
 
 # ---- which entries are shared
 
 
 class Layer(NamedTuple):
-    """A block that has leaves: BatchNorm is part of the layer that it follows.
+    """A block that has leaves; BatchNorm is part of the layer that it follows.
 
     Args:
       block: its name.
-      kind: of module, and shapes of all its leaves by their names. Layers are alike where this is the same.
+      kind: kind of module, and the shapes of its leaves by name. Layers of the same kind are alike.
     """
 
     block: str
@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
 @functools.cache
 def layers(model: Model) -> tuple[Layer, ...]:
-    """The layers of a network, in order."""
+    """Return the layers of a network, in order."""
     weights, found = model.form, []
     for block, module in model.blocks:
         leaves = jax.tree.leaves_with_path((weights.params[block], weights.stats[block]))
@@ -72,14 +72,14 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
 
 def in_common(*networks: Sequence[Layer]) -> int:
-    """How many layers some networks have in common, from the first on."""
+    """Return how many layers some networks have in common, from the first on."""
     levels = zip(*networks, strict=False)
     alike = itertools.takewhile(lambda level: len({layer.kind for layer in level}) == 1, levels)
     return len(list(alike))
 
 
 def beginning(networks: dict[Model, tuple[Layer, ...]]) -> int:
-    """How many layers all architectures have in common, from the first on.
+    """Return how many layers all architectures have in common, from the first on.
 
     Raises:
       JaxflError: if their first ones differ.
@@ -97,11 +97,11 @@ def beginning(networks: dict[Model, tuple[Layer, ...]]) -> int:
 
 
 def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None]) -> Places:
-    """Places of layers that are shared as a whole.
+    """Return the places of layers that are shared as a whole.
 
     Args:
       models: the architectures.
-      owner: ``(g, l) -> architecture`` by which layer l of architecture g goes; None where it is not shared.
+      owner: ``(g, l) -> architecture`` that names layer l of architecture g; None if it is not shared.
     """
     places = {}
     for g, model in enumerate(models):
@@ -117,10 +117,10 @@ def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None
 
 @functools.cache
 def slices(models: tuple[Model, ...]) -> Places:
-    """Places of networks in the widest of those whose blocks and leaves have the same names, of all leaves.
+    """Return the places of all leaves in the widest network whose blocks and leaves have the same names.
 
     Raises:
-      JaxflError: if one of these is no slice of the widest.
+      JaxflError: if a network is no slice of the widest.
     """
     alike = collections.defaultdict(list)
     paths = [[tree.names(path) for path, _ in jax.tree.leaves_with_path(model.form)] for model in models]
@@ -139,18 +139,18 @@ def slices(models: tuple[Model, ...]) -> Places:
 
 
 def shared_leaves(weights: PerGroup, places: Places) -> PerGroup:
-    """Of all architectures' weights the leaves by which places go."""
+    """Return the leaves of all architectures' weights that places refer to."""
     leaves = {place.leaf for place in places.values()}
     return tree.split(weights, lambda path: path in leaves)[0]
 
 
 def hand_out(shared: PerGroup, places: Places, own: PerGroup) -> PerGroup:
-    """The weights of all architectures, with what they share.
+    """Return the weights of all architectures, with their shared leaves filled in.
 
     Args:
       shared: the shared leaves.
-      places: which of the leaves are shared.
-      own: leaves of the form of all architectures' weights; those without a place stay.
+      places: places of the shared leaves.
+      own: leaves in the form of all architectures' weights; those without a place stay.
     """
     of_name = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(shared)}
 
@@ -162,7 +162,7 @@ def hand_out(shared: PerGroup, places: Places, own: PerGroup) -> PerGroup:
 
 
 def add_up(parts: PerGroup, places: Places, form: PerGroup) -> PerGroup:
-    """Sums over architectures, entry by entry, in the form of the shared leaves."""
+    """Sum over architectures, entry by entry, in the form of the shared leaves."""
     sums = {tree.names(path): jnp.zeros_like(leaf) for path, leaf in jax.tree.leaves_with_path(form)}
     for path, part in jax.tree.leaves_with_path(parts):
         if place := places.get(tree.names(path)):
@@ -171,14 +171,14 @@ def add_up(parts: PerGroup, places: Places, form: PerGroup) -> PerGroup:
 
 
 def mean(models: PerGroup, weights: PerGroup, places: Places, old: PerGroup) -> PerGroup:
-    """The mean of every entry over the clients that hold it.
+    """Return the mean of every entry over the clients that hold it.
 
     Args:
-      models: per group (k_g, ...), what they hold.
+      models: per group the clients' models (k_g, ...).
       weights: per group the clients' weights (k_g,), or a tree of these for parts of the model; (k_g, c) has
-        one for each entry of a leaf's last axis.
+        a weight for each entry of a leaf's last axis.
       places: which entries are shared.
-      old: the shared leaves, for entries that nobody holds.
+      old: the shared leaves, for entries that no client holds.
 
     Returns:
       The new shared leaves.
@@ -200,9 +200,9 @@ def mean(models: PerGroup, weights: PerGroup, places: Places, old: PerGroup) -> 
 
 
 def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
-    """A method whose clients, of all architectures, share the layers with which all of these begin.
+    """Build a method whose clients share the layers with which all architectures begin.
 
-    The extractors are compared; no head is shared. The mean is by training rows.
+    The extractors are compared; no head is shared. The mean weighs clients by training rows.
 
     Args:
       method: ``(keep=...) -> Algorithm``, of the mechanism `sharing`.
@@ -213,7 +213,7 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
     plain = method()
 
     def for_architectures(federation) -> tuple[Algorithm, Places]:
-        """The method for these architectures, and what they share."""
+        """Return the method for these architectures, and the places that they share."""
         bodies = {model: layers(model)[:-1] for model in federation.models}
         count = beginning(bodies)
         places = whole_layers(federation.models, lambda g, number: 0 if number < count else None)

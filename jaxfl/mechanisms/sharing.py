@@ -1,13 +1,13 @@
 """The mechanism of FedAvg and of all methods that share a model or a part of it.
 
-Round t, every client i of the cohort S_t with n_i training rows, s the shared and p_i the kept leaves:
+In round t, with n_i the training rows of client i in the cohort S_t, s the shared and p_i the kept leaves:
 
     (s_i, p_i) <- LocalSGD(s, p_i)                 phases: which blocks train, for how many epochs
     s          <- sum_i n_i s_i / sum_i n_i        per architecture
 
-A method says where it differs: which leaves are kept, how clients train (in which phases, by which loss,
-which sees the weights as received, with which correction of gradients), what is fine-tuned before use, or a
-`Memory` of clients and server.
+A method states where it differs: which leaves are kept, how clients train (phases, a loss that sees the
+weights as received, a correction of gradients), what is fine-tuned before use, or a `Memory` of clients and
+server.
 """
 
 from collections.abc import Callable, Collection
@@ -31,7 +31,7 @@ from jaxfl.models.model import Model, Weights
 
 
 class Phase(NamedTuple):
-    """A part of a client's round: some blocks train while the others stand still. None: all train."""
+    """A part of a client's round: some blocks train while the others are frozen. None: all train."""
 
     blocks: tuple[str, ...] | None
     epochs: Epochs
@@ -46,9 +46,9 @@ class Participant(NamedTuple):
 
     Args:
       client: its data and its model.
-      received: the whole model that it starts from: what was received, and what it kept.
+      received: the whole model that it starts from: received and kept leaves.
       memory: what it remembers, see `Memory`; None without.
-      broadcast: what the server tells beside the model, see `Memory`; None without.
+      broadcast: what the server sends besides the model, see `Memory`; None without.
       hyper: the method's options.
     """
 
@@ -60,7 +60,7 @@ class Participant(NamedTuple):
 
     @property
     def model(self) -> Model:
-        """Its architecture."""
+        """The client's architecture."""
         return self.client.model
 
 
@@ -68,15 +68,14 @@ Train = Callable[[Any, Participant, Federation], Trained]  # local training: (ke
 
 
 class Means(NamedTuple):
-    """What the server makes of the answers of the cohort's clients of one architecture.
+    """The means of the answers of the cohort's clients of one architecture.
 
-    They are added up while clients train, so that memory holds the answers only of those that run at the same
-    time.
+    Answers are added up while clients train, so memory holds only those of clients that run at the same time.
 
     Args:
       model: the mean of the shared leaves after local training.
       message: the mean of what `Memory.update` sends.
-      share: () float, |S|/N, of the clients of this architecture who have answered; newcomers count where
+      share: () float, |S|/N, the share of this architecture's clients that answered; newcomers count where
         they join.
     """
 
@@ -86,30 +85,30 @@ class Means(NamedTuple):
 
 
 def nothing(*_) -> None:
-    """None: no memory, no broadcast, no correction."""
+    """Return None: no memory, no broadcast, no correction."""
 
 
 def no_message(participant: Participant, trained: Trained) -> tuple[None, None]:
-    """No new memory, no message."""
+    """Return no new memory and no message."""
     return None, None
 
 
 def take_mean(shared: Weights, server: Any, means: Means, hyper: Any) -> tuple[Weights, Any]:
-    """FedAvg: the mean is the new model."""
+    """Return the mean as the new model (FedAvg)."""
     return means.model, server
 
 
 class Memory(NamedTuple):
-    """What a method remembers from round to round beside the model (FedDyn, SCAFFOLD).
+    """The memory of a method from round to round besides the model (FedDyn, SCAFFOLD).
 
     Args:
       client: shared leaves (None where a leaf stays on the client) -> what a client remembers at the start.
       server: shared leaves -> what the server remembers at the start.
       broadcast: the server's memory -> the part of it that clients receive with the model.
       update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
-      aggregate: ``(shared, server, Means, hyper) -> (shared, server)``; where nobody of an architecture is
-        there, what it returns is not used.
-      by_rows: whether means weigh clients by their training rows, n_i / sum_i n_i, or all alike, 1 / |S_t|.
+      aggregate: ``(shared, server, Means, hyper) -> (shared, server)``; its result is not used if no
+        client of an architecture is present.
+      by_rows: whether means weigh clients by their training rows, n_i / sum_i n_i, or equally, 1 / |S_t|.
     """
 
     client: Callable = nothing
@@ -120,20 +119,20 @@ class Memory(NamedTuple):
     by_rows: bool = True
 
     def averaged(self, step: Callable) -> Averaged | None:
-        """What the server averages in a round, if nobody remembers anything and it does nothing else."""
+        """Return what the server averages in a round; None if anybody remembers anything or it does more."""
         if self._replace(by_rows=True) != Memory():
             return None
         return Averaged("shared", "kept", self.by_rows, step)
 
 
 class State(NamedTuple):
-    """What lives between rounds, per group; None in the place of leaves that are elsewhere.
+    """The state between rounds, per group; None in the place of leaves that are elsewhere.
 
     Args:
       hyper: the method's options.
-      shared: what all clients share.
-      kept: what each keeps (n_g, ...).
-      memory: what each remembers (n_g, ...).
+      shared: the leaves that all clients share.
+      kept: the leaves that each client keeps (n_g, ...).
+      memory: what each client remembers (n_g, ...).
       server: what the server remembers.
     """
 
@@ -149,9 +148,9 @@ class FineTuning(Training):
     """Options of methods that fine-tune a copy of the model before they use it."""
 
     ft_epochs: int | None = within("[0, inf)", 0)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. None: E."""
+    """Epochs of fine-tuning a copy of the model before use; it is never uploaded. None: E."""
     ft_part: Literal["head", "all"] = "all"
-    """What is fine-tuned."""
+    """Part that is fine-tuned."""
 
 
 @options
@@ -159,11 +158,11 @@ class FineTuned(FineTuning):
     """Options of methods that always fine-tune a copy of the model before they use it."""
 
     ft_epochs: int | None = within("[0, inf)", None)
-    """Epochs of fine-tuning, on a copy, before the model is used; never uploaded. By default E."""
+    """Epochs of fine-tuning a copy of the model before use; it is never uploaded. By default E."""
 
 
 def plain(participant: Participant, blocks: Collection[str]) -> Callable:
-    """Cross-entropy, whatever was received."""
+    """Return the cross-entropy, whatever was received."""
     return cross_entropy(participant.model, blocks)
 
 
@@ -174,15 +173,15 @@ def local_training(
     objective: Callable = plain,
     correction: Callable = nothing,
 ) -> Train:
-    """Local training in phases.
+    """Build local training in phases.
 
     Args:
       config: the method's options.
-      phases: in order; by default all blocks train jointly for `config.length`.
+      phases: the phases in order; by default all blocks train jointly for `config.length`.
       objective: ``(Participant, names of the blocks that train) -> loss``, see
         `jaxfl.core.training.descend`.
-      correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, of the
-        gradients of these blocks before the optimiser sees them; None for none.
+      correction: ``(Participant, names of the blocks that train) -> optax.GradientTransformation``, applied
+        to the gradients of these blocks before the optimiser sees them; None for none.
 
     Returns:
       A function whose `Trained` has the loss of the last phase and the steps of all.
@@ -215,7 +214,7 @@ def local_training(
 
 
 def fine_tuning(config: FineTuning) -> Train | None:
-    """Plain training of what `ft_part` says, for `ft_epochs`; None for 0 epochs."""
+    """Build plain training of `ft_part` for `ft_epochs`; None for 0 epochs."""
     epochs = config.length if config.ft_epochs is None else config.ft_epochs
     if epochs == 0:
         return None
@@ -242,7 +241,7 @@ def head(model: Model) -> Callable:
 
 
 def require_plain_head(model: Model) -> None:
-    """Refuse a classifier with BatchNorm, for a method that applies it by itself.
+    """Refuse a classifier with BatchNorm, for a method that applies the classifier separately.
 
     Raises:
       JaxflError: naming its block.
@@ -261,7 +260,7 @@ def body(model: Model) -> Callable:
 
 
 def norms(model: Model) -> Callable:
-    """Keep the layers that normalise: with statistics, or no parameters but vectors (LayerNorm)."""
+    """Keep normalisation layers: those with statistics, or with only vectors as parameters (LayerNorm)."""
     weights = model.form
     axes = {}  # of a layer's parameters
     for path, leaf in jax.tree.leaves_with_path(weights.params):
@@ -272,19 +271,19 @@ def norms(model: Model) -> Callable:
 
 
 def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, Weights]:
-    """(kept, shared) leaves, None in the other's places.
+    """Return (kept, shared) leaves, each with None in the other's places.
 
     Args:
-      weights: of a model.
+      weights: weights of a model.
       keep: whether a leaf stays, by its path ``("params" or "stats", block, ..., leaf)``. BatchNorm's running
-        statistics go with their layer.
-      bn_stats: "local" keeps all of these.
+        statistics stay with their layer.
+      bn_stats: "local" keeps all running statistics.
     """
     return tree.split(weights, lambda path: keep(path) or (path[0] == "stats" and bn_stats == "local"))
 
 
 def predict(model, shared, own, x):
-    """Logits of the model whose leaves are partly shared, partly the client's own."""
+    """Return the logits of a model whose leaves are partly shared, partly the client's own."""
     weights = tree.combine(shared, own)
     return model.apply(weights.params, weights.stats, x, train=False)[0]
 
@@ -305,21 +304,21 @@ def sharing(
       config: the method's options.
       keep: which leaves never leave a client.
       train: local training; by default all blocks jointly.
-      tune: what a copy goes through before it is used; it is never uploaded.
+      tune: training of a copy before it is used; the copy is never uploaded.
       memory: what clients and server remember, and how the server averages.
-      extend: ``(model, weights, hyper) -> weights``, adds blocks of the method's own to the initial ones.
-        They train, and decay, like the others, unless `phases` names fewer.
+      extend: ``(model, weights, hyper) -> weights``, adds the method's own blocks to the initial weights.
+        They train and decay like the others, unless `phases` names fewer.
       predict: see `Predictor`.
     """
     train = train or local_training(config)
     check_hooks(keep, train, tune, memory, extend)
 
     def divide(model, weights):
-        """(kept, shared)."""
+        """Return (kept, shared)."""
         return separate(weights, keep(model), config.bn_stats)
 
     def on_clients(f, key, state, federation, cohort, weights=None):
-        """``f(key, Participant)`` for the clients of a cohort; `weights` as `map_clients` takes them."""
+        """Return ``f(key, Participant)`` for a cohort's clients; `weights` as `map_clients` takes them."""
 
         def client(key, client, common, own):
             (shared, broadcast), (kept, remembered) = common, own

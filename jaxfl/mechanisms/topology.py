@@ -1,7 +1,7 @@
-"""Without a server: clients that are linked average with their neighbours, or hand a model on.
+"""Training without a server: linked clients average with their neighbours, or pass a model on.
 
-Links are a graph (N, N) over client ids (`Federation.links`), which all rounds share. Who is absent in a
-round is absent from its graph: nobody averages with it, and no model goes there.
+Links are a graph (N, N) over client ids (`Federation.links`), the same in all rounds. A client that is
+absent in a round is absent from its graph: nobody averages with it or passes it a model.
 
     gossip   w_n <- sum_m W_nm w_m      W_nm = 1 / (1 + max(deg_n, deg_m)) of neighbours, W_nn = 1 - sum W_nm
     walk     i <- a neighbour of i, each as likely as the others, until one accepts
@@ -35,7 +35,7 @@ def require_links(federation: Federation) -> None:
 
 
 def metropolis(links) -> jax.Array:
-    """W (k, k) of some links (k, k); who has no neighbour keeps what it has."""
+    """Return W (k, k) of some links (k, k); a client without neighbours keeps what it has."""
     degree = degrees(links)
     most = jnp.maximum(degree[:, None], degree[None])
     weights = jnp.where(links, 1 / (1 + most).astype(float), 0)
@@ -43,21 +43,21 @@ def metropolis(links) -> jax.Array:
 
 
 def degrees(links) -> jax.Array:
-    """(k,) int32, how many neighbours each has."""
+    """Return each client's number of neighbours, (k,) int32."""
     return links.sum(1, dtype=jnp.int32)
 
 
 def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tuple[dict, dict]:
-    """One gossip among the clients of some groups, who hold trees of one structure.
+    """Average once among the clients of some groups, who hold trees of one structure.
 
     Args:
-      federation: who is linked with whom.
-      cohort: who takes part.
-      held: by the numbers of groups, leaves (k_g, ...).
+      federation: holds the links.
+      cohort: the clients that take part.
+      held: by group number, trees of leaves (k_g, ...).
 
     Returns:
-      The same with sum_m W_nm leaf_m in place of every leaf_n; and by groups (k_g,) int32, to how many
-      neighbours each client has sent what it held.
+      The same with sum_m W_nm leaf_m in place of every leaf_n; and by group number (k_g,) int32, to how
+      many neighbours each client sent its leaves.
     """
     of_groups = ids(federation, cohort)
     clients = jnp.concatenate([of_groups[g] for g in held])
@@ -70,7 +70,7 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tupl
 
 
 def present(federation: Federation, cohort: Cohort) -> jax.Array:
-    """(N,) bool by ids: who takes part in the round."""
+    """Return which clients take part in the round: (N,) bool by id."""
     there = jnp.zeros(federation.clients, bool)
     for of_group in ids(federation, cohort):
         there = there.at[of_group].set(True, mode="drop")
@@ -78,7 +78,7 @@ def present(federation: Federation, cohort: Cohort) -> jax.Array:
 
 
 def of_cohort(by_id, federation: Federation, cohort: Cohort) -> PerGroup:
-    """Entries of arrays (N, ...) by ids, for the clients of a cohort: per group (k_g, ...), 0 if empty."""
+    """Return a cohort's entries of arrays (N, ...) by id: per group (k_g, ...), 0 in empty places."""
 
     def of_group(i):
         return jax.tree.map(lambda leaf: leaf.at[i].get(mode="fill", fill_value=0), by_id)
@@ -90,10 +90,10 @@ class Walk(NamedTuple):
     """A model on its way from client to client.
 
     Args:
-      at: () int32, the id of the client that has it.
-      accepted: () bool, whether that client takes it.
-      passed: (N,) bool, who of those present has had it on this way.
-      sent: (N,) int32, how often each client has sent it on.
+      at: () int32, id of the client that has it.
+      accepted: () bool, whether that client accepts it.
+      passed: (N,) bool, the present clients that have had it on this walk.
+      sent: (N,) int32, how often each client has passed it on.
     """
 
     at: jax.Array
@@ -103,15 +103,15 @@ class Walk(NamedTuple):
 
 
 def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
-    """Hand a model on until a client accepts it; it stays where no client in reach would.
+    """Pass a model on until a client accepts it; it stays if no client in reach would.
 
     Args:
-      key: of this way; that of hop h is ``fold_in(key, h)``.
-      federation: who is linked with whom.
-      here: (N,) bool, who is present: only they get it.
-      at: () int32, who has it. If that client is absent, the first who gets it pays for the hop.
-      chance: (N,), with which probability each accepts.
-      most: hops, after which it stays where it is.
+      key: key of this walk; hop h uses ``fold_in(key, h)``.
+      federation: holds the links.
+      here: (N,) bool, the clients that are present: only they get it.
+      at: () int32, the client that has it. If it is absent, the first client that gets it pays for the hop.
+      chance: (N,), the probability that each client accepts.
+      most: largest number of hops, after which it stays where it is.
     """
     anybody = (reachable(federation, here, at) & (chance > 0)).any()
 
@@ -135,7 +135,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
 
 
 def reachable(federation: Federation, here, at) -> jax.Array:
-    """(N,) bool, to whom of those present a model can get from client `at`, that one included if present."""
+    """Return the present clients that a model at client `at` can reach, `at` included: (N,) bool."""
     links = federation.links & here[None]
 
     def grows(state):
@@ -151,7 +151,7 @@ def reachable(federation: Federation, here, at) -> jax.Array:
 
 
 def hop(key, federation: Federation, here, walk: Walk) -> Walk:
-    """Hand a model on to a neighbour that is present, each as likely as the others."""
+    """Pass a model on to a neighbour that is present, each equally likely."""
     neighbours = federation.links[walk.at] & here
     some = neighbours.any()
     share = neighbours.astype(float) / jnp.maximum(neighbours.sum(), 1).astype(float)

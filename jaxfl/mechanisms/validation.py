@@ -1,4 +1,4 @@
-"""What a model is worth on a client's validation rows, for methods that weigh or prune by it."""
+"""A model's accuracy and loss on a client's validation rows, for methods that weigh or prune by them."""
 
 import jax.numpy as jnp
 import optax
@@ -15,11 +15,11 @@ def require(federation: Federation, what: str, otherwise: str = "") -> None:
 
     Args:
       federation: the clients.
-      what: is done with these rows, the beginning of a sentence.
-      otherwise: what else the user may do, its end.
+      what: start of the error's sentence: what is done with these rows.
+      otherwise: its end: what else the user may do.
 
     Raises:
-      JaxflError: if they have none.
+      JaxflError: if clients have none.
     """
     if not federation.validates:
         raise JaxflError(
@@ -29,13 +29,13 @@ def require(federation: Federation, what: str, otherwise: str = "") -> None:
 
 
 def accuracy(client: Client, w: Weights, federation: Federation):
-    """The share of the rows that the model gets right, (); 0 of a client without any."""
+    """Return the share of the rows that the model gets right, (); 0 for a client without rows."""
     scores, y = _logits_and_outputs(client, w, federation)
     return _share(count_correct(scores, y, client.validation_size).astype(scores.dtype), client)
 
 
 def loss(client: Client, w: Weights, federation: Federation):
-    """The mean cross-entropy, (); 0 of a client without rows."""
+    """Return the mean cross-entropy, (); 0 for a client without rows."""
     scores, y = _logits_and_outputs(client, w, federation)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, y)
     real = jnp.arange(len(y), dtype=jnp.int32) < client.validation_size
@@ -43,7 +43,7 @@ def loss(client: Client, w: Weights, federation: Federation):
 
 
 def _logits_and_outputs(client: Client, w: Weights, federation: Federation):
-    """Logits (v, C) in evaluation mode, and the outputs (v,) that would be right."""
+    """Return the logits (v, C) in evaluation mode and the right outputs (v,)."""
     rows, model = client.validation_rows, client.model
 
     def logits(x):

@@ -1,4 +1,4 @@
-"""With which weights a prediction applies the blocks of a model, whoever put these together, and how."""
+"""The weights with which a prediction applies the blocks of a model, however it combines them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from jaxfl.models.model import Model
 
 
 def applied_weights(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[str, dict]:
-    """What `applied` finds, for people to read.
+    """Return what `applied` finds, in a form for people to read.
 
     Returns:
       {block: {layer: NumPy arrays}}, parameters and BatchNorm's statistics side by side. A block that is
-      applied with several weights is there for each of them: ``classifier``, ``classifier-2``.
+      applied with several weights has an entry for each: ``classifier``, ``classifier-2``.
 
     Raises:
-      JaxflError: as `applied`, or if a layer has a statistic of the same name as a parameter.
+      JaxflError: as `applied`, or if a layer has a parameter and a statistic of the same name.
     """
     return {
         block if number == 1 else f"{block}-{number}": _merged(block, *jax.tree.map(np.asarray, weights))
@@ -30,14 +30,14 @@ def applied_weights(model: Model, predict: Callable[[Model, jax.Array], Any]) ->
 
 
 def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[str, list[tuple[dict, dict]]]:
-    """Let a prediction run, without computing it, and note what it applies the blocks of a model with.
+    """Record the weights with which a prediction applies the blocks of a model, without computing it.
 
     Args:
-      model: whose blocks.
+      model: model whose blocks are recorded.
       predict: ``(model, x (1, H, W, C)) -> anything``; it applies the model that it is given, or parts of it.
 
     Returns:
-      {block: pairs (parameters, statistics)}, each different pair once, in the order in which they come.
+      {block: pairs (parameters, statistics)}, each different pair once, in order of first use.
 
     Raises:
       JaxflError: if several networks are applied side by side by `jax.vmap`.
@@ -46,7 +46,7 @@ def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[st
 
     @dataclasses.dataclass(frozen=True)
     class Noting(Model):
-        """The model, noting instead of computing; its outputs are zeros."""
+        """The model, recording instead of computing; its outputs are zeros."""
 
         def apply_with_taps(self, params, stats, x, depths, *, train, key=None, mask=None):
             for name in self.names:
@@ -60,7 +60,7 @@ def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[st
 
     noting = Noting(*(getattr(model, field.name) for field in dataclasses.fields(model)))
     try:
-        with jax.disable_jit():  # then loops are Python's, and weights are there as arrays
+        with jax.disable_jit():  # then loops are Python's, and weights are concrete arrays
             predict(noting, jnp.zeros((1, *model.shape), jnp.result_type(float)))
         jax.tree.map(np.asarray, noted)
     except jax.errors.TracerArrayConversionError:

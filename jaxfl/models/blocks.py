@@ -1,10 +1,9 @@
 """The Flax modules that networks are made of; every block is called `(x, *, train, mask)`.
 
-`train` is False in evaluation mode; `mask (B,)` marks the real rows of a padded batch (None: all).
-A block takes and returns images (B, H, W, C) or features (B, d); inside, convolutions work on maps
-(see `jaxfl.models.conv`).
-Layers start as in PyTorch: kernels and biases uniform in +-1/sqrt(fan_in) (He et al. 2015,
-arXiv:1502.01852, with a = sqrt 5), the setting that the papers' learning rates assume.
+`train` is False in evaluation mode; `mask (B,)` marks the real rows of a padded batch (None: all). A block
+takes and returns images (B, H, W, C) or features (B, d); inside, convolutions work on maps (see
+`jaxfl.models.conv`). Layers are initialised as in PyTorch: kernels and biases uniform in +-1/sqrt(fan_in) (He
+et al. 2015, arXiv:1502.01852, with a = sqrt 5), the setting that the papers' learning rates assume.
 Parameters have JAX's default float dtype at the time of initialisation.
 
 Every convolution on a block's main path has a *tap*: its output, after the norm if one follows directly,
@@ -38,7 +37,7 @@ CONVOLVED, DENSE = "convolved", "dense"  # what layers leave, see `leave_output`
 
 
 def uniform(fan_in: int) -> nn.initializers.Initializer:
-    """Returns an initializer that draws from U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Return an initialiser that draws from U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1 / math.sqrt(fan_in)
 
     def draw(key, shape, dtype):
@@ -49,12 +48,12 @@ def uniform(fan_in: int) -> nn.initializers.Initializer:
 
 
 def leave_tap(block: nn.Module, maps: jax.Array) -> None:
-    """Leaves maps, as images, in the collection "intermediates": the tap of the block's next convolution."""
+    """Store maps, as images, in the collection "intermediates": the tap of the block's next convolution."""
     block.sow("intermediates", "taps", to_images(maps))
 
 
 def leave_output(layer: nn.Module, name: str, y: jax.Array) -> None:
-    """Leaves what a layer puts out, before a norm and an activation, in the collection "intermediates"."""
+    """Store a layer's output, before norm and activation, in the collection "intermediates"."""
     layer.sow("intermediates", name, to_images(y) if y.ndim == 4 else y)
 
 
@@ -65,7 +64,7 @@ class Resize(nn.Module):
     width: int
 
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, height, width, C)."""
+        """Map (B, H, W, C) to (B, height, width, C)."""
         batch, _, _, channels = x.shape
         return jax.image.resize(x, (batch, self.height, self.width, channels), "bilinear")
 
@@ -77,7 +76,7 @@ class AdaptiveMean(nn.Module):
     uncut = "averages other features in each width"  # see `jaxfl.models.slices`
 
     def __call__(self, x, *, train, mask):
-        """Maps (B, d) to (B, n), d >= n; i is the mean from floor(i d / n) up to ceil((i + 1) d / n)."""
+        """Map (B, d) to (B, n), d >= n; i is the mean from floor(i d / n) up to ceil((i + 1) d / n)."""
         return resize(x[:, :, None, None], self.features, 1)[:, :, 0, 0]
 
 
@@ -90,7 +89,7 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Normalises each channel, in training by the statistics of the rows that `mask` marks."""
+        """Normalise each channel, in training by the statistics of the rows that `mask` marks."""
         norm = nn.BatchNorm(
             axis=axis("C") if x.ndim == 4 else 1,
             momentum=0.9,
@@ -114,7 +113,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Returns x @ kernel + bias."""
+        """Return x @ kernel + bias."""
         dtype, start = jnp.result_type(float), uniform(x.shape[-1])
         kernel = self.param("kernel", start, (x.shape[-1], self.features), dtype)
         bias = self.param("bias", start, (self.features,), dtype)
@@ -122,7 +121,7 @@ class Linear(nn.Module):
 
 
 class Conv(nn.Module):
-    """Convolution [+ norm], from maps of any channels to maps of `features`."""
+    """Convolution [+ norm], from maps of any number of channels to maps of `features`."""
 
     features: int
     kernel: int
@@ -133,7 +132,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Returns the convolution of the maps, normalised if `norm`."""
+        """Return the convolution of the maps, normalised if `norm`."""
         dtype = jnp.result_type(float)
         shape = (self.kernel, self.kernel, x.shape[axis("C")], self.features)
         start = uniform(math.prod(shape[:3]))
@@ -147,7 +146,7 @@ class Conv(nn.Module):
 
 
 class DepthwiseConv(nn.Module):
-    """Convolution of every channel of maps by itself [+ norm]; the padding keeps the size at stride 1."""
+    """Convolution of each channel of maps separately [+ norm]; the padding keeps the size at stride 1."""
 
     kernel: int
     stride: int = 1
@@ -156,7 +155,7 @@ class DepthwiseConv(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Returns the convolution of the maps, normalised if `norm`."""
+        """Return the convolution of the maps, normalised if `norm`."""
         dtype, channels = jnp.result_type(float), x.shape[axis("C")]
         start = uniform(self.kernel**2)
         kernel = self.param("kernel", start, (self.kernel, self.kernel, channels), dtype)
@@ -170,7 +169,7 @@ class DepthwiseConv(nn.Module):
 
 
 def chain(block: nn.Module, x: jax.Array, *steps: tuple[nn.Module, Activation], train, mask) -> jax.Array:
-    """Applies a block's convolutions to maps, each with its activation, and leaves their taps."""
+    """Apply a block's convolutions to maps, each with its activation, and store their taps."""
     for layer, activation in steps:
         x = layer(x, train=train, mask=mask)
         leave_tap(block, x)
@@ -181,7 +180,8 @@ def chain(block: nn.Module, x: jax.Array, *steps: tuple[nn.Module, Activation], 
 class ConvBlock(nn.Module):
     """Convolution [+ norm] + activation [+ max pooling by `pool`] [+ dropout of whole channels].
 
-    With `mean`, global average pooling stands at the end. Dropout: Tompson et al. 2015, arXiv:1411.4280.
+    With `mean`, global average pooling comes before the dropout. Dropout: Tompson et al. 2015,
+    arXiv:1411.4280.
     """
 
     features: int
@@ -197,7 +197,7 @@ class ConvBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with `mean`."""
+        """Map (B, H, W, C) to (B, H', W', features), or to (B, features) with `mean`."""
         layer = Conv(self.features, self.kernel, self.stride, self.padding, self.norm, self.bias, name="conv")
         x = chain(self, to_maps(x), (layer, self.activation), train=train, mask=mask)
         if self.pool > 1:
@@ -207,7 +207,7 @@ class ConvBlock(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """[Dropout +] flattening + linear [+ norm] + activation [+ dropout], by their probabilities."""
+    """Flattening [+ dropout] + linear [+ norm] + activation [+ dropout]."""
 
     features: int
     norm: bool = False
@@ -217,7 +217,7 @@ class DenseBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, ...) to (B, features)."""
+        """Map (B, ...) to (B, features)."""
         x = x.reshape(x.shape[0], -1)
         x = nn.Dropout(self.input_dropout, deterministic=not train, name="input_dropout")(x)
         x = Linear(self.features, name="linear")(x, train=train, mask=mask)
@@ -230,8 +230,8 @@ class DenseBlock(nn.Module):
 class BasicBlock(nn.Module):
     """ResNet's two-convolution block (He et al. 2016, arXiv:1512.03385, figure 2 and section 4.2).
 
-    A 1x1 convolution stands in the shortcut where the stride or the width changes. `pool` is what
-    the network's last block applies at its end.
+    The shortcut has a 1x1 convolution where the stride or the width changes. The network's last block applies
+    `pool` at its end.
     """
 
     features: int
@@ -241,7 +241,7 @@ class BasicBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with a global `pool`."""
+        """Map (B, H, W, C) to (B, H', W', features), or to (B, features) with a global `pool`."""
         layer = functools.partial(Conv, self.features, norm=self.norm, bias=not self.norm)
         x = to_maps(x)
         y = layer(3, self.stride, 1, name="conv1")(x, train=train, mask=mask)
@@ -269,7 +269,7 @@ class Bottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', 4 features), or to (B, 4 features) with a global `pool`."""
+        """Map (B, H, W, C) to (B, H', W', 4 features), or to (B, 4 features) with a global `pool`."""
         layer = functools.partial(Conv, norm=self.norm, bias=not self.norm)
         x, width = to_maps(x), 4 * self.features
         y = layer(self.features, 1, name="conv1")(x, train=train, mask=mask)
@@ -285,14 +285,14 @@ class Bottleneck(nn.Module):
 
 
 class ResidualPair(nn.Module):
-    """x plus two times (convolution [+ norm] + ReLU) of x: the residual block of ResNet-9."""
+    """The residual block of ResNet-9: x plus two times (convolution [+ norm] + ReLU) of x."""
 
     norm: bool = True
     pool: Callable[[jax.Array], jax.Array] | None = None
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to the same shape, or to (B, C) with a global `pool`."""
+        """Map (B, H, W, C) to the same shape, or to (B, C) with a global `pool`."""
         x = y = to_maps(x)
         for name in ("conv1", "conv2"):
             layer = Conv(x.shape[axis("C")], 3, 1, 1, self.norm, not self.norm, name=name)

@@ -1,4 +1,4 @@
-"""What the factories of the zoo share: their options, and the making of a model from blocks."""
+"""Shared by the factories of the zoo: checks of their options, and building a model from blocks."""
 
 import dataclasses
 import math
@@ -12,10 +12,10 @@ NormName = Literal["batch", "none"]
 
 
 def choice(option: str, value: str, known: tuple[str, ...]) -> str:
-    """Returns `value` if it is one of `known`.
+    """Return `value` if it is one of `known`.
 
     Raises:
-        JaxflError: If it is not; the message names the nearest one, or all.
+      JaxflError: if it is not; the message names the nearest one, or all.
     """
     if value in known:
         return value
@@ -23,19 +23,19 @@ def choice(option: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def has_norm(norm: NormName) -> bool:
-    """Whether the option `norm` of a factory asks for BatchNorm.
+    """Return whether the option `norm` of a factory asks for BatchNorm.
 
     Raises:
-        JaxflError: If it is neither "batch" nor "none".
+      JaxflError: if it is neither "batch" nor "none".
     """
     return choice("norm", norm, ("batch", "none")) == "batch"
 
 
 def probability(option: str, value: float) -> float:
-    """Returns `value` if something can be dropped with this probability.
+    """Return `value` if it is a valid probability of dropout.
 
     Raises:
-        JaxflError: If it is negative, 1 or more.
+      JaxflError: if it is negative, or 1 or more.
     """
     if 0 <= value < 1:
         return value
@@ -43,10 +43,10 @@ def probability(option: str, value: float) -> float:
 
 
 def scaled(width: float, count: int) -> int:
-    """Returns `count` channels or features times `width`, rounded up.
+    """Return `count` channels or features times `width`, rounded up.
 
     Raises:
-        JaxflError: If `width` is not positive and finite.
+      JaxflError: if `width` is not positive and finite.
     """
     if not 0 < width < math.inf:
         raise JaxflError(f"width is {width}; give a positive factor, 1.0 for the original network.")
@@ -61,18 +61,18 @@ def network(
     classes: int,
     minimum: int = 1,
 ) -> Model:
-    """Completes a body to a model: classifier last and, for images below `minimum`, resizing first.
+    """Complete a body to a model: classifier last and, for images below `minimum`, resizing first.
 
     Args:
-        name: The architecture's name.
-        body: The blocks before the classifier; the last one puts out (B, d).
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        minimum: Smallest height and width, in pixels, that the body can take.
+      name: name of the architecture.
+      body: blocks before the classifier; the last one returns (B, d).
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      minimum: smallest height and width, in pixels, that the body can take.
 
     Raises:
-        JaxflError: If `shape` is not three positive numbers, `classes` is not positive, or the body convolves
-            images of one pixel, which are vectors.
+      JaxflError: if `shape` is not three positive numbers, `classes` is not positive, or the body convolves
+        images of one pixel, which are vectors.
     """
     if len(shape) != 3 or min(shape) < 1:
         raise JaxflError(f"{name} takes images of shape (height, width, channels), not {tuple(shape)}.")
@@ -96,13 +96,13 @@ def network(
 
 
 def with_features(model: Model, features: int) -> Model:
-    """Returns the model with so many features before its classifier, which is built for them.
+    """Return the model with `features` features before its classifier, which is built for them.
 
-    Where it has others, a block "adapter" ends the body: more are averaged (see `AdaptiveMean`), fewer are
-    mapped by a linear layer that trains with the rest.
+    If the body returns another number, a block "adapter" ends it: more are averaged (see `AdaptiveMean`),
+    fewer are mapped by a linear layer that trains with the rest.
 
     Raises:
-        JaxflError: If `features` is not positive, or the body puts out maps.
+      JaxflError: if `features` is not positive, or the body returns maps.
     """
     if features < 1:
         raise JaxflError(f"features is {features}; {model.name} needs at least one.")
@@ -128,10 +128,10 @@ def plain_cnn(
     shape: tuple[int, int, int],
     classes: int,
 ) -> Model:
-    """Returns the model conv1, conv2, ..., fc1, fc2, ..., classifier.
+    """Return the model conv1, conv2, ..., fc1, fc2, ..., classifier.
 
     Raises:
-        JaxflError: As `network`.
+      JaxflError: as `network`.
     """
     body = [Block(f"conv{i}", module) for i, module in enumerate(convs, 1)]
     body += [Block(f"fc{i}", module) for i, module in enumerate(denses, 1)]
@@ -139,7 +139,7 @@ def plain_cnn(
 
 
 def smallest(convs: list[ConvBlock]) -> int:
-    """Returns the least height and width, in pixels, of which the convolutions leave one pixel."""
+    """Return the least height and width, in pixels, of which the convolutions leave one pixel."""
     side = 1
     for block in reversed(convs):
         side = (side * block.pool - 1) * block.stride + block.kernel

@@ -1,4 +1,4 @@
-"""Whether a network of the user's own is one that jaxfl can run, by shapes alone."""
+"""Check, by shapes only, that jaxfl can run a network of the user's own."""
 
 import dataclasses
 from typing import Any
@@ -21,10 +21,10 @@ WRAPPERS = {  # by the package of a library's modules
 
 
 def refuse_module(name: str, thing: Any) -> None:
-    """Refuse a module of some library, or a class of these, where a model or its factory is wanted.
+    """Raise `JaxflError` if a module of some library, or its class, is given for a model or its factory.
 
     Raises:
-      JaxflError: saying how it becomes a model, with its file and line.
+      JaxflError: with its file and line, and how to make a model of it.
     """
     kind = thing if isinstance(thing, type) else type(thing)
     for base in kind.__mro__:
@@ -37,17 +37,17 @@ def refuse_module(name: str, thing: Any) -> None:
 
 
 def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse what a factory returned if it is no model for these images and classes.
+    """Raise `JaxflError` if what a factory returned is no model for these images and classes.
 
     Args:
-      name: of the factory, for messages.
-      model: what it returned.
+      name: name of the factory, for messages.
+      model: return value of the factory.
       shape: (H, W, C) of an image.
-      classes: outputs.
+      classes: number of classes.
 
     Raises:
-      JaxflError: if it is no `Model`, a block is no Flax module or cannot be called as one is, it takes other
-        images, two blocks have one name, or does not put out (B, classes).
+      JaxflError: if it is not a `Model`, a block is not a Flax module or cannot be called as one, it takes
+        other images, two blocks share a name, or it does not return (B, classes).
     """
     refuse_module(f"what {name} returns", model)
     if not isinstance(model, Model):
@@ -58,7 +58,7 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
     if len(set(model.names)) < len(model.names):
         raise JaxflError(f"{name} has two blocks of one name: {', '.join(model.names)}; rename one.")
     for block in model.names:
-        if "/" in block:  # which parts the names of leaves in files
+        if "/" in block:  # it separates the names of leaves in files
             raise JaxflError(f"{name} has a block named {block!r}; leave the / out of its name.")
     for block, module in model.blocks:
         if isinstance(module, OwnBlock):
@@ -103,7 +103,7 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
 
 
 def noted(model: Model) -> Model:
-    """The model, with a note where all of its weights are in its head."""
+    """Return the model, with a note if all of its weights are in its head."""
     *others, last = model.names
     if any(jax.tree.leaves(model.form.params[block]) for block in others):
         return model

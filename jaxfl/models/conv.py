@@ -3,9 +3,9 @@
 XLA's own convolution is slow on CPU inside `lax.scan`, and becomes a grouped one under `jax.vmap` over
 the weights: the two places where the clients of a federation train. A matrix product is fast in both.
 
-Between blocks images are (B, H, W, C). Inside a block they are *maps*: the same numbers in the order of
-axes that the implementation in use likes best. A block calls `to_maps` first and `to_images` last; where
-one block follows another, XLA cancels the two.
+Between blocks images are (B, H, W, C). Inside a block they are *maps*: the same numbers in the order of axes
+that suits the implementation in use. A block calls `to_maps` first and `to_images` last; where one block
+follows another, XLA cancels the two.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ IMAGES = "BHWC"
 
 
 class Convolution(NamedTuple):
-    """An implementation.
+    """An implementation of the convolution.
 
     Attributes:
-        axes: Order of the axes of maps.
-        apply: `(maps, kernel, stride) -> maps` without padding; see `conv`.
+      axes: order of the axes of maps.
+      apply: `(maps, kernel, stride) -> maps` without padding; see `conv`.
     """
 
     axes: str
@@ -37,17 +37,17 @@ class Convolution(NamedTuple):
 
 
 def _rows(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """Patches along the width only; then one product for each row of the output.
+    """Convolve by patches along the width only, then one product for each row of the output.
 
-    With H outermost the kh strips below an output row are one contiguous (kh kw C, W' B) matrix, so
-    patches along the height need not be built: they would be kh times larger and leave the cache. Its
-    backward is written by hand, so it has no forward-mode derivative.
+    With H outermost the kh strips below an output row are one contiguous (kh kw C, W' B) matrix, so patches
+    along the height need not be built: they would be kh times larger and leave the cache. The backward pass
+    is written by hand, so there is no forward-mode derivative.
     """
     kh, kw, channels, features = kernel.shape
     strips = jnp.concatenate(_shifted(x, kw, stride, 2), axis=1)  # (H, kw C, W', B)
     height, depth, width, batch = strips.shape
     matrix = kernel.reshape(kh * kw * channels, features).T
-    # Its backward is traced after the context in which the network is applied.
+    # The backward pass is traced after the context in which the network is applied.
     precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     y: Any = _row_products(strips.reshape(height, depth, width * batch), matrix, stride, precision)
     return y.reshape(-1, features, width, batch)
@@ -96,7 +96,7 @@ _row_products.defvjp(_row_products_forward, _row_products_backward)
 
 
 def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """All patches from shifted slices, along the width and then the height; then one product."""
+    """Convolve by all patches, from slices shifted along the width and then the height; then one product."""
     kh, kw, channels, features = kernel.shape
     x = jnp.concatenate(_shifted(x, kw, stride, 2), axis=-1)
     x = jnp.concatenate(_shifted(x, kh, stride, 1), axis=-1)
@@ -104,7 +104,7 @@ def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 def _plain(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """XLA's convolution; with clients side by side, a grouped one."""
+    """Convolve by XLA's convolution, a grouped one with clients side by side."""
     layout = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
 
@@ -122,17 +122,17 @@ _chosen = contextvars.ContextVar("convolution", default="patches")
 
 
 def suited(batch: int, channels: int) -> str:
-    """Returns the implementation that suits the backend and the shape of maps.
+    """Return the implementation that suits the backend and the shape of maps.
 
-    On a CPU the rows of maps are vectors along the batch, so it should be the longer of their two ends:
-    measured from 10 to 50 images and from 6 to 64 channels, see docs/speed.md.
+    On a CPU the inner loop runs along the batch for "rows" and along the channels for "patches", and the
+    longer of the two is faster: measured from 10 to 50 images and from 6 to 64 channels, see docs/speed.md.
     """
     return "rows" if jax.default_backend() == "cpu" and batch >= min(channels, 16) else "patches"
 
 
 @contextlib.contextmanager
 def using(name: str):
-    """Convolutions traced within use this implementation, a key of `CONVOLUTIONS`."""
+    """Use this implementation, a key of `CONVOLUTIONS`, for convolutions traced within."""
     token = _chosen.set(name)
     try:
         yield
@@ -148,49 +148,50 @@ def _in_use() -> Convolution:
 
 
 def axis(name: str) -> int:
-    """Returns the place of an axis of maps: one of B, H, W, C."""
+    """Return the place of an axis of maps: one of B, H, W, C."""
     return _in_use().axes.index(name)
 
 
 def to_maps(x: jax.Array) -> jax.Array:
-    """Turns images (B, H, W, C) into maps."""
+    """Turn images (B, H, W, C) into maps."""
     return x.transpose([IMAGES.index(name) for name in _in_use().axes])
 
 
 def to_images(x: jax.Array) -> jax.Array:
-    """Turns maps into images (B, H, W, C)."""
+    """Turn maps into images (B, H, W, C)."""
     return x.transpose([axis(name) for name in IMAGES])
 
 
 def along(name: str, values: jax.Array) -> jax.Array:
-    """Shapes values (n,) so that they broadcast along one axis of maps."""
+    """Reshape values (n,) so that they broadcast along one axis of maps."""
     return values.reshape([-1 if other == name else 1 for other in _in_use().axes])
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
-    """Convolves maps with a kernel.
+    """Convolve maps with a kernel.
 
     Args:
-        x: Maps of C channels.
-        kernel: Weights (kh, kw, C, D), of the dtype of `x`.
-        stride: Step in both directions, in pixels.
-        padding: Zeros added on each of the four sides, in pixels.
+      x: maps of C channels.
+      kernel: weights (kh, kw, C, D), of the dtype of `x`.
+      stride: step in both directions, in pixels.
+      padding: zeros added on each of the four sides, in pixels.
 
     Returns:
-        Maps of D channels, H' = (H + 2 padding - kh) // stride + 1 pixels high, and W' wide likewise.
+      Maps of D channels, H' = (H + 2 padding - kh) // stride + 1 pixels high, and W' wide by the same
+      formula.
     """
     return _in_use().apply(_padded(x, padding), kernel, stride)
 
 
 def depthwise_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
-    """Convolves every channel of maps with a kernel of its own (kh, kw, C); see `conv`."""
+    """Convolve each channel of maps with its own kernel, out of (kh, kw, C); see `conv`."""
     return _depthwise(_padded(x, padding), kernel, stride, _in_use().axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _depthwise(x: jax.Array, kernel: jax.Array, stride: int, axes: str) -> jax.Array:
-    """The same without padding, for maps whose axes are given: the backward runs outside of `using`."""
-    # One product with a matrix has nothing to offer here: every weight meets one channel only.
+    """Do the same without padding, for maps of given axes: the backward pass runs outside `using`."""
+    # A matrix product does not help here: every weight meets only one channel.
     kh, kw, channels = kernel.shape
     weights = kernel.reshape(kh * kw, *(channels if name == "C" else 1 for name in axes))
     total: Any = sum(map(jnp.multiply, _windows(x, kernel, stride, axes), weights))
@@ -219,59 +220,59 @@ _depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _windows(x: jax.Array, kernel: jax.Array, stride: int, axes: str) -> list[jax.Array]:
-    """What each weight of a kernel sees of maps, row by row of the kernel."""
+    """Return what each weight of a kernel sees of maps, row by row of the kernel."""
     kh, kw, _ = kernel.shape
     rows = _shifted(x, kh, stride, axes.index("H"))
     return [part for row in rows for part in _shifted(row, kw, stride, axes.index("W"))]
 
 
 def halves(x: jax.Array) -> list[jax.Array]:
-    """Splits maps into those of the first and those of the second half of the channels."""
+    """Split maps into the first and the second half of their channels."""
     return jnp.split(x, 2, axis("C"))
 
 
 def interleaved(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Joins maps of C channels each to maps of 2 C, a channel of `x` and one of `y` in turn."""
+    """Join maps of C channels each to maps of 2 C, a channel of `x` and one of `y` in turn."""
     place = axis("C")
     both = jnp.stack((x, y), place + 1)
     return both.reshape(*x.shape[:place], -1, *x.shape[place + 1 :])
 
 
 def max_pool(x: jax.Array, window: int = 2, stride: int | None = None, padding: int = 0) -> jax.Array:
-    """Takes the maximum of each window; a rest too small for one is dropped.
+    """Take the maximum of each window; a rest too small for one is dropped.
 
     Args:
-        x: Maps.
-        window: Side of the square window, in pixels.
-        stride: Step in both directions, in pixels; by default windows lie side by side.
-        padding: Pixels added on each of the four sides, less than any number.
+      x: maps.
+      window: side of the square window, in pixels.
+      stride: step in both directions, in pixels; by default `window`, so that windows lie side by side.
+      padding: pixels of -inf added on each of the four sides.
 
     Returns:
-        Maps of H' = (H + 2 padding - window) // stride + 1 pixels, and W' likewise.
+      Maps of H' = (H + 2 padding - window) // stride + 1 pixels, and W' by the same formula.
     """
     return _pooled(jnp.maximum, _padded(x, padding, -jnp.inf), window, stride or window)
 
 
 def mean_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Takes the mean of each of side-by-side windows; a rest too small for one is dropped.
+    """Take the mean of each of adjacent windows; a rest too small for one is dropped.
 
     Args:
-        x: Maps.
-        window: Side of the square window, in pixels.
+      x: maps.
+      window: side of the square window, in pixels.
 
     Returns:
-        Maps of H // window times W // window pixels.
+      Maps of H // window by W // window pixels.
     """
     return _pooled(jnp.add, x, window, window) / window**2
 
 
 def spatial_mean(x: jax.Array) -> jax.Array:
-    """Global average pooling, from maps to (B, C)."""
+    """Apply global average pooling, from maps to (B, C)."""
     return _flat(x.mean(axis=(axis("H"), axis("W"))))
 
 
 def spatial_max(x: jax.Array) -> jax.Array:
-    """Global max pooling, from maps to (B, C)."""
+    """Apply global max pooling, from maps to (B, C)."""
     return _flat(x.max(axis=(axis("H"), axis("W"))))
 
 
@@ -285,7 +286,7 @@ def _padded(x: jax.Array, padding: int, value: float = 0.0) -> jax.Array:
 
 
 def _pooled(combine: Callable, x: jax.Array, window: int, stride: int) -> jax.Array:
-    """Windows of maps, combined along the height and then the width."""
+    """Combine windows of maps along the height and then the width."""
     # Pairwise maxima have a cheaper gradient than one reduction over two axes.
     for name in "HW":
         place = axis(name)
@@ -295,13 +296,13 @@ def _pooled(combine: Callable, x: jax.Array, window: int, stride: int) -> jax.Ar
 
 
 def _shifted(x: jax.Array, size: int, stride: int, place: int) -> list[jax.Array]:
-    """The slices that a kernel of some size sees along the axis at a place, one for each of its weights."""
+    """Return the slices that a kernel of `size` weights sees along axis `place`, one per weight."""
     reach = max(0, (x.shape[place] - size) // stride * stride + 1)
     return [lax.slice_in_dim(x, i, i + reach, stride, place) for i in range(size)]
 
 
 def _split(x: jax.Array, size: int, place: int) -> list[jax.Array]:
-    """`_shifted` where windows lie side by side.
+    """Return the slices of `_shifted` for windows that lie side by side.
 
     Its gradient is one concatenation. A sum of padded parts, fused with the sum for a bias, made W2 of
     `jaxfl bench` 17 % slower on an H200.

@@ -1,7 +1,7 @@
 """A network that generates the parameters of another one.
 
 Shamsian et al. 2021, "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, appendix C: a
-multilayer perceptron, and after it one linear map for each leaf of the target.
+multilayer perceptron, then one linear map for each leaf of the target.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from jaxfl.models.model import Model
 
 
 class Hypernetwork(nn.Module):
-    """From a vector (d,) to the parameters of a model.
+    """A network from a vector (d,) to the parameters of a model.
 
     Attributes:
-      model: whose parameters it generates.
+      model: model whose parameters it generates.
       hidden: units of a hidden layer.
-      depth: hidden layers after the first.
+      depth: number of hidden layers after the first.
     """
 
     model: Model
@@ -29,7 +29,7 @@ class Hypernetwork(nn.Module):
 
     @nn.compact
     def __call__(self, v: jax.Array) -> Any:
-        """Returns a tree like the model's parameters."""
+        """Return a tree like the model's parameters."""
         h = Linear(self.hidden, name="first")(v[None], train=False, mask=None)
         for number in range(self.depth):
             h = Linear(self.hidden, name=f"hidden{number + 1}")(nn.relu(h), train=False, mask=None)
@@ -42,11 +42,11 @@ class Hypernetwork(nn.Module):
 
 
 def generating(psi: dict, params: dict) -> dict:
-    """The parameters of a `Hypernetwork` that generates, of some leaves, these at first from every vector.
+    """Return hypernetwork parameters that initially generate `params` from every vector.
 
     Args:
-      psi: of the hypernetwork.
-      params: of some blocks of its model.
+      psi: parameters of the `Hypernetwork`.
+      params: parameters of some blocks of its model.
     """
     leaves = jax.tree.leaves_with_path(params)
     constant = {
@@ -57,5 +57,5 @@ def generating(psi: dict, params: dict) -> dict:
 
 
 def _map(path) -> str:
-    """The name of the linear map that generates a leaf."""
+    """Return the name of the linear map that generates a leaf."""
     return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -10,15 +10,15 @@ import numpy as np
 def resize(
     maps: jax.Array, height: int, width: int, up: Literal["linear", "nearest"] = "linear"
 ) -> jax.Array:
-    """Resizes images (B, H, W, C) to (B, height, width, C): means of areas where they shrink.
+    """Resize images (B, H, W, C) to (B, height, width, C), by means of areas where they shrink.
 
     Args:
-        maps: What to resize.
-        height: In pixels.
-        width: In pixels.
-        up: How an axis grows, with half-pixel centres.
+      maps: images to resize.
+      height: new height, in pixels.
+      width: new width, in pixels.
+      up: interpolation where an axis grows, with half-pixel centres.
     """
-    # An axis that stays is left alone: a product with the matrix of ones would cost as much as any.
+    # An axis that stays is left alone: a product with the identity matrix would cost as much as any.
     if height != maps.shape[1]:
         rows = _weights(maps.shape[1], height, up).astype(maps.dtype)
         maps = jnp.einsum("bhwc,yh->bywc", maps, rows, precision="highest")
@@ -29,7 +29,7 @@ def resize(
 
 
 def match(maps: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
-    """Maps (B, H, W, C) in another shape (H', W', C'): resized, surplus channels cut off, missing ones zero.
+    """Bring maps (B, H, W, C) to shape (H', W', C'): resize, drop surplus channels, add channels of zeros.
 
     Linear in `maps` (DraftFed, eq. 7).
     """
@@ -39,7 +39,7 @@ def match(maps: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
 
 
 def _weights(size: int, new: int, up: str) -> np.ndarray:
-    """The matrix (new, size) that resizes one axis."""
+    """Return the matrix (new, size) that resizes one axis."""
     if new > size:
         with jax.ensure_compile_time_eval():
             return np.asarray(jax.image.resize(jnp.eye(size), (new, size), up))

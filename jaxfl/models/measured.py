@@ -1,4 +1,4 @@
-"""The convolution that is fastest for some networks on the device at hand, found by trying them."""
+"""The fastest convolution for some networks on the current device, found by trying all."""
 
 import contextlib
 import dataclasses
@@ -19,15 +19,15 @@ BATCH, STEPS, REPETITIONS = 32, 10, 3
 
 
 def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> str:
-    """Times training steps on 32 images with every convolution, and names the fastest.
+    """Time training steps on 32 images with every convolution, and return the name of the fastest.
 
     Args:
-        models: Pairs (network, number of clients that train it).
-        at_once: How many clients train side by side.
-        cache: A JSON file of earlier measurements; one that cannot be read or written is done without.
+      models: pairs (network, number of clients that train it).
+      at_once: number of clients that train side by side.
+      cache: JSON file of earlier measurements; ignored if it cannot be read or written.
 
     Returns:
-        A key of `CONVOLUTIONS`.
+      A key of `CONVOLUTIONS`.
     """
     known = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -50,7 +50,7 @@ def fastest(models: Sequence[tuple[Model, int]], at_once: int, cache: Path) -> s
 
 
 def _seconds(model: Model, clients: int) -> dict[str, float]:
-    """The shortest time of some steps with each convolution, tried in turn."""
+    """Return the shortest time of some steps with each convolution, tried in turn, in seconds."""
     programs = {name: _steps(dataclasses.replace(model, convolution=name), clients) for name in CONVOLUTIONS}
     seconds = dict.fromkeys(programs, math.inf)
     for program in programs.values():
@@ -64,7 +64,7 @@ def _seconds(model: Model, clients: int) -> dict[str, float]:
 
 
 def _steps(model: Model, clients: int):
-    """A compiled function without arguments: some training steps of stacked clients."""
+    """Return a compiled function without arguments: some training steps of stacked clients."""
     x = jnp.ones((BATCH, *model.shape), jnp.result_type(float))
 
     def train(weights):

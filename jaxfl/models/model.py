@@ -1,9 +1,8 @@
 """A model: an ordered tuple of named blocks, the last of which is one linear classifier.
 
-All that personalised federated learning does to a network - keep the head, share the first layers,
-mix some blocks, normalise locally - is a choice among these names. Parameters and BatchNorm
-statistics are dicts keyed by them; the order of the blocks comes from the model alone, because JAX
-sorts the keys of a dict.
+All that personalised federated learning does to a network - keep the head, share the first layers, mix some
+blocks, normalise locally - is a choice among these names. Parameters and BatchNorm statistics are dicts keyed
+by them. Only the model has the order of the blocks, because JAX sorts the keys of a dict.
 """
 
 import bisect
@@ -23,16 +22,16 @@ from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.conv import suited, using
 from jaxfl.models.repeated import Outline, loop, outline, runs
 
-# How each precision multiplies: left to itself, JAX takes fewer digits of float32 on accelerators.
+# How each precision multiplies: by default, JAX uses fewer digits of float32 on accelerators.
 PRODUCTS = {"full": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
 
 
 class Weights(NamedTuple):
-    """What a model is run with: every block has an entry in both dicts, perhaps an empty one.
+    """Parameters and statistics of a model: every block has an entry in both, perhaps an empty one.
 
     Attributes:
-        params: {block name: trained leaves}.
-        stats: {block name: running BatchNorm statistics}.
+      params: {block name: trained leaves}.
+      stats: {block name: running BatchNorm statistics}.
     """
 
     params: dict
@@ -43,9 +42,9 @@ class Block(NamedTuple):
     """A named part of a model.
 
     Attributes:
-        name: Unique within the model.
-        module: Of Flax Linen, called as `module(x, train=bool, mask=(B,) bool or None)`, or what has its
-            `lazy_init` and `apply` (see `jaxfl.models.own`).
+      name: unique within the model.
+      module: Flax Linen module, called as `module(x, train=bool, mask=(B,) bool or None)`, or an object with
+        its `lazy_init` and `apply` (see `jaxfl.models.own`).
     """
 
     name: str
@@ -57,15 +56,15 @@ class Model:
     """A network without its weights; hashable, so it may be a static argument or a dict key.
 
     Attributes:
-        name: The architecture's name.
-        blocks: In the order in which they are applied.
-        shape: Shape of one example that the first block takes: (H, W, C), or (d,) for a head.
-        classes: Number of classes.
-        note: One sentence that the user should read, or nothing.
-        convolution: Its implementation, see `jaxfl.models.conv`; "auto" is what suits the backend
-            and the shapes.
-        precision: What the blocks compute in, a key of `PRODUCTS`; parameters and BatchNorm's statistics
-            stay as they are.
+      name: name of the architecture.
+      blocks: in the order in which they are applied.
+      shape: shape of one example that the first block takes: (H, W, C), or (d,) for a head.
+      classes: number of classes.
+      note: one sentence for the user to read, or nothing.
+      convolution: implementation of convolutions, see `jaxfl.models.conv`; "auto" suits the backend and the
+        shapes.
+      precision: precision in which blocks compute, a key of `PRODUCTS`; parameters and BatchNorm's statistics
+        keep theirs.
     """
 
     name: str
@@ -83,7 +82,7 @@ class Model:
 
     @functools.cached_property
     def body(self) -> "Model":
-        """The feature extractor: all blocks but the last; its output is z (B, d)."""
+        """The feature extractor: all blocks except the last; its output is z (B, d)."""
         return dataclasses.replace(self, blocks=self.blocks[:-1])
 
     @functools.cached_property
@@ -93,7 +92,7 @@ class Model:
 
     @property
     def form(self) -> Weights:
-        """Shapes of its weights, and the dtypes that they have by JAX's default float dtype of the moment."""
+        """Shapes of its weights, and their dtypes under JAX's current default float dtype."""
         params, stats = {}, {}
         for (name, module), shape in zip(self.blocks, self.shapes, strict=True):
             variables = outline(module, shape, jnp.result_type(float)).variables
@@ -101,7 +100,7 @@ class Model:
         return Weights(params, stats)
 
     def init(self, key: jax.Array) -> Weights:
-        """Draws initial weights; those of a block depend on `key` and on its own name only."""
+        """Draw initial weights; those of a block depend only on `key` and on its name."""
         params, stats = {}, {}
         for (name, module), shape in zip(self.blocks, self.shapes, strict=True):
             x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
@@ -120,22 +119,22 @@ class Model:
         key: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, dict]:
-        """Runs the blocks in order.
+        """Run the blocks in order.
 
         Args:
-            params: Parameters of at least this model's blocks.
-            stats: Statistics of at least this model's blocks.
-            x: Images (B, H, W, C), or what the first block takes.
-            train: Whether the blocks train, or the names of those that do. In the others BatchNorm
-                and dropout are in evaluation mode.
-            key: For dropout. A block's key depends on its name, not on its place in the model.
-            mask: (B,) bool, True for real rows: only these enter the statistics of BatchNorm.
+          params: parameters of at least this model's blocks.
+          stats: statistics of at least this model's blocks.
+          x: images (B, H, W, C), or the first block's input.
+          train: whether the blocks train, or the names of those that do. In the others BatchNorm and dropout
+            are in evaluation mode.
+          key: key for dropout; that of a block depends on its name, not on its place in the model.
+          mask: (B,) bool, True for real rows: only these enter the statistics of BatchNorm.
 
         Returns:
-            The last block's output, (B, classes) for a whole model, and this model's statistics.
+          The last block's output, (B, classes) for a whole model, and this model's statistics.
 
         Raises:
-            JaxflError: If a block with dropout trains and there is no key.
+          JaxflError: if a block with dropout trains and there is no key.
         """
         y, updated, _ = self.apply_with_taps(params, stats, x, (), train=train, key=key, mask=mask)
         return y, updated
@@ -150,7 +149,7 @@ class Model:
         key: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[tuple[jax.Array, ...], dict]:
-        """Runs the blocks in order: as `apply`, but returns what every block puts out."""
+        """Run the blocks in order, as `apply`, but return the output of every block."""
         found, updated = [], {}
         for block, shape in zip(self.blocks, self.shapes, strict=True):
             alone = dataclasses.replace(self, blocks=(block,), shape=shape)
@@ -170,25 +169,24 @@ class Model:
         key: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[jax.Array, dict, tuple[jax.Array, ...]]:
-        """Runs the blocks in order and keeps inner outputs; all but `depths` is as for `apply`.
+        """Run the blocks in order, as `apply`, and return inner outputs at `depths` as well.
 
         Args:
-            params: Parameters of at least this model's blocks.
-            stats: Statistics of at least this model's blocks.
-            x: Images (B, H, W, C), or what the first block takes.
-            depths: Counted in convolutions of the main path, without those of shortcuts; 1 is the first.
-                The output of a convolution is taken after the norm if one follows directly, before
-                activation, pooling and the sum with a shortcut; the last one of a DenseNet after its
-                last norm.
-            train: Whether the blocks train, or the names of those that do.
-            key: For dropout.
-            mask: (B,) bool, True for real rows.
+          params: parameters of at least this model's blocks.
+          stats: statistics of at least this model's blocks.
+          x: images (B, H, W, C), or the first block's input.
+          depths: numbers of convolutions on the main path, without those of shortcuts; 1 is the first. The
+            output of a convolution is taken after the norm if one follows directly, before activation,
+            pooling and the sum with a shortcut; the last one of a DenseNet after its last norm.
+          train: whether the blocks train, or the names of those that do.
+          key: key for dropout.
+          mask: (B,) bool, True for real rows.
 
         Returns:
-            What `apply` returns, and one (B, H', W', C') for each depth, in the order of `depths`.
+          What `apply` returns, and one (B, H', W', C') for each depth, in the order of `depths`.
 
         Raises:
-            JaxflError: If the model has no convolution at one of the depths, or as `apply`.
+          JaxflError: if the model has no convolution at one of the depths, or as `apply`.
         """
         for depth in depths:
             if not 1 <= depth <= self.convolutions:
@@ -221,23 +219,23 @@ class Model:
         return x.astype(full), updated, tuple(taps[depth].astype(full) for depth in depths)
 
     def taps(self, params: dict, stats: dict, x: jax.Array, depths: tuple[int, ...]) -> tuple[jax.Array, ...]:
-        """Returns inner outputs in evaluation mode; compiled, nothing after the deepest is computed.
+        """Return inner outputs in evaluation mode; when compiled, nothing after the deepest is computed.
 
         Arguments, returned outputs and errors are those of `apply_with_taps`.
         """
         return self.apply_with_taps(params, stats, x, depths, train=False)[2]
 
     def norm_inputs(self, params: dict, stats: dict, x: jax.Array) -> tuple[jax.Array, ...]:
-        """What a norm gets to see, or would if the network had some, in evaluation mode.
+        """Return what norms see in evaluation mode, or would see if the network had any.
 
         Args:
-            params: Parameters of at least this model's blocks.
-            stats: Statistics of at least this model's blocks.
-            x: Images (B, H, W, C).
+          params: parameters of at least this model's blocks.
+          stats: statistics of at least this model's blocks.
+          x: images (B, H, W, C).
 
         Returns:
-            The output (B, H', W', C') of every convolution before its norm, those of shortcuts included; of a
-            network without convolutions that of every hidden layer (B, d) before its activation.
+          The output (B, H', W', C') of every convolution before its norm, those of shortcuts included;
+          without convolutions, the output (B, d) of every hidden layer before its activation.
         """
         found = {CONVOLVED: [], DENSE: []}
         params, x = self._reduced((params, x))
@@ -254,17 +252,17 @@ class Model:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of one example that each block takes."""
+        """Input shape of each block, for one example."""
         return (self.shape, *(block.output for block in self._outlines))[: len(self.blocks)]
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Shape of what the last block puts out for one example."""
+        """Output shape of the last block, for one example."""
         return self._outlines[-1].output
 
     @functools.cached_property
     def convolutions(self) -> int:
-        """Number of convolutions of the main path, the greatest depth of a tap."""
+        """Number of convolutions on the main path, the greatest depth of a tap."""
         return sum(block.convolutions for block in self._outlines)
 
     @functools.cached_property
@@ -280,7 +278,7 @@ class Model:
     def _call(
         self, block: Block, variables, key, x, *, train: bool, mask, tapped: bool
     ) -> tuple[jax.Array, dict, tuple]:
-        """Applies one block: its output, its statistics and, if it is tapped, its taps."""
+        """Apply one block; return its output, its statistics and, if it is tapped, its taps."""
         try:
             with self._computing(x.shape[0]):
                 applied: Any = block.module.apply(
@@ -299,30 +297,30 @@ class Model:
         return x, new.get("batch_stats", {}), new.get("intermediates", {}).get("taps", ())
 
     def _reduced(self, tree):
-        """The same floats in the type that blocks compute in."""
+        """Cast floats to the dtype in which blocks compute."""
         if self.precision != "bfloat16":
             return tree
         return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
 
     def convolution_for(self, batch: int) -> str:
-        """The implementation by which so many examples are convolved, a key of `CONVOLUTIONS`."""
+        """Return the implementation for a batch of this size, a key of `CONVOLUTIONS`."""
         return suited(batch, self._narrowest) if self.convolution == "auto" else self.convolution
 
     @contextlib.contextmanager
     def _computing(self, batch: int):
-        """The context in which blocks are applied to so many examples."""
+        """Set the context in which blocks are applied to a batch of this size."""
         with using(self.convolution_for(batch)), jax.default_matmul_precision(PRODUCTS[self.precision]):
             yield
 
     @functools.cached_property
     def _narrowest(self) -> int:
-        """The least output channels of the model's convolutions."""
+        """Smallest number of output channels of the model's convolutions."""
         kernels = (leaf.shape for leaf in self._leaves("params") if leaf.ndim == 4)
         return min((shape[-1] for shape in kernels), default=1)
 
     @functools.cached_property
     def _outlines(self) -> tuple[Outline, ...]:
-        """What each block looks like."""
+        """Outline of each block."""
         shape, found = self.shape, []
         for _, module in self.blocks:
             found.append(outline(module, shape, jnp.result_type(float)))
@@ -330,10 +328,10 @@ class Model:
         return tuple(found)
 
     def _leaves(self, collection: str) -> list[jax.ShapeDtypeStruct]:
-        """Shapes of all parameters, or of all statistics."""
+        """Return the shapes of all parameters, or of all statistics."""
         return jax.tree.leaves([block.variables.get(collection, {}) for block in self._outlines])
 
 
 def _block_key(key: jax.Array, name: str) -> jax.Array:
-    """Returns the key of a block, the same in every slice of the model."""
+    """Return the key of a block, the same in every slice of the model."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))

@@ -1,4 +1,4 @@
-"""Clients' weights as named arrays, the way files have them, and the blocks of a network that these fit.
+"""Clients' weights as named arrays, as in files, and the blocks of a network that they fit.
 
 The names are
 
@@ -28,8 +28,8 @@ class ClientWeights(NamedTuple):
     """The weights of an architecture's clients, or of some of its blocks.
 
     Args:
-      shared: what all clients have in common, or their mean.
-      own: what each has of its own, (n_g, ...).
+      shared: weights common to all clients, or their mean.
+      own: weights of each client, (n_g, ...).
     """
 
     shared: Weights
@@ -37,12 +37,12 @@ class ClientWeights(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The same of an architecture in a file.
+    """Weights of an architecture's clients in a file.
 
     Args:
-      shared: by their paths.
-      own: (n, ...), by their paths.
-      id: of the clients, (n,).
+      shared: by path, common to all clients.
+      own: by path, (n, ...), one entry per client.
+      id: ids of the clients, (n,).
     """
 
     shared: dict[Path, np.ndarray]
@@ -51,18 +51,18 @@ class Arrays(NamedTuple):
 
 
 def named(architecture: str, models: ClientWeights, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """Weights of the clients `ids` as named arrays; the inverse is `by_architecture`."""
+    """Return weights of the clients `ids` as named arrays; the inverse is `by_architecture`."""
     shared = {f"{architecture}/{'/'.join(path)}": leaf for path, leaf in _leaves(models.shared).items()}
     own = {f"{architecture}/clients/{'/'.join(path)}": leaf for path, leaf in _leaves(models.own).items()}
     return shared | own | ({f"{architecture}/clients/id": np.asarray(ids)} if own else {})
 
 
 def by_architecture(arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
-    """Named arrays by their architecture, "" of those that name none.
+    """Return named arrays by architecture; "" has those that name none.
 
     Raises:
-      JaxflError: naming the first array that is not called like a leaf, is not made of finite numbers, or
-        does not have an entry for each client.
+      JaxflError: naming the first array whose name is not that of a leaf, that is not made of finite numbers,
+        or that does not have one entry per client.
     """
     found = {}
     for name, array in arrays.items():
@@ -88,12 +88,12 @@ def by_architecture(arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
 
 
 def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[ClientWeights, dict[str, str]]:
-    """The blocks of a network that arrays fit, for clients `ids`.
+    """Return the blocks of a network that arrays fit, for clients `ids`.
 
-    A client whose id the arrays do not know gets the mean over those whom they know.
+    A client whose id the arrays do not have gets the mean over those that they have.
 
     Returns:
-      These blocks, and for every other block with leaves what is in the way.
+      These blocks, and {block: reason} for the others that have leaves.
     """
     wanted = _leaves(model.form)
     shared = {path: array.mean(0) for path, array in arrays.own.items()} | arrays.shared
@@ -111,7 +111,7 @@ def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[ClientWeights
     own = {
         path: np.stack([array[row[client]] if client in row else shared[path] for client in ids])
         for path, array in arrays.own.items()
-        # A method's own blocks are nobody's to check here.
+        # A method's own blocks are not checked here.
         if known and (path in fitting or path[1] not in model.names)
     }
     taken = {path: shared[path].astype(leaf.dtype) for path, leaf in fitting.items()}
@@ -122,7 +122,7 @@ def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[ClientWeights
 
 
 def _misfit(found: dict[Path, tuple], wanted: dict[Path, tuple]) -> str:
-    """What tells the leaves of two blocks apart, in words; shapes by their paths."""
+    """Describe how the leaves of two blocks, given as {path: shape}, differ."""
     if not found:
         return "not there"
     for path in sorted(found | wanted):
@@ -139,11 +139,11 @@ def _misfit(found: dict[Path, tuple], wanted: dict[Path, tuple]) -> str:
 
 
 def _leaves(weights: Weights) -> dict[Path, Any]:
-    """Those that are there, by their paths."""
+    """Return all leaves except None by their paths."""
     leaves = flatten_dict(weights._asdict())
     return {path: leaf for path, leaf in leaves.items() if leaf is not None}
 
 
 def _weights(leaves: dict[Path, Any]) -> Weights:
-    """The inverse of `_leaves`."""
+    """Invert `_leaves`."""
     return Weights(**({"params": {}, "stats": {}} | unflatten_dict(leaves)))

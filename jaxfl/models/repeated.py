@@ -1,9 +1,9 @@
-"""Runs of like blocks as one loop, so that the time to compile a network does not grow with its depth.
+"""Runs of like blocks as one loop, so that compile time does not grow with a network's depth.
 
-Blocks are alike if they have the same module and the same input, as most of a ResNet stage have. A module
-that `extends`, such as DenseNet's layer, puts out its input with more channels after it; what it says there
-are the layers in it that see this input. A run of these is computed on maps that have all channels from the
-start. Those that are still to come are zeros, and so are the weights that meet them.
+Blocks are alike if they have the same module and the same input shape, as most of a ResNet stage have. A
+module that `extends`, such as DenseNet's layer, returns its input with more channels after it; `extends`
+names the layers in it that see this input. A run of these is computed on maps that have all channels from the
+start. Those still to come are zeros, and so are the weights that meet them.
 """
 
 import functools
@@ -21,12 +21,12 @@ LONGEST = 8  # extending blocks; every one computes with the channels of the las
 
 
 class Outline(NamedTuple):
-    """What a block looks like.
+    """Shapes of a block's variables and output, and its number of taps.
 
     Attributes:
-        variables: Shapes and dtypes of its parameters and statistics, as Flax has them.
-        output: Shape of what it puts out for one example.
-        convolutions: How many taps it has.
+      variables: shapes and dtypes of its parameters and statistics, in Flax's form.
+      output: shape of its output for one example.
+      convolutions: number of its taps.
     """
 
     variables: dict
@@ -36,12 +36,12 @@ class Outline(NamedTuple):
 
 @functools.cache
 def outline(module: nn.Module, shape: tuple[int, ...], dtype: jnp.dtype) -> Outline:
-    """Traces a block once for all models that have it.
+    """Trace a block once for all models that have it.
 
     Args:
-        module: Of the block.
-        shape: Of one example that it takes.
-        dtype: JAX's default float dtype.
+      module: module of the block.
+      shape: shape of one example that it takes.
+      dtype: JAX's default float dtype.
     """
     x = jax.ShapeDtypeStruct((1, *shape), dtype)
     call = functools.partial(module.apply, train=False, mask=None, mutable=["intermediates"])
@@ -54,12 +54,12 @@ def outline(module: nn.Module, shape: tuple[int, ...], dtype: jnp.dtype) -> Outl
 def runs(
     modules: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], apart: Sequence[Hashable]
 ) -> list[list[int]]:
-    """Divides the places of blocks, in order, into those to loop over; most stand alone.
+    """Divide the places of blocks, in order, into runs to loop over; most blocks stand alone.
 
     Args:
-        modules: Of the blocks.
-        shapes: Of one example that each takes.
-        apart: Blocks are in one run only where these are equal.
+      modules: modules of the blocks.
+      shapes: input shape of each block, for one example.
+      apart: key of each block; blocks share a run only if their keys are equal.
     """
 
     def likeness(i: int):
@@ -86,17 +86,17 @@ def loop(
     growth: int,
     x: jax.Array,
 ) -> tuple[jax.Array, list[dict]]:
-    """Applies the blocks of a run, one after the other.
+    """Apply the blocks of a run, one after the other.
 
     Args:
-        call: `(variables, key, x) -> (output, statistics, ())`, the same for all.
-        variables: Of each block.
-        keys: For the dropout of each block.
-        growth: Channels that each block adds.
-        x: What the first block takes.
+      call: `(variables, key, x) -> (output, statistics, ())`, the same for all.
+      variables: variables of each block.
+      keys: dropout key of each block.
+      growth: number of channels that each block adds.
+      x: input of the first block.
 
     Returns:
-        What the last block puts out, and the statistics of each.
+      The output of the last block, and the statistics of each.
     """
     channels = [x.shape[-1] + growth * i for i in range(len(variables))]  # that each block takes
     most = channels[-1]

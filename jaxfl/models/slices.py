@@ -1,8 +1,8 @@
-"""Which entries of a network's leaves are those of a narrower one: the first channels of every layer.
+"""Slices of a network's leaves that form a narrower one: the first channels of every layer.
 
-Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. What a layer puts out is numbered from 0 in both
-networks, and the narrower one has the first numbers. What a layer takes need not be numbered so: flattened
-maps have these numbers at every pixel, and after a concatenation (a module that `extends`, see
+Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. Output channels of a layer are numbered from 0 in
+both networks, and the narrower one has the first numbers. Its input channels may have other numbers:
+flattened maps have the first ones at every pixel, and after a concatenation (a module that `extends`, see
 `jaxfl.models.repeated`) each part has its own first ones. A module that says why it is `uncut` has no such
 numbers.
 """
@@ -21,12 +21,12 @@ Index = tuple  # of slices and arrays of positions, one for each axis of a leaf
 
 
 class Numbers(NamedTuple):
-    """What the channels of the narrow network that meet in a block are called in the wide one.
+    """Numbers, in the wide network, of the narrow network's channels in a block.
 
     Attributes:
-        taken: {(how many the block takes, how many in the wide network): (n,) int}.
-        joined: The same of what it puts out where that is its input with more after it; else nothing.
-        flat: Of what it takes, as one vector.
+      taken: {(input channels of the block, those in the wide network): (n,) int}.
+      joined: the same of its output channels if it extends its input; else nothing.
+      flat: numbers of its input as one vector.
     """
 
     taken: dict[tuple[int, int], np.ndarray]
@@ -36,25 +36,25 @@ class Numbers(NamedTuple):
 
 @functools.cache
 def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
-    """Where the entries of a narrow network are in a wide one.
+    """Return where the entries of a narrow network are in a wide one.
 
     Args:
-        wide: A network.
-        narrow: One with blocks and leaves of the same names, and at most as many channels in each layer.
+      wide: wide network.
+      narrow: network with blocks and leaves of the same names, and at most as many channels in each layer.
 
     Returns:
-        For each of `jax.tree.leaves(narrow.init(key))` an index: the wide network's leaf, indexed, has its
-        shape.
+      An index for each of `jax.tree.leaves(narrow.init(key))`: the wide network's leaf, indexed, has its
+      shape.
 
     Raises:
-        JaxflError: If the narrow network is no slice of the wide one.
+      JaxflError: if the narrow network is not a slice of the wide one.
     """
     numbers, modules = _of_blocks(wide, narrow), dict(narrow.blocks)
     leaves = jax.tree.leaves_with_path(narrow.form)
     made = {_layer(path) for path, leaf in leaves if leaf.ndim > 1}  # layers with channels of their own
 
     def met(path) -> dict[tuple[int, int], np.ndarray]:
-        """The numbers of channels that a layer meets and that are not simply the first ones."""
+        """Return the numbers of a layer's channels if they are not simply the first ones."""
         (block, layer), takers = _layer(path), getattr(modules[path[1].key], "extends", ())
         if not takers or layer in takers:
             return numbers[block].taken
@@ -70,7 +70,7 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
             _refuse(wide, narrow, f"its block {block!r} has more channels or another kernel")
         axes: list[Any] = [met(path).get(pair, np.arange(pair[0])) for pair in lengths]
         if leaf.ndim in (2, 4) or (leaf.ndim == 1 and _layer(path) in made):
-            axes[-1] = np.arange(leaf.shape[-1])  # what a kernel puts out has numbers of its own
+            axes[-1] = np.arange(leaf.shape[-1])  # a kernel's output channels are numbered from 0
         if leaf.ndim == 2 and len(numbers[block].flat) == leaf.shape[0]:
             axes[0] = numbers[block].flat
         first = [np.array_equal(axis, np.arange(len(axis))) for axis in axes]
@@ -85,12 +85,12 @@ def cut(wide: Model, narrow: Model) -> tuple[Index, ...]:
 
 
 def _layer(path: Any) -> tuple[str, str]:
-    """The names of a block and of the layer in it to which a leaf belongs."""
+    """Return the names of a leaf's block and of its layer in the block."""
     return path[1].key, path[2].key
 
 
 def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
-    """The numbers of the channels that meet in each block."""
+    """Return the channel numbers in each block."""
     of_wide, of_narrow = ((*model.shapes, (model.classes,)) for model in (wide, narrow))
     found, taken = {}, np.arange(narrow.shape[-1])
     for i, (block, module) in enumerate(narrow.blocks):

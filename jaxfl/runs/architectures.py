@@ -1,4 +1,4 @@
-"""Which network each client has."""
+"""The network architecture of each client."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from jaxfl.models.model import Model
 def build_models(
     setup: Setup, shape: tuple[int, int, int], partition: Partition
 ) -> tuple[tuple[Model, int], ...]:
-    """Pairs (model, number of clients) for images (H, W, C), in the order of client ids.
+    """Build pairs (model, number of clients) for images (H, W, C), in the order of client ids.
 
     Raises:
       JaxflError: if there is no such network, two are the same, or the numbers of clients do not add up.
@@ -25,7 +25,7 @@ def build_models(
         name, texts = choices.split(choice)
         model = zoo.build(choice, shape=shape, classes=partition.outputs)
         if sum(choices.split(other)[0] == name for other in named) > 1:
-            base, _, _ = model.name.partition(",")  # what it shows of its options is among the texts
+            base, _, _ = model.name.partition(",")  # the options that it shows are in the texts too
             model = dataclasses.replace(model, name=choices.join(base, texts))
         built.append(dataclasses.replace(model, precision=setup.run.precision))
     if len({model.name for model in built}) < len(built):
@@ -36,9 +36,9 @@ def build_models(
 def architectures(
     setup: Setup, shape: tuple[int, int, int], clients: int
 ) -> tuple[list[str], list[str | None]]:
-    """The choices of models for images (H, W, C), and of each how many clients have it, if that is said.
+    """Return the model choices for images (H, W, C), and the number of clients of each, None if not given.
 
-    Of those by default there are no more than clients.
+    There are no more default models than clients.
     """
     named, counts = [], []
     for choice in setup.run.models or _by_default(shape)[:clients]:
@@ -49,7 +49,7 @@ def architectures(
 
 
 def _by_default(shape: tuple[int, int, int]) -> tuple[str, ...]:
-    """Two architectures that suit images (H, W, C)."""
+    """Return two default architectures that suit images (H, W, C)."""
     if of_vectors(shape):
         return "mlp", "mlp,hidden=50"
     return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")

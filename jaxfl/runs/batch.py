@@ -1,8 +1,8 @@
-"""Several runs as one program: those of a comparison that differ in their seeds and in rates alone.
+"""Several runs of a comparison as one program, if they differ only in their seeds and rates.
 
 Repeated seeds are such runs, and so is a grid over learning rates or a method's own numbers. Each keeps its
-own folder, as if it ran alone. They run one after another where the program of them all would not fit in
-memory, and where a part of a round is outside of it.
+own folder, as if it ran alone. They run one after another where a joint program would not fit in memory, or
+where part of a round is outside of the program.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from jaxfl.runs import store
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.job import fit_to_machine, form_of_state, job_of, most_together
-from jaxfl.runs.observer import NOBODY
+from jaxfl.runs.observer import SILENT
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.proceed import compilation, proceed
@@ -29,12 +29,12 @@ from jaxfl.runs.variant import Variant
 
 
 class Planned(NamedTuple):
-    """A run that is to be started or continued.
+    """A run to start or continue.
 
     Args:
       variant: the method.
-      setup: the options of the run.
-      done: rounds after which it continues; 0 for a new one.
+      setup: the run's options.
+      done: number of rounds after which it continues; 0 for a new run.
     """
 
     variant: Variant
@@ -42,11 +42,11 @@ class Planned(NamedTuple):
     done: int = 0
 
 
-Runs = dict[Path, Planned]  # by their folders
+Runs = dict[Path, Planned]  # by folder
 
 
 def batches(runs: Runs) -> list[Runs]:
-    """Divide runs into those that share their programs, their round and all options but the seed."""
+    """Group runs that share their programs, rounds done and all options except the seed."""
     found = {}
     for folder, run in runs.items():
         alike = run.variant.programs.rounds, run.setup.replace(seed=0), run.done
@@ -55,15 +55,15 @@ def batches(runs: Runs) -> list[Runs]:
 
 
 def refused(parts: Sequence[Runs], data: Data) -> dict[Path, JaxflError]:
-    """Runs that cannot begin, and why: nobody should learn it after the training of those before them.
+    """Find the runs that cannot begin, before any other run is trained.
 
     Args:
       parts: from `batches`.
       data: from `prepare` with their setup.
 
     Returns:
-      Of every new run whose method refuses the data or its options when it makes its state the error. What a
-      method finds wrong in its rounds only ends the run at its turn.
+      The error of every new run whose method refuses the data or its options when it makes its state. What a
+      method finds wrong only in its rounds ends the run at its turn.
     """
     errors = {}
     for runs in parts:
@@ -87,25 +87,24 @@ def run_batch(
     """Start or continue a batch, and run it to its end.
 
     Args:
-      runs: one of `batches`, none of them finished.
-      earlier: those before it.
+      runs: one of `batches`, without finished runs.
+      earlier: the batches before it.
       data: from `prepare` with the same setup, for runs that have not begun.
       watch: called with a run's folder and new metrics.
       say: called with a sentence on how several runs are run, and why.
 
     Returns:
-      For every run that does not finish the error that says why not; `Taken` where another process is its
-      owner.
+      The error of every run that does not finish; `Taken` if another process owns the run.
 
     Raises:
-      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
+      Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     (variant, given, _), *_ = runs.values()
     begun = [folder for folder in runs if store.holds(folder, store.CONFIG)]
     spent = compilation(variant.programs)
     try:
         if begun:
-            data = start_from(prepare(given, begun[0], data.source), given, begun[0], NOBODY)
+            data = start_from(prepare(given, begun[0], data.source), given, begun[0], SILENT)
         setup, data = fit_to_machine(variant, given, data)
         fitting = {
             folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
@@ -133,7 +132,7 @@ def run_batch(
                             ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
                     except JaxflError as error:
                         failures[folder] = without_traceback(error)
-                # A damaged checkpoint may have taken some of them further back.
+                # A damaged checkpoint may have set some runs further back than others.
                 ready.sort(key=lambda run: run.done)
                 for _, alike in itertools.groupby(ready, key=lambda run: run.done):
                     alike = list(alike)
@@ -147,7 +146,7 @@ def run_batch(
 
 
 def _opening(folder: Path, begun: bool) -> Callable | None:
-    """How a run is opened by its new owner; None where another one has finished it meanwhile.
+    """Return the function that opens a run for its new owner; None if another process has finished it.
 
     Raises:
       Taken: if another process has begun it meanwhile, perhaps with other devices, and left it.
@@ -160,7 +159,7 @@ def _opening(folder: Path, begun: bool) -> Callable | None:
 
 
 def _together(runs: list[Planned], data: Data) -> tuple[int, str]:
-    """How many of some runs are one program, and that in words, with the reason if these are not all."""
+    """Return how many runs are one program, and the same in words, with the reason if not all are."""
     if len(runs) == 1:
         return 1, "alone"
     if runs[0].variant.programs.host:
@@ -176,7 +175,7 @@ def _together(runs: list[Planned], data: Data) -> tuple[int, str]:
 
 
 def _apart(runs: Runs, earlier: Sequence[Runs]) -> str:
-    """What keeps a batch from being one program with an earlier one of its method, in words."""
+    """Say what keeps a batch from sharing a program with an earlier batch of its method."""
     own = next(iter(runs.values()))
     for batch in earlier:
         other = next(iter(batch.values()))
@@ -188,6 +187,6 @@ def _apart(runs: Runs, earlier: Sequence[Runs]) -> str:
 
 
 def _shared_by(run: Planned) -> dict[str, Any]:
-    """What runs of one program share: all options but the seed and rates, None where not chosen yet."""
+    """Return what runs of one program share: all options except seed and rates, None if not chosen yet."""
     without_rates = jax.tree.map(lambda rate: None, run.variant.config)
     return {"round": run.done} | run.setup.replace(seed=0).flat() | vars(without_rates)

@@ -1,8 +1,8 @@
-"""Checkpoints of an algorithm's state, by Orbax. The only module that knows it.
+"""Checkpoints of an algorithm's state, the only module that uses Orbax.
 
-A state is stored as a flat dict of named arrays, so its container types may change between versions. Several
-processes all save and load, for Orbax keeps them in step: of what is divided among them each writes its
-part, of all else the first alone.
+A state is stored as a flat dict of named arrays, so its container types may change between versions. With
+several processes, all save and load, because Orbax keeps them in step. Each writes its shard of what is
+divided among them; the first one writes everything else.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from jaxfl.machine.files import reads, replacing, writes
 from jaxfl.machine.processes import ends_all
 from jaxfl.runs.store import CHECKPOINTS
 
-SUMS = "SHA256SUMS"  # of a checkpoint's files; `sha256sum -c` reads it
+SUMS = "SHA256SUMS"  # digests of a checkpoint's files, for `sha256sum -c`
 
 
 class Damaged(JaxflError):
@@ -29,29 +29,29 @@ class Damaged(JaxflError):
 
 
 def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> None:
-    """Write the state after some rounds; Orbax makes the folder appear only when it is complete.
+    """Write the state after some rounds; the folder appears only when Orbax has completed it.
 
     Args:
-      folder: of the run.
-      rounds: rounds done.
+      folder: the run's folder.
+      rounds: number of rounds done.
       state: pytree of arrays.
-      fingerprint: of the run's configuration.
-      keep: how many checkpoints are left, this one included.
+      fingerprint: hash of the run's configuration.
+      keep: number of checkpoints to keep, including this one.
 
     Raises:
-      JaxflError: if it cannot be written. Of several processes one that cannot do so ends all.
+      JaxflError: if it cannot be written. Of several processes, one that cannot write ends all.
     """
-    from orbax.checkpoint import v1 as ocp  # here: whoever saves nothing does not wait for it
+    from orbax.checkpoint import v1 as ocp  # here, so that commands without checkpoints do not wait for it
 
     path = folder / CHECKPOINTS / str(rounds)
-    where: Any = path.absolute()  # Orbax names a type of its own for paths
+    where: Any = path.absolute()  # Orbax annotates its own type of path
     try:
         with quiet():
             leaves = _named(jax.tree.map(_on_host, state))
             ocp.save(where, leaves, custom_metadata={"fingerprint": fingerprint})
-    except TimeoutError:  # another process did not come to the end, and says why
+    except TimeoutError:  # another process did not finish, and says why
         raise
-    except (OSError, ValueError) as error:  # the second is how the writer of arrays says that a disk is full
+    except (OSError, ValueError) as error:  # ValueError: the array writer found the disk full
         raise ends_all(unwritable(path, error)) from error
     _seal(path)
     trim(folder, rounds, keep)
@@ -59,14 +59,14 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
 
 @reads
 def saved(folder: Path, rounds: float = math.inf) -> list[int]:
-    """The numbers of rounds, up to `rounds`, after which there is a checkpoint, ascending."""
+    """Return the rounds up to `rounds` that have a checkpoint, in ascending order."""
     found = [int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
     return sorted(number for number in found if number <= rounds)
 
 
 @writes
 def trim(folder: Path, rounds: int, keep: int) -> None:
-    """Keep the last checkpoints up to the one after `rounds` rounds; drop all others and incomplete ones."""
+    """Keep the last `keep` checkpoints up to round `rounds`; delete all others and incomplete ones."""
     kept = [str(number) for number in saved(folder, rounds)[-keep:]]
     for path in (folder / CHECKPOINTS).glob("*"):
         if path.name not in kept:
@@ -74,16 +74,16 @@ def trim(folder: Path, rounds: int, keep: int) -> None:
 
 
 def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str) -> tuple[int, Any]:
-    """The newest checkpoint of the first `rounds` rounds that can be read; a warning names those that cannot.
+    """Load the newest readable checkpoint of the first `rounds` rounds; warn of unreadable ones.
 
     Args:
-      folder: of the run.
-      rounds: up to which the metrics are complete.
-      like: makes a pytree of the state's structure, shapes and dtypes.
-      fingerprint: of the run's configuration.
+      folder: the run's folder.
+      rounds: number of rounds with complete metrics.
+      like: function that makes a pytree of the state's structure, shapes and dtypes.
+      fingerprint: hash of the run's configuration.
 
     Returns:
-      Rounds done and the state; 0 and None where there is no checkpoint.
+      The number of rounds done and the state; 0 and None without a checkpoint.
 
     Raises:
       JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.
@@ -104,20 +104,20 @@ def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str)
 
 
 def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
-    """Read a state.
+    """Read the state of a checkpoint.
 
     Args:
-      folder: of the run.
-      rounds: one of `saved`.
+      folder: the run's folder.
+      rounds: number of rounds done, one of `saved`.
       like: pytree of the same structure, shapes and dtypes.
-      fingerprint: of the run's configuration.
+      fingerprint: hash of the run's configuration.
 
     Returns:
       The state, with NumPy leaves.
 
     Raises:
       Damaged: if it cannot be read, or is not what was written.
-      JaxflError: if it belongs to another configuration, or a jaxfl whose state had another form.
+      JaxflError: if it belongs to another configuration, or to a jaxfl with another form of state.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -132,7 +132,7 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             its = {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
             other = next((name for name in shapes | its if shapes.get(name) != its.get(name)), None)
             leaves = ocp.load(path, wanted) if written_by == fingerprint and other is None else None
-    except Exception as error:  # whatever Orbax meets in a damaged folder
+    except Exception as error:  # whatever Orbax raises for a damaged folder
         raise Damaged(f"The checkpoint {path} cannot be read ({type(error).__name__}).") from error
     if leaves is None and written_by == fingerprint:
         raise JaxflError(
@@ -149,7 +149,7 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
 
 @writes
 def _seal(path: Path) -> None:
-    """Write down the digests of a checkpoint's files: Orbax does not see that a number has changed."""
+    """Write the digests of a checkpoint's files, because Orbax does not notice a changed number."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sums = "".join(f"{_digest(file)}  {file.relative_to(path)}\n" for file in files)
     with replacing(path / SUMS) as file:
@@ -158,10 +158,10 @@ def _seal(path: Path) -> None:
 
 @reads
 def _check_seal(path: Path) -> None:
-    """Refuse a checkpoint whose files are not what they were; one that is not sealed is taken as it is.
+    """Compare a checkpoint's files with their digests; accept a checkpoint without digests.
 
     Raises:
-      Damaged: if a file has changed, naming it.
+      Damaged: naming a file that has changed.
     """
     if not (path / SUMS).exists():
         return
@@ -177,7 +177,7 @@ def _digest(path: Path) -> str:
 
 
 def _on_host(leaf: Any) -> Any:
-    """An array as NumPy's, unless this process has but a part of it."""
+    """Convert an array to NumPy, unless this process has only a shard of it."""
     here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
     return np.asarray(leaf) if here else leaf
 

@@ -1,4 +1,4 @@
-"""A run's clients as a table: who they are, how they do, what they have spent."""
+"""The table of a run's clients: their data, accuracies and costs."""
 
 import csv
 import io
@@ -13,23 +13,22 @@ SPENT = ("bytes_up", "bytes_down", "flops")
 
 
 def as_csv(metrics: list[dict], federation: Federation, names: Sequence[str] = ()) -> str:
-    """A row per client, by id.
+    """Return a CSV table with a row per client, in the order of ids.
 
     Args:
-      metrics: of all rounds; the last one is scored.
+      metrics: records of all rounds; scores are those of the last one.
       federation: the clients.
-      names: what they are called in the data, see `Partition`.
+      names: names of the clients in the data, see `Partition`.
 
     Returns:
-      Name, where clients have some, architecture, training and test rows; accuracy, accuracy as received and
-      macro F1 at the end, as fractions (of a newcomer the accuracies when it has joined and before); the
-      rounds in which the client took part, in how many of them its answer was lost, and what it sent,
-      received and computed in them.
-      What happens before the first round is in no row.
+      Name, if clients have names, architecture, whether it is a newcomer, training and test rows; accuracy,
+      accuracy as received and macro F1 at the end, as fractions (for a newcomer the accuracies after and
+      before joining); the number of rounds in which the client took part, and in which its answer was lost,
+      and what it sent, received and computed in them. What happens before the first round is in no row.
     """
     last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
     accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
-    f1 = last["accuracy"].get("macro_f1_per_client", [None] * len(accuracy))  # not of an earlier jaxfl
+    f1 = last["accuracy"].get("macro_f1_per_client", [None] * len(accuracy))  # an earlier jaxfl has none
     place = {client: i for i, client in enumerate(newcomers["clients"])}
     rounds, lost, spent = Counter(), Counter(), {name: Counter() for name in SPENT}
     for record in metrics:

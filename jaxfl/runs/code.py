@@ -1,7 +1,7 @@
-"""Whose code computes a run: fingerprints of jaxfl and of the user's own files.
+"""Fingerprints of the code that computes a run: jaxfl and the user's own files.
 
-A code is {"package": fingerprint, "files": {path: fingerprint}}. A run's configuration holds the one that
-began it, and its metrics another where that one took over: at the round that it computed first.
+A code is {"package": fingerprint, "files": {path: fingerprint}}. A run's configuration holds the code that
+began it. Another code that took over is in the metrics, at the first round that it computed.
 """
 
 import functools
@@ -17,16 +17,16 @@ from jaxfl.runs.config import own_files
 
 
 def present(config: dict) -> dict:
-    """The code of this process: jaxfl, the user's files that a configuration names, and what these import.
+    """Return this process's code: jaxfl, the user's files in a configuration, and what these import.
 
-    To be called when they are loaded: of the modules beside them those that somebody has imported count.
+    Call this when they are loaded: modules beside them count only if they have been imported.
     """
     named = own_files(config)
-    # Neither a script that runs this nor a file that another run names is of this one.
+    # The script that runs this and files that another run names are not part of this run.
     modules = [module for name, module in [*sys.modules.items()] if name != "__main__" and USER not in name]
     loaded = [path for module in modules if (path := getattr(module, "__file__", None))]
     folders = {own.parent for own in named}
-    within = tuple(f"{folder}{os.sep}" for folder in folders)  # a few of thousands: only these are looked up
+    within = tuple(f"{folder}{os.sep}" for folder in folders)  # few of thousands: only these are looked up
     near = [Path(path) for path in loaded if path.startswith(within)]
     beside = [path for path in near if any(_is_beside(path, folder) for folder in folders)]
     files = sorted({path.resolve() for path in (*named, *beside)})
@@ -34,7 +34,7 @@ def present(config: dict) -> dict:
 
 
 def _is_beside(path: Path, folder: Path) -> bool:
-    """Whether a module is a file in a folder of the user's, or in a package there."""
+    """Return whether a module is a file in a folder of the user's, or in a package there."""
     outermost = path.parent
     while outermost != folder and (outermost / "__init__.py").exists():
         outermost = outermost.parent
@@ -42,32 +42,32 @@ def _is_beside(path: Path, folder: Path) -> bool:
 
 
 def latest(config: dict, metrics: list[dict]) -> dict | None:
-    """The code that has computed the last of some rounds; None in a run of a jaxfl that did not write it."""
+    """Return the code that computed the last of some rounds; None if an earlier jaxfl did not record it."""
     return next((record["code"] for record in reversed(metrics) if "code" in record), config.get("code"))
 
 
 def history(config: dict, metrics: list[dict]) -> list[dict]:
-    """All codes of a run, each with the first round that it has computed."""
+    """Return all codes of a run, each with the first round that it computed."""
     begun = [{"round": 1} | config["code"]] if "code" in config and "code" not in metrics[0] else []
     return begun + [{"round": record["round"]} | record["code"] for record in metrics if "code" in record]
 
 
 def same(then: dict | None, now: dict) -> bool:
-    """Whether a run can go on with another code unnoticed."""
+    """Return whether a run's code is unchanged, so that no new code needs to be recorded."""
     return then is not None and then["package"] == now["package"] and not _changed(then)
 
 
 def same_package(then: dict | None) -> bool:
-    """Whether jaxfl is what it was."""
+    """Return whether jaxfl itself is unchanged."""
     return then is not None and then["package"] == _package()
 
 
 @on_first_process
 def refuse_changed(folder: Path, then: dict | None) -> None:
-    """Refuse to go on with other files of the user's.
+    """Refuse to go on if the user's files have changed.
 
     Raises:
-      JaxflError: naming the first of them that has changed since.
+      JaxflError: naming the first changed file.
     """
     if files := changed(then):
         if not Path(files[0]).exists():
@@ -83,7 +83,7 @@ def refuse_changed(folder: Path, then: dict | None) -> None:
 
 
 def changed(code: dict | None) -> list[str]:
-    """The user's files that are not what they were."""
+    """Return the user's files that have changed."""
     return [] if code is None else _changed(code)
 
 
@@ -92,7 +92,7 @@ def _changed(code: dict) -> list[str]:
 
 
 def _fingerprint(path: Path) -> str | None:
-    """Of a file; None if there is none."""
+    """Return the SHA-256 digest of a file; None if there is no file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
@@ -101,7 +101,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def _package() -> str:
-    """Of all source files of jaxfl."""
+    """Return the fingerprint of all source files of jaxfl."""
     digest = hashlib.sha256()
     for path in sorted(_ROOT.rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT)} {_fingerprint(path)}".encode())

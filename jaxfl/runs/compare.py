@@ -1,4 +1,4 @@
-"""Several methods on one federation: same partition, cohorts and initial weights, several seeds."""
+"""Comparison of methods on one federation: same partition, cohorts and initial weights, several seeds."""
 
 import dataclasses
 import shlex
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxfl.config import choices
-from jaxfl.config.options import text
-from jaxfl.config.setup import Setup, is_saved
+from jaxfl.config.options import check_some, text
+from jaxfl.config.setup import PartitionOptions, RunOptions, Setup, is_saved
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
@@ -20,13 +20,15 @@ from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
-from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.observer import SILENT, Observer
 from jaxfl.runs.owner import Taken
 from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.report import report
 from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
+
+MOST_RUNS = 100_000
 
 
 def compare(
@@ -42,32 +44,32 @@ def compare(
     changed_code: bool = False,
     max_seconds: float | None = None,
     beside: bool = False,
-    observer: Observer = NOBODY,
+    observer: Observer = SILENT,
 ) -> Comparison:
-    """Start or continue all runs, and write one table and one plot of those that finish.
+    """Start or continue all runs, and write a table and pictures of those that finish.
 
     Args:
-      variants: to compare. Runs that differ in seeds and rates alone are one program where they can be.
-      setup: the options of every run but for the seed.
-      seeds: how often each is repeated, with seed, seed + 1, ...
-      folder: new, or of an earlier comparison with the same options, which is continued; by default
-        runs/compare-DATASET.
-      partition_seeds: how often all of that is repeated, with partition_seed, partition_seed + 1, ...
+      variants: methods to compare. Runs that differ only in seeds and rates share a program where possible.
+      setup: the options of every run except the seed.
+      seeds: number of repetitions of each variant, with seed, seed + 1, ...
+      folder: new folder, or that of an earlier comparison with the same options, which is continued; by
+        default runs/compare-DATASET.
+      partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
-      against: a variant as it is named or labelled: a further column has how much more accurate the others
-        are, see `jaxfl.runs.paired`, once all of its own runs have finished.
-      log: where else metrics go, see `Log`.
-      changed_code: whether to go on where the user's own files are not what they were.
-      max_seconds: after which the rounds are saved that were done, see `Interrupted`.
-      beside: whether the folder may hold other runs, which stay as they are, in no table.
-      observer: is told what happens.
+      against: name or label of a variant. Once all of its runs have finished, a further column shows how
+        much more accurate the others are, see `jaxfl.runs.paired`.
+      log: further destinations of the metrics, see `Log`.
+      changed_code: whether to go on although the user's own files have changed.
+      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
+      beside: whether the folder may hold other runs, which stay unchanged and are in no table.
+      observer: callbacks for progress reports.
 
     Raises:
-      JaxflError: if a method is named twice, an option does not fit, the data are not at hand, `against` is
-        none of the methods, the folder holds anything else, or runs of other files of the user's, another
-        process was given something else to compare, a finished run is damaged, or the table cannot be
-        written. A run that fails ends alone.
-      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
+      JaxflError: if a method is named twice, an option does not fit, the data are not available, `against`
+        is none of the methods, the folder holds anything else, or runs of changed user files, another process
+        was given something else to compare, a finished run is damaged, or the table cannot be written. A run
+        that fails does not end the others.
+      Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
         if number < 1:
@@ -132,7 +134,7 @@ def _conclude(
     target: Sequence[float],
     against: str | None,
 ) -> tuple[Table | None, list[str]]:
-    """Write the table and the plot of what has finished, and how the comparison has ended."""
+    """Write the table and the pictures of the finished runs, and how the comparison ended."""
     finished = [run for run in planned if store.holds(run, store.RESULT)]
     failures = _failure_sentences(planned, {run: e for run, e in errors.items() if run not in finished})
     notes = _left_out(failures)
@@ -149,7 +151,7 @@ def _conclude(
 
 
 def _named(against: str, variants: Sequence[Variant]) -> str:
-    """The label of the variant that others are compared with, which may be called as on the command line."""
+    """Return the label of the variant to compare with, given its label or its command-line name."""
     labels = {variant.label: choices.split(variant.label)[1] for variant in variants}
     in_files = {choices.join(its.name, labels[its.label]): its.label for its in variants if its.name}
     found = matching_label(choices.absolute(against), in_files)
@@ -157,7 +159,10 @@ def _named(against: str, variants: Sequence[Variant]) -> str:
 
 
 def _complete_labels(planned: Runs, finished: Sequence[Path]) -> set[str]:
-    """The labels of which all runs have finished; none if others have on some of several partitions alone."""
+    """Return the labels whose runs have all finished.
+
+    On several partitions there are none if another label has finished only some of its runs.
+    """
     left = {its.variant.label for run, its in planned.items() if run not in finished}
     ended = {planned[run].variant.label for run in finished}
     several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
@@ -165,16 +170,16 @@ def _complete_labels(planned: Runs, finished: Sequence[Path]) -> set[str]:
 
 
 def _draw_in_words(its: Planned, several: bool) -> str:
-    """A run's seed in words, and its partition seed where there are several."""
+    """Return a run's seed in words, and its partition seed if there are several."""
     partition = f", partition seed {its.setup.partition.partition_seed}" if several else ""
     return f"seed {its.setup.run.seed}{partition}"
 
 
 def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
-    """Why runs have not finished, see `Comparison`."""
+    """Say why runs have not finished, see `Comparison`."""
     several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
     number = Counter(its.variant.label for its in planned.values())
-    alike = defaultdict(list)  # runs of a label whose sentences differ in the folders at most
+    alike = defaultdict(list)  # runs of a label whose sentences differ only in the folders
     for run, error in errors.items():
         label = planned[run].variant.label
         sentence = str(error).removeprefix(f"{label}: ")
@@ -188,12 +193,12 @@ def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[st
 
 
 def _left_out(failures: list[str]) -> list[str]:
-    """What a table says of runs that it lacks."""
+    """Return a table's notes on the runs that it lacks."""
     return [f"Left out, as {failure}" for failure in failures]
 
 
 def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
-    """Refuse runs of other files of the user's, or warn of them, and of those of another jaxfl."""
+    """Refuse runs of changed user files, or warn of them, and warn of runs of another jaxfl."""
     finished, others, changed = [store.holds(run, store.RESULT) for run in begun], [], []
     for run, ended in zip(begun, finished, strict=True):
         then = code.latest(store.read_config(run), store.read_metrics(run))
@@ -222,8 +227,14 @@ def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Calla
 
 
 def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, partition_seeds: int) -> Runs:
-    """The runs of a comparison, see `compare`: every variant with every seed on every partition."""
+    """Return a comparison's runs: every variant with every seed on every partition, see `compare`."""
     first, first_partition = setup.run.seed, setup.partition.partition_seed
+    number = len(variants) * seeds * partition_seeds
+    if number > MOST_RUNS:
+        raise JaxflError(f"These are {number:,} runs; a comparison has at most {MOST_RUNS:,}.")
+    last = "the comparison's last run"  # whose seeds are the largest
+    check_some(last, RunOptions, {"seed": first + seeds - 1})
+    check_some(last, PartitionOptions, {"partition_seed": first_partition + partition_seeds - 1})
 
     def run_folder(label, seed, number):
         partition = f"-partition-{number}" if number != first_partition else ""
@@ -240,12 +251,12 @@ def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, pa
 
 
 def is_begun(run: Path, its: Planned) -> bool:
-    """Whether a folder holds the run that is planned for it: of the same method with the same options."""
+    """Return whether a folder holds the run planned for it, with the same method and options."""
     return store.holds(run, store.CONFIG) and not _differing(run, its)
 
 
 def _differing(run: Path, its: Planned) -> list[str]:
-    """What a run was begun with that is otherwise in the plan, in words."""
+    """Describe each option in which a run differs from the plan."""
     then, now = (experiment(config) for config in (store.read_config(run), described(*its[:2])))
 
     def words(value):
@@ -259,10 +270,10 @@ def _differing(run: Path, its: Planned) -> list[str]:
 
 
 def check_distinct(variants: Sequence[Variant]) -> None:
-    """Refuse variants that are the same, or of which the runs would have one folder.
+    """Refuse variants that are the same, or whose runs would share a folder.
 
     Raises:
-      JaxflError: naming the first two.
+      JaxflError: naming the first two such variants.
     """
     for i, variant in enumerate(variants):
         for other in variants[:i]:
@@ -276,11 +287,11 @@ def check_distinct(variants: Sequence[Variant]) -> None:
 
 
 def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
-    """Refuse to plan runs beside others.
+    """Refuse a folder that holds anything except planned runs.
 
     Raises:
-      JaxflError: if the folder holds anything else than some of these runs, or other runs where these may not
-        stand `beside` them.
+      JaxflError: if it holds anything else, a run that differs from the plan, or, unless `beside` is true, a
+        run outside of the plan.
     """
     begun = store.runs_in(folder)
     if not begun:
@@ -309,10 +320,10 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
 
 
 def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) -> dict[Path, JaxflError]:
-    """Start or continue all runs that have not finished, of a comparison of `total`.
+    """Start or continue all unfinished runs of a comparison of `total`.
 
     Returns:
-      For every run that does not finish the error that says why not.
+      The error of every run that does not finish.
     """
     failures, unfinished = {}, {}
     for run, its in planned.items():
@@ -324,7 +335,7 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
             if store.holds(run, store.CONFIG):
                 machine = {name: getattr(its.setup.machine, name) for name in ("devices", "data_dir")}
                 asked = {name: value for name, value in machine.items() if value is not None}
-                setup, _ = restore(run, store.read_config(run))  # with what was chosen for its machine
+                setup, _ = restore(run, store.read_config(run))  # with the choices for its machine
                 setup = setup.replace(**asked)
                 done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
                 its = its._replace(setup=setup, done=done)
@@ -349,7 +360,7 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
 
 
 def _stopped(folder: Path, total: int, code: int) -> Interrupted:
-    """What to raise where a comparison of so many runs ends early."""
+    """Return the exception for a comparison of `total` runs that ends early."""
     finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
     return Interrupted(
         f"The comparison in {folder} has stopped with {finished} of {total} runs finished{reason(code)}; "

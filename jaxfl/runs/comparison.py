@@ -1,4 +1,4 @@
-"""What a comparison has come to: its table, its runs, and why some have not finished."""
+"""The outcome of a comparison: its table, its runs, and why some have not finished."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ from jaxfl.runs.table import Table
 
 
 class Begun(dict[tuple, Loaded]):
-    """Runs by label, seed and, where these differ, partition seed: ``runs["ditto,lam=1.0", 0]``.
+    """Runs by label, seed and, if there are several, partition seed: ``runs["ditto,lam=1.0", 0]``.
 
-    In brackets a label's numbers may be written otherwise: ``runs["ditto,lam=1", 0]`` is the same run.
+    Numbers in a label may be written differently: ``runs["ditto,lam=1", 0]`` is the same run.
     """
 
     def __missing__(self, key):
-        """Find the run whose label is written otherwise.
+        """Find the run whose label is written differently.
 
         Raises:
-          JaxflError: if there is none, naming one like it.
+          JaxflError: if there is none, naming a similar label.
         """
         label, *draw = key if isinstance(key, tuple) and key else (key,)
         known = list(dict.fromkeys(label for label, *_ in self))
@@ -37,15 +37,15 @@ class Begun(dict[tuple, Loaded]):
 
 
 class Comparison(NamedTuple):
-    """What a comparison has come to.
+    """The outcome of a comparison.
 
     Args:
-      folder: of all its runs, and of table.csv, table.md, table.tex and pictures.
-      table: of the runs that have finished, None if none has.
-      runs: all that have begun, by label and seed (and partition seed, where there are several), see `Begun`.
-      failures: why runs have not finished, a sentence for each method and reason, with the seeds where others
-        of the method did not end so. Of a folder that is opened, as the comparison last ended; none while it
-        goes on, or where it was stopped.
+      folder: folder of all its runs, and of table.csv, table.md, table.tex and pictures.
+      table: table of the finished runs, None if there are none.
+      runs: all begun runs, by label and seed (and partition seed, if there are several), see `Begun`.
+      failures: why runs have not finished: a sentence for each method and reason, with the seeds if other
+        runs of the method did not end so. For an opened folder, the failures when the comparison last ended;
+        none while it goes on, or if it was stopped.
     """
 
     folder: Path
@@ -54,14 +54,14 @@ class Comparison(NamedTuple):
     failures: list[str]
 
     def __repr__(self) -> str:
-        """In a line, with its table below."""
+        """Return a line of text, with the table below."""
         return "\n".join([f"Comparison in {self.folder}, {len(self.runs)} runs", str(self.table or "")])
 
     def against(self, label: str) -> Table:
-        """The table with a column that says how much more accurate the others are than one method.
+        """Return the table with a column that says how much more accurate the others are than one method.
 
         Args:
-          label: of that method, as the table has it.
+          label: label of that method in the table.
 
         Raises:
           JaxflError: if it is in no row of the table.
@@ -76,7 +76,7 @@ def load(folder: Path, changed_code: bool = False) -> Comparison:
     """Open the folder of a comparison, ended or still going on; nothing is written.
 
     Args:
-      folder: of the comparison.
+      folder: the comparison's folder.
       changed_code: see `Loaded`.
 
     Raises:
@@ -87,7 +87,7 @@ def load(folder: Path, changed_code: bool = False) -> Comparison:
 
 
 def by_label(opened: Sequence[Loaded]) -> Begun:
-    """Runs by label, seed and, where these differ, partition seed."""
+    """Index runs by label, seed and, if there are several, partition seed."""
     options = [run.config["options"] for run in opened]
     several = len({of_run["partition_seed"] for of_run in options}) > 1
     return Begun(

@@ -1,4 +1,4 @@
-"""What config.json says: what was chosen, written down and found again."""
+"""The content of config.json: the choices of a run, written and restored."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from jaxfl.runs.variant import Variant, variant_of
 
 
 def described(variant: Variant, setup: Setup) -> dict:
-    """What was chosen, as a run's configuration holds it: paths are absolute."""
+    """Return the choices as a run's configuration holds them, with absolute paths."""
     return {
         "method": variant.name,
         "label": variant.label,
@@ -24,7 +24,7 @@ def described(variant: Variant, setup: Setup) -> dict:
 
 
 def _with_absolute_paths(value: Any) -> Any:
-    """The options of a method, whatever their types, so that they name the same files from everywhere."""
+    """Return a method's options, of any type, such that they name the same files from everywhere."""
     match value:
         case str():
             return choices.absolute(value)
@@ -38,7 +38,7 @@ def _with_absolute_paths(value: Any) -> Any:
 
 
 def absolute(setup: Setup) -> Setup:
-    """The same options with absolute paths: from every directory they name the same files."""
+    """Return the same options with absolute paths, which name the same files from every directory."""
     dataset = sources.absolute(choices.absolute(setup.data.dataset))
     partition = choices.absolute(setup.partition.partition)
     if is_saved(partition):
@@ -58,7 +58,7 @@ def absolute(setup: Setup) -> Setup:
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
-        data_dir=data_dir and as_path(data_dir).absolute(),  # a link may lead elsewhere tomorrow
+        data_dir=data_dir and as_path(data_dir).absolute(),  # unresolved: a link may change
         partition=partition,
         disjoint_from=disjoint_from and as_path(disjoint_from).resolve(),
         topology=edges,
@@ -69,10 +69,10 @@ def absolute(setup: Setup) -> Setup:
 
 
 def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
-    """The setup and the variant that a run's configuration describes.
+    """Restore the setup and the variant that a run's configuration describes.
 
     Raises:
-      JaxflError: if they cannot be found again, or their code is in the run folder, which is data.
+      JaxflError: if they cannot be found again, or their code is in the run folder, which is only data.
     """
     if config["method"] is None:
         raise JaxflError(
@@ -94,13 +94,13 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
 
 
 def restore_setup(folder: Path, config: dict) -> Setup:
-    """The setup that a run's configuration describes, whatever its method is.
+    """Restore the setup that a run's configuration describes, whatever its method is.
 
     Raises:
-      JaxflError: if it does not describe a setup, or code of it is in the run folder, which is data.
+      JaxflError: if it does not describe a setup, or its code is in the run folder, which is only data.
     """
     _refuse_code_within(folder, config)
-    # Options that are missing are younger than the run, whose defaults are what it did.
+    # A missing option is newer than the run, which did what the default says.
     options = {name: value for name, value in config["options"].items() if name in hints(Setup)}
     setup = Setup.of(**_restored(Setup, options))
     setup.check()
@@ -108,9 +108,9 @@ def restore_setup(folder: Path, config: dict) -> Setup:
 
 
 def experiment(config: dict) -> dict:
-    """What a run tries: its method and its options. Runs in which this is equal are seeds of one another.
+    """Return a run's method and options; runs that share them are repetitions with other seeds.
 
-    Options that are younger than the run have their defaults; nothing of the user's is loaded to know them.
+    Options newer than the run have their defaults. The user's code is not loaded for this.
     """
     method = registry.METHODS.get(config["method"])
     defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
@@ -118,12 +118,12 @@ def experiment(config: dict) -> dict:
     options["stop_at_target"] &= not config.get("beyond_target", False)
     incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
     options = {name: value for name, value in options.items() if name not in incidental}
-    # Methods that came as Python objects are known by their label alone.
+    # Methods that came as Python objects are known only by their label.
     return {"method": config["method"] or config["label"]} | options
 
 
 def at_own_default(config: dict) -> set[str]:
-    """The options of local training where a built-in method has a default of its own, and the run has it."""
+    """Return the options of local training that a run has at its built-in method's own default."""
     method = registry.METHODS.get(config["method"])
     if method is None:
         return set()
@@ -132,14 +132,14 @@ def at_own_default(config: dict) -> set[str]:
 
 
 def own_files(config: dict) -> list[Path]:
-    """The user's Python files that a configuration names: of methods, models, data sets and partitions."""
+    """Return the user's Python files in a configuration: methods, models, data sets and partitions."""
     values = [config["method"], *config["options"].values()]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
     return [path for text in texts if isinstance(text, str) and (path := choices.file(text))]
 
 
 def _refuse_code_within(folder: Path, config: dict) -> None:
-    """A run folder may come from somebody else: what it holds is read, and never executed."""
+    """Refuse code in the run folder, which may come from somebody else: it is read, and never executed."""
     for path in own_files(config):
         if store.inside(path, folder) or not path.is_absolute():
             raise JaxflError(
@@ -149,7 +149,7 @@ def _refuse_code_within(folder: Path, config: dict) -> None:
 
 
 def _plain(options: dict[str, Any]) -> dict:
-    """Options as values of JSON; the inverse is `_restored`."""
+    """Convert options to JSON values; the inverse is `_restored`."""
     return {name: _json(value) for name, value in options.items()}
 
 
@@ -163,7 +163,7 @@ def _json(value: Any) -> Any:
 
 
 def _restored(cls: type, values: dict) -> dict[str, Any]:
-    """Values of JSON as the options of a dataclass."""
+    """Convert JSON values to the options of a dataclass."""
     annotations = hints(cls)
 
     def restored(name, value):

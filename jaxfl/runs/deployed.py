@@ -1,4 +1,4 @@
-"""What the clients of a run deploy: models that predict on images as the data set has them."""
+"""The models that clients of a run deploy, which predict on images as the data set has them."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +25,21 @@ from jaxfl.models.model import Model
 from jaxfl.runs import code, store
 from jaxfl.runs.config import restore, restore_setup
 from jaxfl.runs.job import at_rest, newest_state
-from jaxfl.runs.observer import NOBODY
+from jaxfl.runs.observer import SILENT
 from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
 from jaxfl.runs.variant import Variant
 
-BATCH = 64  # images at a time, at most
+BATCH = 64  # most images at a time
 
 
 class Images(NamedTuple):
-    """How the images of a run look, and what normalises them.
+    """The shape, type and normalisation of a run's images.
 
     Args:
-      shape: of one, (H, W, C).
-      dtype: of the data set: uint8, or float32 for any floats, and for what a `--shift` makes of any.
-      mean: (1, 1, 1, C), of the training images in raw units.
-      std: of these, likewise.
+      shape: (H, W, C) of an image.
+      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes.
+      mean: (1, 1, 1, C), mean of the training images, in raw units.
+      std: (1, 1, 1, C), their standard deviation, in raw units.
       shifted: whether each client sees images of its own, see `Loaded.seen`.
     """
 
@@ -55,11 +55,11 @@ class Deployed:
     """The model that a client of a run deploys, after the run's last checkpoint.
 
     Attributes:
-      client: its id.
+      client: id of the client.
       model: the architecture.
-      images: what images it takes.
-      relabel: (classes,) int, the output for each class of the data set; -1 of one that the client lacks.
-      accuracy: on the client's test rows, as it was scored; None of a newcomer.
+      images: shape, type and normalisation of the images that it takes.
+      relabel: (classes,) int, the output for each class of the data set; -1 if the client lacks the class.
+      accuracy: on the client's test rows, as a fraction, as it was scored; None for a newcomer.
       predictor: the method's `Predictor`, with the leaves of this client.
     """
 
@@ -71,13 +71,13 @@ class Deployed:
     predictor: Predictor
 
     def __repr__(self) -> str:
-        """What it is."""
+        """Return a line of text with client, architecture and accuracy."""
         scored = "a newcomer" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
         return f"<client {self.client}'s {self.model.name}, {scored}>"
 
     @property
     def classes(self) -> np.ndarray:
-        """(outputs,) int, the data set's class that each output stands for; -1 of an output without one."""
+        """The data set's class for which each output stands, (outputs,) int; -1 if there is none."""
         (known,) = np.nonzero(self.relabel >= 0)
         classes = np.full(self.model.classes, -1)
         classes[self.relabel[known]] = known
@@ -89,23 +89,23 @@ class Deployed:
         return not jax.tree.leaves(self.predictor.stacked)
 
     def predict(self, images: Any) -> np.ndarray:
-        """The most likely class of each image.
+        """Predict the most likely class of each image.
 
         Args:
-          images: (B, H, W, C) as the data set has them: uint8, or floats where these are the data set's. They
-            are normalised here. Of grey images (B, H, W) will do, and of vectors (B, d).
+          images: (B, H, W, C) as the data set has them: uint8, or floats if the data set has floats. They are
+            normalised here. Grey images may be (B, H, W), and vectors (B, d).
 
         Returns:
-          (B,) int, labels of the data set, whatever number the client gives them. A class that the client
-          does not know is never one; -1 where the network chooses an output that stands for no class.
+          (B,) int, labels of the data set, however the client numbers them. They are never classes that the
+          client does not know; -1 where the network chooses an output without a class.
 
         Raises:
-          JaxflError: if they have another shape or type.
+          JaxflError: if the images have another shape or type.
         """
         return self.classes[self.scores(images).argmax(1)]
 
     def probabilities(self, images: Any) -> np.ndarray:
-        """The softmax of the scores by the data set's classes, (B, classes); images are as for `predict`.
+        """Return the softmax of the scores by the data set's classes, (B, classes); images as in `predict`.
 
         It is 0 for a class that the client does not know.
         """
@@ -115,50 +115,50 @@ class Deployed:
         return np.where(self.relabel >= 0, likely[:, self.relabel], 0)
 
     def scores(self, images: Any) -> np.ndarray:
-        """What the method gives each of the client's outputs, (B, outputs); images are as for `predict`."""
+        """Return the method's scores of the client's outputs, (B, outputs); images as in `predict`."""
         return self._over(self.predictor.predict, self.predictor.shared, self.predictor.stacked, images)
 
     def outputs(self, images: Any) -> dict[str, np.ndarray]:
-        """What every block of the network puts out; images are as for `predict`.
+        """Return the output of every block of the network; images as in `predict`.
 
         Returns:
           {block: (B, ...)}, in the blocks' order. The last but one gives the features (B, d) that the
           classifier gets.
 
         Raises:
-          JaxflError: if they have another shape or type, or a block is applied with several weights.
+          JaxflError: if the images have another shape or type, or a block is applied with several weights.
         """
         return dict(
             zip(self.model.names, self._over(_outputs, self._of_network(), None, images), strict=True)
         )
 
     def taps(self, images: Any) -> dict[int, np.ndarray]:
-        """What every convolution of the network puts out; images are as for `predict`.
+        """Return the output of every convolution of the network; images as in `predict`.
 
         Returns:
-          {depth: (B, H, W, C)}, counted from 1 on the main path, without the convolutions of shortcuts: after
-          a norm that follows directly, before activation and pooling. Of a network of one's own, what
-          each block with a convolution puts out, if these are maps. Empty without convolutions.
+          {depth: (B, H, W, C)}, counted from 1 on the main path, without the convolutions of shortcuts. The
+          output is taken after a norm that follows directly, before activation and pooling. For a user's own
+          network: the output of each block with a convolution, if it is a map. Empty without convolutions.
 
         Raises:
-          JaxflError: as `outputs`.
+          JaxflError: as in `outputs`.
         """
         return dict(enumerate(self._over(_taps, self._of_network(), None, images), 1))
 
     @functools.cached_property
     def weights(self) -> dict[str, dict]:
-        """What the method applies the network's blocks with: {block: {layer: NumPy arrays}}.
+        """The weights with which the method applies the network's blocks: {block: {layer: NumPy arrays}}.
 
-        BatchNorm's statistics stand beside its parameters. A block that is applied with several weights, as
-        in an ensemble, is there for each of them: ``classifier``, ``classifier-2``.
+        BatchNorm's statistics are beside its parameters. A block that is applied with several weights, as in
+        an ensemble, has an entry for each of them: ``classifier``, ``classifier-2``.
         """
         return applied_weights(self.model, self._predict)
 
     @functools.cached_property
     def plain(self) -> bool:
-        """Whether the scores are the outputs of the network with `weights`, and nothing more.
+        """Whether the scores are just the outputs of the network with `weights`.
 
-        It is tried on eight random images.
+        This is tested on eight random images.
         """
         if set(self.weights) - set(self.model.names):
             return False
@@ -168,7 +168,7 @@ class Deployed:
         return np.allclose(outputs, self._predict(self.model, jnp.asarray(x)), rtol=1e-4, atol=1e-4)
 
     def _of_network(self) -> dict[str, dict]:
-        """`weights`, with an entry for every block, also for one that has none."""
+        """Return `weights` with an entry for every block, empty for a block without weights."""
         several = sorted(set(self.weights) - set(self.model.names))
         if several:
             raise JaxflError(
@@ -178,9 +178,9 @@ class Deployed:
         return {name: self.weights.get(name, {}) for name in self.model.names}
 
     def _over(self, function: Callable, shared: Any, own: Any, images: Any) -> Any:
-        """``function(model, shared, own, x)``, whose leaves are (B, ...), over raw images in batches."""
+        """Apply ``function(model, shared, own, x)``, with leaves (B, ...), to raw images in batches."""
         images = self._checked(images)
-        batch = min(BATCH, 1 << max(0, len(images) - 1).bit_length())  # few lengths are few programs
+        batch = min(BATCH, 1 << max(0, len(images) - 1).bit_length())  # few lengths mean few programs
         found = []
         for start in range(0, max(len(images), 1), batch):
             part = images[start : start + batch]
@@ -233,17 +233,17 @@ def _taps(model: Model, weights, _, x):
 
 
 class Opened(NamedTuple):
-    """A run's last checkpoint, and what it is understood with.
+    """A run's last checkpoint, and what is needed to interpret it.
 
     Args:
-      config: of the run.
+      config: the run's configuration.
       variant: the method.
       setup: the options.
-      federation: on one device, perhaps without data.
-      partition: whose rows are whose.
-      images: how they look.
-      state: of the method.
-      record: of the last round before the checkpoint.
+      federation: the clients on one device, perhaps without data.
+      partition: the rows of each client.
+      images: their shape, type and normalisation.
+      state: state of the method.
+      record: metrics of the last round before the checkpoint.
     """
 
     config: dict
@@ -257,21 +257,21 @@ class Opened(NamedTuple):
 
 
 class Models(Sequence[Deployed]):
-    """The models of all clients of a run by their ids; each is made when somebody asks for it.
+    """The models of all clients of a run by client id, each made on request.
 
-    The data set has to be at hand only for a method that fits what clients deploy to their images.
+    The data set must be available only for a method that fits what clients deploy to their images.
     """
 
     def __init__(self, folder: Path, variant: Variant | None, changed_code: bool):
         """See `jaxfl.runs.load.Loaded`."""
         self.folder, self._variant, self._changed_code = folder, variant, changed_code
         self._clients = len(store.read_partition(folder).train)
-        self._data = "data" not in store.read_config(folder)  # whether they are read
+        self._data = "data" not in store.read_config(folder)  # whether to read the data set
         self._opened: Opened | None = None
 
     @property
     def opened(self) -> Opened:
-        """What they are made of."""
+        """The checkpoint from which the models are made."""
         if self._opened is None:
             self._opened = opened(self.folder, self._variant, self._changed_code, self._data)
         return self._opened
@@ -287,11 +287,11 @@ class Models(Sequence[Deployed]):
     @overload
     def __getitem__(self, client: slice) -> list[Deployed]: ...
     def __getitem__(self, client):
-        """A client's model.
+        """Return a client's model.
 
         Raises:
-          JaxflError: if there is no such client, the run has no checkpoint that can be read, its own code has
-            changed, or the data set is needed and not at hand.
+          JaxflError: if there is no such client, the run has no readable checkpoint, the user's own code has
+            changed, or the data set is needed and not available.
         """
         if isinstance(client, slice):
             return [self[i] for i in range(*client.indices(len(self)))]
@@ -303,7 +303,7 @@ class Models(Sequence[Deployed]):
             return self._deployed(client)
 
     def number(self, client: Any) -> int:
-        """A client's number from 0, which may be counted from the last one, -1.
+        """Return a client's number from 0, given that or a negative one from the end, such as -1.
 
         Raises:
           JaxflError: if there is no such client.
@@ -330,17 +330,17 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
     """Read a run's last checkpoint.
 
     Args:
-      folder: of the run.
-      variant: its method where that is an object; by default it is found again.
+      folder: the run's folder.
+      variant: its method if that is an object; by default it is found again.
       changed_code: whether the user's own files may have changed.
-      data: whether the data set is read.
+      data: whether to read the data set.
     """
     config, metrics = store.read_config(folder), store.read_metrics(folder)
     then = code.latest(config, metrics)
     if not changed_code:
         code.refuse_changed(folder, then)
     if not code.same_package(then):
-        NOBODY.warned(
+        SILENT.warned(
             f"jaxfl is not what it was when {folder} was computed; its models may predict otherwise."
         )
     setup = restore_setup(folder, config)

@@ -1,4 +1,4 @@
-"""A partition alone as files: for runs to come, to look at, and for other programs."""
+"""Files of a partition without a run: for later runs, to look at, and for other programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine import files
 from jaxfl.runs import store
 
-DRAWN = 8, 6  # so many clients, and images of each
+DRAWN = 8, 6  # number of clients, and of images of each
 
 
 def save_partition(
@@ -27,23 +27,23 @@ def save_partition(
     drawn: Drawn | None,
     forms: Sequence[str],
 ) -> list[str]:
-    """Write a partition into a folder that is there.
+    """Write a partition into an existing folder.
 
     Args:
-      folder: for the files.
-      setup: by which the data were divided.
+      folder: folder for the files.
+      setup: options by which the data were divided.
       source: the data.
-      partition: of them.
-      drawn: what is done to the images of each client.
-      forms: of other programs: json, fl-bench, pfllib.
+      partition: partition of the data.
+      drawn: shift of each client's images, None without one.
+      forms: formats for other programs: json, fl-bench, pfllib.
 
     Returns:
-      What was written, by name.
+      The names of the written files and folders.
 
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.
     """
-    from jaxfl.data.draw import draw, draw_seen  # here: whoever draws nothing does not wait for it
+    from jaxfl.data.draw import draw, draw_seen  # here, so that commands without plots do not wait for it
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
@@ -66,7 +66,7 @@ def save_partition(
 
 
 def _seen(source: Source, partition: Partition, drawn: Drawn) -> np.ndarray:
-    """The first images of the data as a few clients see them, (clients, k, H, W, C)."""
+    """Return the first images of the data as a few clients see them, (clients, k, H, W, C)."""
     clients, k = min(DRAWN[0], len(partition.train)), min(DRAWN[1], len(source.labels))
     _, std = training_moments(source)
     rows = np.arange(k, dtype=np.int32)

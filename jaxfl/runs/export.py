@@ -1,4 +1,4 @@
-"""Models of a run as files for others: arrays as safetensors, and a card that says what they are."""
+"""Export of a run's models: arrays as safetensors, and a card that describes them."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl.config import choices
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError, optional
-from jaxfl.machine import files
+from jaxfl.machine import files, markdown
 from jaxfl.models.model import Model
 from jaxfl.runs import store
 from jaxfl.runs.architectures import architectures
@@ -22,20 +22,20 @@ CARD = "README.md"
 
 
 def export(models: Models, folder: Path, clients: Sequence[int] | int | None = None) -> list[Path]:
-    """Write what clients of a run deploy.
+    """Write the models that clients of a run deploy.
 
     Args:
-      models: of the run.
-      folder: new or empty. It gets a file for each client, or one for all that share a model and number their
-        classes alike, and a card.
-      clients: whose models; all by default.
+      models: the run's models.
+      folder: new or empty folder. It gets a card, and a file for each client, or one for all that share a
+        model and number their classes alike.
+      clients: ids of the clients; all by default.
 
     Returns:
-      The files.
+      The paths of the files.
 
     Raises:
       JaxflError: if safetensors is not installed, the folder holds anything or cannot be written, or a model
-        is not there, see `Models`.
+        is not available, see `Models`.
     """
     safetensors = optional("safetensors.numpy", "safetensors", "An export")
     if isinstance(clients, int):
@@ -60,14 +60,14 @@ def export(models: Models, folder: Path, clients: Sequence[int] | int | None = N
 
 
 def _arrays(model: Deployed) -> dict[str, np.ndarray]:
-    """{"block/layer/name": array}."""
+    """Return {"block/layer/name": array}."""
     leaves = jax.tree.leaves_with_path(model.weights)
     names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
     return {name: np.ascontiguousarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
 def _about(its: Opened, model: Deployed) -> dict[str, str]:
-    """What a file says of itself: values of JSON by name."""
+    """Return a file's metadata: JSON values by name."""
     named, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
     about = {
         "method": its.variant.label,
@@ -82,10 +82,10 @@ def _about(its: Opened, model: Deployed) -> dict[str, str]:
 
 
 def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
-    """The card of some files, in Markdown; each holds one model, of the clients that are named with it."""
+    """Return the card of some files, in Markdown; each file holds one model of the clients given with it."""
     config, method = its.config, its.variant.method
     options = config["options"]
-    first = {}  # of each architecture
+    first = {}  # model of each architecture
     for models in files.values():
         first.setdefault(models[0].model.name, models[0])
     tried = {name: _bare(value) for name, value in (experiment(config) | {"seed": options["seed"]}).items()}
@@ -100,7 +100,7 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         f"# {its.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {its.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
-        _table(
+        markdown.table(
             ["file", "architecture", "clients", "their accuracy on their own test rows, %"],
             [
                 [file, of[0].model.name, _numbers([m.client for m in of]), _percent([m.accuracy for m in of])]
@@ -134,7 +134,7 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
 
 
 def _architecture(model: Model, weights: dict) -> str:
-    """Its blocks in order, what they take and put out, and their arrays; BatchNorm's statistics included."""
+    """Describe a model's blocks in order: shapes in and out, and arrays, BatchNorm's statistics included."""
     ends = zip(model.shapes, (*model.shapes[1:], model.output), strict=True)
     shapes = dict(zip(model.names, ends, strict=True))
     lines = []
@@ -148,22 +148,18 @@ def _architecture(model: Model, weights: dict) -> str:
         lines.append([block, takes, puts_out, ", ".join(arrays)])
     precision = "" if model.precision == "full" else f" It computes in {model.precision}."
     title = f"## Architecture {model.name}\n\n{model.size:,} parameters.{precision}"
-    return f"{title}\n\n{_table(['block', 'takes', 'puts out', 'arrays'], lines)}"
+    return f"{title}\n\n{markdown.table(['block', 'takes', 'puts out', 'arrays'], lines)}"
 
 
 def _layout(named: list[str]) -> str:
-    """How the arrays of these architectures lie, or where that is said."""
+    """Return the layout of these architectures' arrays, or where it is described."""
     own = sorted({path.name for choice in named if (path := choices.file(choice))})
     zoo = LAYOUT if any(choices.file(choice) is None for choice in named) else ""
     return zoo + (OF_FILES.format(files=", ".join(own)) if own else "")
 
 
-def _table(titles: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *lines))
-
-
 def _numbers(clients: list[int]) -> str:
-    """``0-4, 7``."""
+    """Return client ids as ``0-4, 7``."""
     runs = []
     for client in sorted(clients):
         if runs and client == runs[-1][1] + 1:
@@ -182,7 +178,7 @@ def _percent(accuracies: list[float | None]) -> str:
 
 
 def span(sizes: list[int]) -> str:
-    """``20`` or ``20 to 35``."""
+    """Return the range of sizes as ``20`` or ``20 to 35``."""
     return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
 
 
@@ -191,7 +187,7 @@ def _shape(shape: Sequence) -> str:
 
 
 def _bare(value):
-    """An option without the folders of a path from the root, which say where somebody kept it."""
+    """Return an option without the folders of absolute paths, which say where the user keeps them."""
     if isinstance(value, list):
         return [*map(_bare, value)]
     return re.sub(r"(^|[=:])/[^,]*/(?=[^,])", r"\1", value) if isinstance(value, str) else value

@@ -1,17 +1,17 @@
-"""What a method has found out, over the rounds of a run."""
+"""The findings of a method over the rounds of a run."""
 
 import numpy as np
 
 
 def over_rounds(metrics: list[dict]) -> dict[str, dict[str, np.ndarray] | list]:
-    """The findings of a run by name.
+    """Return the findings of a run by name.
 
     Args:
       metrics: a record per round, see `jaxfl.runs.result.records`.
 
     Returns:
-      {panel: {line: (R,)}} of numbers, NaN where there is none; a finding of any other form is a list with
-      what each round says of it, None where it says nothing.
+      {panel: {line: (R,)}} of numbers, NaN where there is none. A finding of any other form is a list with an
+      entry per round, None where there is none.
     """
     rounds = [record.get("findings", {}) for record in metrics]
     panels = dict.fromkeys(name for found in rounds for name in found)
@@ -19,7 +19,7 @@ def over_rounds(metrics: list[dict]) -> dict[str, dict[str, np.ndarray] | list]:
 
 
 def _together(found: list) -> dict[str, np.ndarray] | list:
-    """One finding of all rounds."""
+    """Join one finding over all rounds."""
     if not all(of_round is None or _numbers(of_round) for of_round in found):
         return found
     lines = dict.fromkeys(line for of_round in found for line in of_round or {})

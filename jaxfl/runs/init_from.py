@@ -1,6 +1,6 @@
-"""Initial weights from elsewhere: of `--init-from` a run's final models, or the arrays of a file.
+"""Initial weights from `--init-from`: a run's final models, or the arrays of a file.
 
-What fits is kept with the new run, as named arrays (see `jaxfl.models.named`): a resume asks nobody else.
+What fits is kept with the new run, as named arrays (see `jaxfl.models.named`), which a resume reads.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, name
 from jaxfl.runs import code, store
 from jaxfl.runs.config import restore
 from jaxfl.runs.job import at_rest, newest_state
-from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.observer import SILENT, Observer
 from jaxfl.runs.prepare import Data, prepare
 
 
 class Given(NamedTuple):
-    """The arrays of one architecture by its name, and the place that has them."""
+    """The name of an architecture, its arrays, and the run or file that holds them."""
 
     name: str
     arrays: Arrays
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 
 def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer) -> Data:
-    """The data whose federation starts from the weights that `--init-from` names; see `started`."""
+    """Return the data with a federation that starts from the weights of `--init-from`; see `started`."""
     federation, sentences = started(data.federation, setup, saved, observer)
     return data._replace(federation=federation, starts=sentences)
 
@@ -44,16 +44,16 @@ def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer)
 def started(
     federation: Federation, setup: Setup, saved: Path | None, observer: Observer
 ) -> tuple[Federation, tuple[str, ...]]:
-    """The federation that starts from the weights that `--init-from` names; the same without it.
+    """Return the federation with the initial weights of `--init-from`; the same without that option.
 
     Args:
-      federation: of the run.
-      setup: its options.
-      saved: folder of a run that has begun with them and keeps them.
+      federation: the run's clients.
+      setup: the run's options.
+      saved: folder of a run that began with these weights and keeps them.
       observer: is told which architecture starts from where, and which blocks start fresh.
 
     Returns:
-      It, and what the observer is told.
+      The federation, and the sentences for the observer.
 
     Raises:
       JaxflError: if there are no such weights, they are damaged or not finite, or no block takes them.
@@ -79,7 +79,7 @@ def started(
 
 
 def initial_arrays(data: Data) -> dict[str, np.ndarray]:
-    """What a run keeps of its initial weights, as named arrays; nothing where all are fresh."""
+    """Return the initial weights that a run keeps, as named arrays; none if all are fresh."""
     federation, arrays = data.federation, {}
     for model, group, models in zip(
         federation.models, federation.groups, federation.initial or (), strict=bool(federation.initial)
@@ -89,16 +89,16 @@ def initial_arrays(data: Data) -> dict[str, np.ndarray]:
 
 
 def final_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """What the clients of a run deploy after its newest checkpoint, as named arrays.
+    """Return the weights that clients of a run deploy after its newest checkpoint, as named arrays.
 
-    All processes compute it together.
+    All processes compute them together.
 
     Raises:
-      JaxflError: if it has no checkpoint that can be read, or its data or its method are not at hand.
+      JaxflError: if the run has no readable checkpoint, or its data or its method are not available.
     """
     config = store.read_config(folder)
     if changed := code.changed(code.latest(config, store.read_metrics(folder))):
-        NOBODY.warned(f"{changed[0]} is not what it was when {folder} was computed; its weights may differ.")
+        SILENT.warned(f"{changed[0]} is not what it was when {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
     done, state = newest_state(folder, config, variant, setup, federation)
@@ -114,7 +114,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _arrays(place: Path) -> dict[str, Arrays]:
-    """What a run or a file holds, by architecture."""
+    """Read the arrays of a run or a file, by architecture."""
     try:
         if files.reads(Path.is_dir)(place):
             return by_architecture(final_arrays(place))
@@ -128,11 +128,11 @@ def _arrays(place: Path) -> dict[str, Arrays]:
 def _fitted(
     given: list[Given], model: Model, ids: list[int]
 ) -> tuple[Given | None, ClientWeights, dict[str, str]]:
-    """What an architecture is given, and what of it fits, see `fit`.
+    """Return what an architecture is given, and what of it fits, see `fit`.
 
-    An architecture that is alone in its run has a name without options, and arrays of a file may name none.
-    So it is given the first of which a block fits: of those with its very name; else of those whose names are
-    like it up to options or missing, if one of them fits wholly, that one.
+    An architecture that is alone in its run has a name without options, and arrays of a file may have no
+    name. So the first choice is one with the same name of which a block fits. Otherwise it is one whose name
+    differs only in options or is missing: first one that fits wholly, then one of which a block fits.
     """
     base, _, _ = model.name.partition(",")
     alike = [one for one in given if one.name.partition(",")[0] == base]
@@ -153,7 +153,7 @@ def _fitted(
 def _sentence(
     name: str, given: list[Given], found: Given | None, weights: ClientWeights, misfits: dict[str, str]
 ) -> str:
-    """What an architecture starts from, and what of it starts fresh."""
+    """Say what an architecture starts from, and which blocks start fresh."""
     fresh = ", ".join(f"{block} ({why})" for block, why in misfits.items())
     if found is None:
         places = " and ".join(dict.fromkeys(str(one.place) for one in given))

@@ -1,7 +1,7 @@
-"""What ends a run early, its rounds saved: Ctrl-C, SIGTERM, and the time that was given to it.
+"""Early ends of a run that save its rounds: Ctrl-C, SIGTERM, and a time limit.
 
 The first signal lets the rounds in progress end and be saved, the second one ends at once. Schedulers send
-SIGTERM to every process of a job, so those of one moment are one.
+SIGTERM to every process of a job, so those of one moment count as one.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from contextvars import ContextVar
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import greatest
 
-# Exit codes; of several reasons the greatest counts. The first is that of sysexits.h for: try again later.
+# Exit codes; of several reasons the greatest counts. In sysexits.h the first means: try again later.
 OUT_OF_TIME, CTRL_C, TERMINATED = 75, 128 + signal.SIGINT, 128 + signal.SIGTERM
 ONE_MOMENT = 1.0  # seconds
 
-_deadline = ContextVar("deadline", default=math.inf)  # as time.monotonic() tells it
-_request: ContextVar["StopRequest | None"] = ContextVar("request", default=None)  # of all nested `deferred`
+_deadline = ContextVar("deadline", default=math.inf)  # by time.monotonic()
+_request: ContextVar["StopRequest | None"] = ContextVar("request", default=None)  # of nested `deferred`
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that ended early because somebody asked for it; the message says how to go on.
+    """An early end of a run on request; the message says how to go on.
 
     The command line prints the message and exits with `code`.
     """
@@ -36,27 +36,27 @@ class Interrupted(KeyboardInterrupt):
 
 
 def reason(code: int) -> str:
-    """The middle of a sentence: why runs have stopped, where nobody has just asked for it."""
+    """Return the clause of a sentence that says why runs have stopped, empty after a signal."""
     return ", because the next rounds would not end within --max-seconds" if code == OUT_OF_TIME else ""
 
 
 class StopRequest:
-    """A handler of SIGINT and SIGTERM, which knows the deadline as well."""
+    """A handler of SIGINT and SIGTERM that also knows the deadline."""
 
     def __init__(self):
         self._code, self._noted_at, self._longest = 0, -math.inf, 0.0
 
     @property
     def made(self) -> int:
-        """Why to stop now, an exit code; 0 to go on.
+        """The reason to stop now as an exit code; 0 to go on.
 
-        Several processes look together, and stop when any of them is asked to.
+        Several processes ask together, and stop when any of them is to stop.
         """
         late = time.monotonic() + self._longest > _deadline.get()
         return greatest(self._code or (OUT_OF_TIME if late else 0))
 
     def measured(self, seconds: float) -> None:
-        """Note how long a chunk of rounds took: another one is not begun if it would end too late."""
+        """Note how long a chunk of rounds took; another is not begun if it would end too late."""
         self._longest = max(self._longest, seconds)
 
     def __call__(self, number, frame):
@@ -78,10 +78,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Within, runs stop in time to be saved, see `StopRequest.measured`.
+    """Stop runs within the block in time to be saved, see `StopRequest.measured`.
 
     Args:
-      seconds: from now; None for as long as it takes, or for what limits those who ask.
+      seconds: time limit from now; None for the limit of an enclosing block, if any.
 
     Raises:
       JaxflError: if it is not a positive number.
@@ -97,7 +97,7 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Within, a SIGTERM raises `Interrupted`, as a Ctrl-C raises KeyboardInterrupt."""
+    """Raise `Interrupted` at a SIGTERM within the block, as Ctrl-C raises KeyboardInterrupt."""
     with _handling({signal.SIGTERM: _terminate}):
         yield
 
@@ -108,10 +108,10 @@ def _terminate(number, frame):
 
 @contextlib.contextmanager
 def deferred() -> Iterator[StopRequest]:
-    """Within, the signals interrupt nothing: whoever loops looks at `StopRequest.made` between two steps.
+    """Hold the signals back within the block: loops check `StopRequest.made` between two steps.
 
-    Where somebody else handles or ignores one of them, and outside of the main thread, which alone gets
-    signals, nothing changes. Nested, all see the same `StopRequest`.
+    Signals that other code handles or ignores are left alone. Nothing changes outside of the main thread
+    either, because only that one gets signals. Nested blocks share one `StopRequest`.
     """
     request = _request.get()
     if request:
@@ -128,7 +128,7 @@ def deferred() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def _handling(handlers: dict) -> Iterator[None]:
-    """Handle those of some signals that nobody handles yet."""
+    """Handle those of the given signals that no other code handles."""
     free = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.getsignal(number) for number in handlers}
     ours = [number for number in handlers if before[number] in (free[number], _terminate)]

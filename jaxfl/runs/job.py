@@ -1,4 +1,4 @@
-"""From options and data to a job of the engine: who takes part when, and how many at once on this machine."""
+"""Jobs of the engine, made from options and data: cohorts, and clients at once on this machine."""
 
 import dataclasses
 import warnings
@@ -31,10 +31,10 @@ from jaxfl.runs.variant import Variant
 
 
 def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
-    """The job of one run, or of several that are one program.
+    """Return the job of one run, or of several that are one program.
 
     Args:
-      runs: they differ in their seeds and in rates alone.
+      runs: method and setup of each; they differ only in their seeds and rates.
       federation: from `prepare` with their setup.
     """
     variant, setup = runs[0]
@@ -53,7 +53,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
-    """Who takes part in which round of a run, and in which place: leaves (rounds, k_g)."""
+    """Draw the cohort of every round of a run, with the place of each client: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
     chosen = setup.run.participation, setup.run.rounds, setup.run.seed
     drawn = draw_cohorts(counts, *chosen, federation.newcomers)
@@ -61,7 +61,7 @@ def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
 
 
 def _conditions(setup: Setup, federation: Federation) -> Conditions:
-    """What the rounds of a run meet, whatever its method."""
+    """Return the conditions of a run's rounds that do not depend on its method."""
     run, dropped, deadline = setup.run, None, None
     if run.dropout or run.deadline:
         counts = [len(group.id) for group in federation.groups]
@@ -69,13 +69,13 @@ def _conditions(setup: Setup, federation: Federation) -> Conditions:
     if run.deadline:
         names = [model.name for model in federation.models]
         devices = profile(run.device_profile, names)
-        assert devices  # which `check_setup` asks for
+        assert devices  # `check_setup` requires it
         deadline = traced(Deadline(run.deadline, tuple(devices[name] for name in names)))
     return Conditions(factors(run.schedule, run.rounds), dropped, deadline)
 
 
 def form_of_state(variant: Variant, setup: Setup, federation: Federation):
-    """A run's state with shapes in place of arrays: what a checkpoint is read into."""
+    """Return a run's state with shapes in place of arrays, into which a checkpoint is read."""
     key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
     return jax.eval_shape(variant.programs.init, key, federation, hyper)
 
@@ -83,11 +83,11 @@ def form_of_state(variant: Variant, setup: Setup, federation: Federation):
 def newest_state(
     folder: Path, config: dict, variant: Variant, setup: Setup, federation: Federation
 ) -> tuple[int, Any]:
-    """A run's newest checkpoint, see `checkpoint.newest`.
+    """Load a run's newest checkpoint, see `checkpoint.newest`.
 
     Args:
-      folder: of the run.
-      config: of the run.
+      folder: the run's folder.
+      config: the run's configuration.
       variant: its method.
       setup: its options.
       federation: its clients, perhaps without data.
@@ -97,7 +97,7 @@ def newest_state(
 
 
 def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) -> Any:
-    """A checkpoint's state where `client_state` has it while some clients' models are made."""
+    """Place a checkpoint's state where `client_state` keeps it while some clients' models are made."""
     if setup.machine.client_state == "device":
         return jax.device_put(state) if federation.mesh is None else federation.place(state)
     key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
@@ -105,13 +105,14 @@ def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) 
 
 
 def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
-    """The setup with what was chosen for this machine, for a resume to use again, and the data with it.
+    """Return the setup with the choices for this machine, which a resume uses again, and the data with it.
 
-    Where the device's memory asks for it, fewer clients train side by side.
+    If the device's memory requires it, fewer clients train side by side.
 
     Raises:
       JaxflError: if the method is the user's own and does not keep the protocol, see `jaxfl.core.check`, or
-        vectors are to be augmented as images are, or windows turned.
+        vectors are to be augmented like images, or windows rotated, or clients' state is to be in the host's
+        memory and a round needs all clients.
     """
     federation, shape = data.federation, data.source.images.shape[1:]
     if variant.config.augment and of_vectors(shape):
@@ -124,7 +125,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
             f"{variant.label}: --augment rotate turns images, but {data.source.name} holds windows of "
             f"{max(shape[:2])} steps; leave it out."
         )
-    if setup.run.topology == "none":  # where other methods of a comparison have links
+    if setup.run.topology == "none":  # other methods of a comparison may have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
     if setup.machine.client_state == "host" and (variant.programs.host or variant.programs.prepare):
         raise beyond_cohort(f"{variant.label} has a step that goes by all clients")
@@ -149,12 +150,12 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
 
 
 def _needed(variant: Variant, setup: Setup, federation: Federation) -> int:
-    """The bytes that a run holds at once on a device."""
+    """Return a run's peak memory on a device, in bytes."""
     return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], federation))))
 
 
 def most_together(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> int:
-    """How many of some runs fit in memory as one program."""
+    """Return how many of the runs fit in memory as one program."""
     limit = on_first_process(memory.available_to_several)(federation)
 
     def needed(number):

@@ -1,4 +1,4 @@
-"""A run's folder, opened from Python: its numbers as arrays, its models, what its method knows of clients."""
+"""Run folders opened from Python: metrics as arrays, models, and what the method knows about clients."""
 
 import functools
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ class Accuracies(NamedTuple):
     """Accuracies of one moment, as fractions, at every evaluation.
 
     Args:
-      rounds: (E,) int, after which rounds, counted from 1.
-      mean: (E,), over clients.
-      per_client: (E, N), of each client on its own test rows, by its id.
+      rounds: (E,) int, rounds of the evaluations, counted from 1.
+      mean: (E,), mean over clients.
+      per_client: (E, N), accuracy of each client on its own test rows, by client id.
     """
 
     rounds: np.ndarray
@@ -45,12 +45,12 @@ class Loaded:
     """A run, finished or still going on, as its folder was when it was opened.
 
     Attributes:
-      folder: of the run.
-      config: what config.json says: method, label, options, models, environment.
+      folder: the run's folder.
+      config: content of config.json: method, label, options, models, environment.
       metrics: a record per round so far, see `jaxfl.runs.result.records`.
-      result: the summary, see `jaxfl.runs.result.result`; None of a run that has not finished.
-      variant: the method, where it is an object that cannot be found again by its name.
-      changed_code: whether models are made though your own files have changed since.
+      result: the summary, see `jaxfl.runs.result.result`; None for an unfinished run.
+      variant: the method, if it is an object that cannot be found again by its name.
+      changed_code: whether to make models although your own files have changed since.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Loaded:
     changed_code: bool = False
 
     def __repr__(self) -> str:
-        """In a line: what it is, how far it has come, and where it lies."""
+        """Return a line of text with label, seed, progress and folder."""
         options = self.config["options"]
         done = f"{len(self.metrics)} of {options['rounds']} rounds"
         if len(self.personal.mean):
@@ -70,34 +70,35 @@ class Loaded:
 
     @property
     def personal(self) -> Accuracies:
-        """Of the models that clients deploy."""
+        """Accuracies of the models that clients deploy."""
         return self._accuracies("accuracy")
 
     @property
     def received(self) -> Accuracies:
-        """Of the models that clients start a round from, before local training."""
+        """Accuracies of the models from which clients start a round, before local training."""
         return self._accuracies("received")
 
     @property
     def loss(self) -> np.ndarray:
-        """(R,), of every round the mean training loss; NaN where it is not finite, or nobody answered."""
+        """Mean training loss of every round, (R,); NaN where it is not finite, or no client answered."""
         return np.array([record["loss"] for record in self.metrics], float)
 
     @property
     def bytes_up(self) -> np.ndarray:
-        """(R,) int, what the clients of each round have sent."""
+        """Bytes that the clients of each round sent, (R,) int."""
         return np.array([record["bytes_up"] for record in self.metrics], np.int64)
 
     @property
     def bytes_down(self) -> np.ndarray:
-        """(R,) int, what the clients of each round have received."""
+        """Bytes that the clients of each round received, (R,) int."""
         return np.array([record["bytes_down"] for record in self.metrics], np.int64)
 
     @property
     def seconds(self) -> dict[str, np.ndarray]:
-        """{"compile", "train", "evaluate", "write": (R,)}; rounds up to an evaluation are one, it has theirs.
+        """Seconds by round, {"compile", "train", "evaluate", "write": (R,)}.
 
-        "write" is what was written since the evaluation before.
+        The round of an evaluation has those of all rounds since the last one; "write" is the time spent
+        writing since then.
         """
         parts = ("compile", "train", "evaluate", "write")
         timed = [record.get("seconds", {}) for record in self.metrics]
@@ -105,17 +106,17 @@ class Loaded:
 
     @property
     def matrices(self) -> dict[str, np.ndarray]:
-        """What the method knows about pairs of clients, {name: (N, N)}, after the last checkpoint."""
+        """The method's matrices of pairs of clients, {name: (N, N)}, after the last checkpoint."""
         return store.newest_about_clients(self.folder, "matrices")
 
     @property
     def embeddings(self) -> dict[str, np.ndarray]:
-        """The vectors by which it describes clients, {architecture: (n, d)}, after the last checkpoint."""
+        """The method's vectors of clients, {architecture: (n, d)}, after the last checkpoint."""
         return store.newest_about_clients(self.folder, "embeddings")
 
     @property
     def findings(self) -> dict[str, dict[str, np.ndarray] | list]:
-        """What the method has found out, round by round; nothing of most methods.
+        """The method's findings, round by round; most methods have none.
 
         Returns:
           {panel: {line: (R,)}} of numbers, NaN where there is none, such as FedCMD's score of every layer;
@@ -125,30 +126,30 @@ class Loaded:
 
     @functools.cached_property
     def partition(self) -> Partition:
-        """Whose rows of the data set are whose, and how each client numbers the classes."""
+        """Each client's rows of the data set, and its numbering of the classes."""
         return store.read_partition(self.folder)
 
     @functools.cached_property
     def source(self) -> Source:
-        """The data set, loaded when it is asked for: images, labels.
+        """The data set with images and labels, loaded on first use.
 
         Raises:
-          JaxflError: if it is not at hand.
+          JaxflError: if it is not available.
         """
         return load_source(restore_setup(self.folder, self.config))
 
     def seen(self, client: int, rows: np.ndarray) -> np.ndarray:
-        """Images of the data set as a client sees them, which is as they are unless there is a `--shift`.
+        """Return images of the data set as a client sees them: unchanged, unless there is a `--shift`.
 
         Args:
-          client: its id.
+          client: id of the client.
           rows: (B,) positions in `source`, at least one.
 
         Returns:
           (B, H, W, C), in raw units: what ``models[client].predict`` takes.
 
         Raises:
-          JaxflError: if the data set is not at hand, or there is no such client or row.
+          JaxflError: if the data set is not available, or there is no such client or row.
         """
         setup, clients = restore_setup(self.folder, self.config), len(self.partition.train)
         rows, count = np.asarray(rows), len(self.source.labels)
@@ -164,26 +165,26 @@ class Loaded:
 
     @functools.cached_property
     def models(self) -> Models:
-        """What clients deploy after the last checkpoint: ``models[3].predict(images)``."""
+        """The models that clients deploy after the last checkpoint: ``models[3].predict(images)``."""
         return Models(self.folder, self.variant, self.changed_code)
 
     def export(self, folder: str | Path, clients: Sequence[int] | None = None) -> list[Path]:
         """Write models as safetensors, with a card that says what they are and how to use them.
 
         Args:
-          folder: new or empty.
-          clients: whose models; all by default. One that clients share is written once.
+          folder: new or empty folder.
+          clients: ids of the clients; all by default. A model that clients share is written once.
 
         Returns:
-          The files.
+          The paths of the files.
 
         Raises:
-          JaxflError: if safetensors is not installed, the folder is not empty, or as `models`.
+          JaxflError: if safetensors is not installed, the folder is not empty, or as in `models`.
         """
         return export(self.models, Path(folder), clients)
 
     def frame(self) -> "pandas.DataFrame":
-        """A row per round: loss, bytes, accuracies where evaluated (also per architecture), seconds.
+        """Return a row per round: loss, bytes, accuracies if evaluated (also per architecture), seconds.
 
         Raises:
           JaxflError: if pandas is not installed.
@@ -193,7 +194,7 @@ class Loaded:
         return pandas.DataFrame([scalars(record) for record in self.metrics], index)
 
     def client_frame(self) -> "pandas.DataFrame":
-        """A row per evaluation and client: round, client, architecture, training rows, personal, received.
+        """Return a row per evaluation and client: round, client, architecture, rows, personal, received.
 
         Raises:
           JaxflError: if pandas is not installed.

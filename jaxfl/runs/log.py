@@ -1,7 +1,7 @@
-"""Logs of runs: for TensorBoard and Weights & Biases, whose packages are extras, or functions of one's own.
+"""Logs of runs: TensorBoard and Weights & Biases, whose packages are extras, or functions of the user's.
 
-Each kind of log is a function that finds its package and returns another, which opens the log of a run, given
-its folder and configuration: a context manager that yields ``write(record)``, for every line of
+Each kind of log is a function that finds its package and returns another. That one, given a run's folder and
+configuration, opens the run's log: a context manager that yields ``write(record)``, for every line of
 metrics.jsonl. A function of the user's own is ``(folder, record)``.
 """
 
@@ -25,14 +25,14 @@ Open = Callable[[Path, dict], contextlib.AbstractContextManager[Write]]
 
 
 class Log(contextlib.ExitStack):
-    """Writes the metrics of runs as they come; as a context manager it closes what is open.
+    """A writer of the metrics of runs as they come; as a context manager it closes open logs.
 
     Args:
-      kinds: of `KINDS` by name, or functions of the user's own, perhaps as ``my.py:function``.
+      kinds: names in `KINDS`, or functions of the user's own, also as ``my.py:function``.
 
     Raises:
       JaxflError: if a kind is unknown, its package is missing, nobody is logged in to its service, or a
-        function takes something else.
+        function takes other arguments.
     """
 
     def __init__(self, kinds: Sequence[str | Callable]):
@@ -42,12 +42,12 @@ class Log(contextlib.ExitStack):
 
     @on_first_process
     def __call__(self, folder: Path, new: list[dict]) -> None:
-        """Take a run's newest records, which are in its folder already; the last round closes its logs."""
+        """Log a run's newest records, which are in its folder already; the last round closes its logs."""
         if not self.kinds:
             return
         if folder not in self.logs:
             config = store.read_config(folder)
-            new = store.read_metrics(folder)  # of a run that was resumed, also what came before
+            new = store.read_metrics(folder)  # with earlier records of a resumed run
             self.logs[folder] = [_log(name, open_, folder, config) for name, open_ in self.kinds]
             for log in self.logs[folder]:
                 self.callback(log.close)
@@ -71,7 +71,7 @@ def _opens(kind: str | Callable) -> Open:
     def open_(folder: Path, config: dict) -> Iterator[Write]:
         def write(record):
             with own_code():
-                found(folder, copy.deepcopy(record))  # what is done to it is nobody else's
+                found(folder, copy.deepcopy(record))  # a copy, which it may change
 
         yield write
 
@@ -79,9 +79,9 @@ def _opens(kind: str | Callable) -> Open:
 
 
 def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, list[dict], None]:
-    """A log of a run: takes the records that it is sent, up to those of the last round.
+    """Write the records that this generator is sent to a run's log, up to those of the last round.
 
-    What goes wrong in it ends it with a warning, and not the run.
+    An error in the log ends it with a warning, and not the run.
     """
     metrics = []
     try:
@@ -91,7 +91,7 @@ def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, 
                 for record in new:
                     write(record)
                 metrics += new
-    except Exception as error:  # whatever its package meets
+    except Exception as error:  # whatever its package raises
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         warnings.warn(
             f"The log {name} of {folder} has ended ({reason}); the run goes on, and its metrics.jsonl holds "
@@ -101,10 +101,11 @@ def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, 
 
 
 def scalars(record: dict) -> dict[str, float]:
-    """A round's numbers by name; those of the same kind have one prefix, which TensorBoard draws together.
+    """Return a round's numbers by name; those of one kind share a prefix, which TensorBoard draws together.
 
-    Accuracies are there where the round was evaluated, ``personal/mlp`` is that of an architecture's clients;
-    seconds where a program of several rounds ended, for all of them; a loss that is not finite is left out.
+    Accuracies are there if the round was evaluated; ``personal/mlp`` is that of an architecture's clients.
+    Seconds are there if a program of several rounds ended, for all of them. A loss that is not finite is left
+    out.
     """
     values = {"loss": record["loss"], "bytes/up": record["bytes_up"], "bytes/down": record["bytes_down"]}
     values["seconds/simulated"] = record.get("simulated_seconds")
@@ -120,13 +121,13 @@ def scalars(record: dict) -> dict[str, float]:
 
 
 def tensorboard() -> Open:
-    """Event files in the run's folder ``tensorboard``, for ``tensorboard --logdir runs``."""
+    """Return a log of event files in the run's ``tensorboard``, for ``tensorboard --logdir runs``."""
     package = optional("tensorboardX", "tensorboard", "--log tensorboard")
 
     @contextlib.contextmanager
     def open_(folder: Path, config: dict) -> Iterator[Write]:
         log = folder / "tensorboard"
-        # A run that goes on from a checkpoint has its log made anew: so no round is in it twice.
+        # A resumed run gets a new log, so that no round is in it twice.
         shutil.rmtree(log, ignore_errors=True)
         with package.SummaryWriter(str(log), flush_secs=5) as events:
 
@@ -140,10 +141,10 @@ def tensorboard() -> Open:
 
 
 def wandb() -> Open:
-    """One W&B run per run, in the project that WANDB_PROJECT names or jaxfl; files in the folder ``wandb``.
+    """Return a log of one W&B run per run, in project WANDB_PROJECT or jaxfl, with files in ``wandb``.
 
-    A run that goes on from a checkpoint goes on in W&B, after the last round that W&B has. In W&B's offline
-    mode it begins another complete log with the same id.
+    A resumed run goes on in W&B after the last round that W&B has. In W&B's offline mode it begins another
+    complete log with the same id.
     """
     package = optional("wandb", "wandb", "--log wandb")
     try:

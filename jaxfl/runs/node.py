@@ -1,4 +1,4 @@
-"""The clients of a run by themselves: what devices of a real federation begin with, and their own data."""
+"""Single clients of a run: what devices of a real federation begin with, and their own data."""
 
 import functools
 from pathlib import Path
@@ -16,19 +16,19 @@ from jaxfl.runs.architectures import architectures
 from jaxfl.runs.deployed import Opened, opened
 from jaxfl.runs.init_from import started
 from jaxfl.runs.load import Loaded, load
-from jaxfl.runs.observer import NOBODY
+from jaxfl.runs.observer import SILENT
 
 
 @functools.lru_cache(maxsize=1)
 def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
-    """A run where others go on with it, and what their server averages.
+    """Open a run at the round from which an app goes on with it, with what the app's server averages.
 
     Args:
-      folder: of the run.
-      after: the rounds that are done: those of its newest checkpoint, which is the default, or 0.
+      folder: the run's folder.
+      after: number of rounds done: that of the newest checkpoint, which is the default, or 0.
 
     Returns:
-      It with the state after these rounds.
+      The run with the state after these rounds, and what the server averages.
 
     Raises:
       JaxflError: if there is no such state, the run has several architectures, or its method needs more than
@@ -52,7 +52,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
         raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
     done = its.record["round"]
     if after == 0:
-        federation, _ = started(its.federation, its.setup, folder, NOBODY)
+        federation, _ = started(its.federation, its.setup, folder, SILENT)
         key = jax.random.key(its.setup.run.seed)
         its = its._replace(state=initial_state(its.variant.programs, federation, its.variant.config, key))
     elif after not in (None, done):
@@ -61,23 +61,23 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
 
 
 def sent_first(folder: Path, after: int) -> Arrays:
-    """What the server sends first; arguments and errors are those of `opened_at`."""
+    """Return what the server sends first; arguments and errors are those of `opened_at`."""
     its, averaged = opened_at(folder, after)
     return sent_to_all(averaged, its.state)
 
 
 def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
-    """A client of a run by itself.
+    """Return a single client of a run.
 
     Args:
-      folder: of the run.
-      client: its id there, which decides its batches and what it keeps at first.
-      after: the rounds that are done, see `opened_at`.
+      folder: the run's folder.
+      client: its id in the run, which decides its mini-batches and what it keeps at first.
+      after: number of rounds done, see `opened_at`.
       own: its images; by default those that it has in the run.
 
     Raises:
-      JaxflError: as `opened_at`, or if there is no such client, the images do not look like the run's, or the
-        run's data set is needed and not at hand.
+      JaxflError: as in `opened_at`, or if there is no such client, the images differ in shape or type from
+        the run's, or the run's data set is needed and not available.
     """
     its, averaged = opened_at(folder, after)
     ids = np.asarray(its.federation.groups[0].id).tolist()

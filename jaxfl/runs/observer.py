@@ -1,4 +1,4 @@
-"""Who looks on while runs go on: the command shows it, from Python nobody does."""
+"""Observers of runs in progress: the command shows the progress, calls from Python show none."""
 
 import sys
 from collections.abc import Callable
@@ -19,14 +19,13 @@ def _to_stderr(sentence: str) -> None:
 
 
 class Observer(NamedTuple):
-    """Is told what happens.
+    """Callbacks for progress reports.
 
     Args:
-      prepared: the setup, its data, and how many runs there are.
-      said: a sentence about what happens next.
-      warned: a sentence that nobody should miss; by default it goes to stderr.
-      progressed: a run in words, which no other run has, and its newest records, as they are in
-        metrics.jsonl.
+      prepared: called with the setup, its data, and the number of runs.
+      said: called with a sentence about what happens next.
+      warned: called with a sentence that nobody should miss; by default it goes to stderr.
+      progressed: called with a unique name of a run and its newest records, as in metrics.jsonl.
     """
 
     prepared: Callable[[Setup, Data, int], None] = _ignore
@@ -35,4 +34,4 @@ class Observer(NamedTuple):
     progressed: Callable[[str, list[dict]], None] = _ignore
 
 
-NOBODY = Observer()
+SILENT = Observer()

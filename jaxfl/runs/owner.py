@@ -1,7 +1,7 @@
-"""One owner of a run folder: whoever writes it holds a lock on a file in it, which dies with its process.
+"""Ownership of a run folder: its writer holds a lock on a file in it, which ends with the process.
 
-Readers ask nobody. Of several processes of one run the first holds the lock for all. Where the file system
-knows no locks, what is written in the file decides: who it is that holds it, on which machine, since when.
+Readers need no lock. Of several processes of one run, the first holds the lock for all. On a file system
+without locks the content of the file decides: which process holds it, on which machine, since when.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Taken(JaxflError):
 
 
 class _Held(NamedTuple):
-    """A lock: its file's descriptor, and the folders that were made for it, the innermost first."""
+    """A lock: its file's descriptor, and the folders made for it, the innermost first."""
 
     descriptor: int
     made: list[Path]
@@ -38,10 +38,10 @@ class _Held(NamedTuple):
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Within, no other process writes a run folder; it is made if need be, and goes again if nothing came.
+    """Own a run folder within the block; make it if needed, and remove it again if it stays empty.
 
     Args:
-      folder: of a run, or for a new one.
+      folder: folder of a run, or for a new one.
 
     Raises:
       Taken: if another process owns it.
@@ -52,20 +52,20 @@ def owned(folder: Path) -> Iterator[None]:
         yield
     finally:
         if is_first():
-            # Removed while it is locked: who has opened it meanwhile finds that it is no longer there. A
-            # folder that was removed with it may have another owner by now.
+            # Removed while it is locked: a process that has opened it meanwhile finds it gone. A folder that
+            # was removed with it may have another owner by now.
             if _is_there(held.descriptor, folder / OWNER):
                 (folder / OWNER).unlink()
             os.close(held.descriptor)
             for path in held.made:
-                with contextlib.suppress(OSError):  # it holds a run, or is gone with one
+                with contextlib.suppress(OSError):  # it holds a run, or went with one
                     path.rmdir()
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether a process is at a run, as far as this machine can tell; nothing is written.
+    """Return whether a process is working on a run, as far as this machine can tell; write nothing.
 
-    The file is locked for a moment, as others that ask may do at the same time.
+    The file is locked for a moment; other callers may do so at the same time.
     """
     try:
         descriptor = os.open(folder / OWNER, os.O_RDONLY)
@@ -101,17 +101,17 @@ def _take(folder: Path) -> _Held:
 
 
 def _is_there(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
+    """Return whether an open file is still the one at a path."""
     return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Lock an open file, or refuse in the name of its owner."""
+    """Lock an open file, or raise `Taken` with the name of its owner."""
     note = ""
     try:
-        for patience in (0.01, 0.02, 0.04, 0):  # who asks whether a run is owned locks its file for a moment
+        for patience in (0.01, 0.02, 0.04, 0):  # `is_owned` locks the file for a moment
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of NFS: a lock on the server
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # on NFS: a lock on the server
                 return
             except BlockingIOError:
                 if not patience:
@@ -136,7 +136,7 @@ def _this_process() -> dict:
 
 
 def _written(descriptor: int) -> dict | None:
-    """What the owner has written about itself; None if it is just about to."""
+    """Return what the owner has written about itself; None if it is just about to."""
     try:
         its = json.loads(os.pread(descriptor, 4096, 0))
         return its if _this_process().keys() <= its.keys() else None
@@ -145,12 +145,12 @@ def _written(descriptor: int) -> dict | None:
 
 
 def _gone(its: dict) -> bool:
-    """Whether a process of this machine has ended; of another machine's nobody knows."""
+    """Return whether a process of this machine has ended; False on another machine, where it is unknown."""
     return its["host"] == socket.gethostname() and _born(its["process"]) != its["born"]
 
 
 def _born(process: int) -> float | None:
-    """When a process began, which tells it from a later one of the same number; None if there is none."""
+    """Return when a process began, which differs for a later one of the same id; None if there is none."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process).create_time()
     return None

@@ -1,14 +1,14 @@
-"""Is one method better than another? The mean of paired differences, and its 95 % interval.
+"""Comparison of two methods: the mean of paired differences, and its 95 % interval.
 
-Runs with one seed on one partition meet the same rows, first weights and cohorts, and what of that is luck is
-the same for both: their differences scatter less than their accuracies do. So differences are averaged,
+Runs with one seed on one partition have the same rows, initial weights and cohorts, so chance affects both
+alike. Their differences scatter less than their accuracies do. So differences are averaged,
 
     d_s = accuracy of a run with seed s - accuracy of the other method's with seed s,
     mean(d) ± t_0.975(n - 1) std(d) / sqrt(n)        (Student's t over n pairs).
 
-A pair is a seed. Where there are several partitions it is a partition, with the mean over its seeds, because
-seeds of one partition have its luck in common. With a single run of each it is a client, which is the same in
-both: the interval then says what other clients would give, and not what another seed would.
+A pair is a seed. With several partitions it is a partition, with the mean over its seeds, because chance in a
+partition affects all of its seeds. With a single run of each method it is a client, the same in both runs:
+the interval then says what other clients would give, and not what another seed would.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ class Difference(NamedTuple):
     """A mean of paired differences and its interval, in the unit of what is compared; NaN where unknown.
 
     Args:
-      mean: of the differences.
-      low: end of the interval.
-      high: end of the interval.
-      pairs: how many.
+      mean: mean of the differences.
+      low: lower end of the interval.
+      high: upper end of the interval.
+      pairs: number of pairs.
       of: what a pair is: "seeds", "partitions" or "clients".
     """
 
@@ -44,11 +44,11 @@ class Difference(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the interval contains 0: no difference can be told from the spread."""
+        """Whether the interval contains 0: no difference stands out from the spread."""
         return self.low <= 0 <= self.high
 
     def text(self) -> str:
-        """``+1.20 [+0.31, +2.09]``, and whether that is inside the spread; a dash without a mean."""
+        """Return ``+1.20 [+0.31, +2.09]``, and whether that is inside the spread; a dash without a mean."""
         if math.isnan(self.mean):
             return "-"
         if math.isnan(self.low):
@@ -61,10 +61,10 @@ UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")
 
 
 def label_of(against: str, labels: Iterable[str]) -> str:
-    """The label of what others are compared with, see `matching_label`.
+    """Return the label with which others are compared, see `matching_label`.
 
     Raises:
-      JaxflError: if there is none, naming a label like it, or all of them.
+      JaxflError: if there is none, naming a similar label, or all of them.
     """
     labels = list(labels)
     if found := matching_label(against, labels):
@@ -73,19 +73,19 @@ def label_of(against: str, labels: Iterable[str]) -> str:
 
 
 def matching_label(wanted: str, labels: Iterable[str]) -> str | None:
-    """The label that somebody means, or None; its numbers may be written otherwise (1 for 1.0)."""
+    """Return the label that `wanted` means, or None; its numbers may be written differently (1 for 1.0)."""
     labels = list(labels)
     if wanted in labels:
         return wanted
     for label in labels:
-        with contextlib.suppress(JaxflError):  # of options that stand twice, as those of several models
+        with contextlib.suppress(JaxflError):  # if options occur twice, as with several models
             if _numbers(label) == _numbers(wanted):
                 return label
     return None
 
 
 def _numbers(label: str) -> tuple:
-    """A label's name and its options, numbers as such, and what is no word of the user's in lower case."""
+    """Return a label's name and options: numbers as floats, and true, false and none in lower case."""
     name, options = choices.split(label)
     found = {}
     for option, value in options.items():
@@ -97,7 +97,7 @@ def _numbers(label: str) -> tuple:
 
 
 def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:
-    """The mean of differences, one for each pair, and its interval; NaN for a single pair."""
+    """Return the mean of differences, one for each pair, and its interval; NaN for a single pair."""
     number, mean = len(differences), float(np.mean(differences))
     if number == 1:
         return Difference(mean, math.nan, math.nan, 1, of)
@@ -114,17 +114,17 @@ def paired(
     value: Callable[[dict], float],
     of_clients: Callable[[dict], Sequence[float | None]] | None = None,
 ) -> Difference:
-    """How much one method's runs are above another's.
+    """Return how much one method's runs are above another's.
 
     Args:
       ours: results by seed and partition seed.
-      others: of the other method, on the same partitions. Draws that only one of both has are left out.
-      value: of a result, what is compared.
-      of_clients: of a result the same of every client by id, None of those without; None where no client has
-        such a value.
+      others: results of the other method on the same partitions; draws of only one method are left out.
+      value: returns the compared value of a result.
+      of_clients: returns that value for every client by id, None for clients without it; None if no client
+        has such a value.
 
     Returns:
-      `UNPAIRED` if no draw is common.
+      The difference; `UNPAIRED` if no draw is common.
     """
     common = sorted(ours.keys() & others.keys())
     if not common:
@@ -148,13 +148,13 @@ def paired(
 
 
 def _of_both(own: dict, other: dict, of_clients: Callable[[dict], Sequence[float | None]]) -> np.ndarray:
-    """Differences of two results, of the clients that have a value in both: newcomers have none."""
+    """Return the differences of two results for clients with a value in both; newcomers have none."""
     apart = np.array(of_clients(own), float) - np.array(of_clients(other), float)
     return apart[np.isfinite(apart)]
 
 
 def notes_on(against: str, differences: Mapping[str, Difference]) -> list[str]:
-    """What is to be known of differences, by label: what their pairs are, in a note for each kind."""
+    """Return notes on the differences by label: what their pairs are, in a note for each kind."""
     counts, labels = {}, {}
     for label, its in differences.items():
         if its.pairs and not math.isnan(its.mean):

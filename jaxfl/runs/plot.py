@@ -1,4 +1,4 @@
-"""Curves of one or several runs, and what a method has found out."""
+"""Plots of one or several runs, and of a method's findings."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -15,18 +15,18 @@ from jaxfl.runs.table import OF_ACCURACY, Cell, Table
 LINES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D")
 HATCHES = ("", "//", "..", "xx")
-LABEL_WIDTH = 40  # characters in a line of the legend, which else takes the room of the curves
+LABEL_WIDTH = 40  # characters in a line of the legend, which must leave room for the curves
 TICK_WIDTH = 20  # the same under a column of a heat map
-MOST_NAMED = 40  # clients for whose numbers a picture has room
-MOST_LINKED = 200  # clients for whose links it has room
+MOST_NAMED = 40  # clients whose numbers fit in a picture
+MOST_LINKED = 200  # clients whose links fit in a picture
 
 
 def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
-    """Accuracy against rounds, against the bytes moved and, where it is known, simulated time.
+    """Draw accuracy against rounds, against the bytes moved and, if known, against simulated time.
 
     Args:
-      runs: per label the metrics of its seeds; a line is their mean, a band their sample standard
-        deviation where there are several; after a single evaluation a bar.
+      runs: for each label the metrics of its seeds. A line is their mean; with several seeds a band is their
+        sample standard deviation, a bar after a single evaluation.
     """
     costs = {"megabytes sent and received": _megabytes}
     if any(_simulated_seconds(seeds[0][0]) for seeds in runs.values()):
@@ -67,42 +67,42 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
 
 
 def _wrapped(labels: Iterable[str]) -> list[str]:
-    """Labels in lines that a legend has room for."""
+    """Wrap labels into lines that fit in a legend."""
     return [_in_lines(label, LABEL_WIDTH) for label in labels]
 
 
 def _in_lines(label: str, width: int) -> str:
-    """A text in lines of so many characters, divided after spaces and commas."""
+    """Wrap a text into lines of `width` characters, divided after spaces and commas."""
     spaced = label.replace(", ", ",").replace(",", ", ")
     return textwrap.fill(spaced, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _height(legend: list[str]) -> float:
-    """Inches of a figure in which a legend on the right has room."""
+    """Return the height of a figure, in inches, in which a legend on the right fits."""
     return max(4.2, 0.4 + 0.21 * sum(1 + label.count("\n") for label in legend))
 
 
 def _line(number: int) -> dict:
-    """How the line of a run looks; forty look differently."""
+    """Return the style of a run's line; forty styles differ."""
     return {"marker": ".", "color": f"C{number % 10}", "linestyle": LINES[number // 10 % len(LINES)]}
 
 
 def _bar(number: int) -> dict:
-    """How the bars of a run look; forty look differently."""
+    """Return the style of a run's bars; forty styles differ."""
     return {"color": f"C{number % 10}", "hatch": HATCHES[number // 10 % len(HATCHES)]}
 
 
 def _mark(number: int) -> dict:
-    """How the points of a run look; forty look differently."""
+    """Return the style of a run's points; forty styles differ."""
     return {"marker": MARKS[number // 10 % len(MARKS)], "color": f"C{number % 10}"}
 
 
 def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Figure | None:
-    """What else is known of the deployed models' accuracy against rounds, and every class at the last one.
+    """Draw further scores of the deployed models against rounds, and every class at the last evaluation.
 
     Args:
-      runs: per label the metrics of its seeds, as in `draw_curves`.
-      shown: of `jaxfl.runs.table.SHOWN`; what belongs to a whole run has no panel.
+      runs: for each label the metrics of its seeds, as in `draw_curves`.
+      shown: names in `jaxfl.runs.table.SHOWN`; values of a whole run have no panel.
     """
     panels = [name for name in shown if name in OF_ACCURACY or name == "per-class"]
     if not panels:
@@ -137,7 +137,7 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
 
 
 def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int) -> None:
-    """A bar per class, the mean over seeds, beside those of the other runs."""
+    """Draw a bar per class, the mean over seeds, beside those of the other runs."""
     classes = 100 * np.array(seeds, float)
     width = 0.8 / runs
     places = np.arange(classes.shape[1]) + width * (number - (runs - 1) / 2)
@@ -145,15 +145,15 @@ def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int)
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:
-    """A table as points: a band for each column, in it a point for each row, with its standard deviation.
+    """Draw a table as points: a band for each column, with a point and standard deviation for each row.
 
-    The axis begins where the points do, and not at zero: so one sees what lies apart. Columns of differences
-    are left out.
+    The axis begins where the points do, and not at zero, to show how far apart they are. Columns of
+    differences are left out.
     """
     titles, rows = _of_means(table), len(table.rows)
     wrapped = _wrapped(label for label, _ in table.rows)
     named = [_in_lines(column, LABEL_WIDTH) for column in titles]
-    lines = max(rows, *(1 + name.count("\n") for name in named)) + 0.8  # of a band
+    lines = max(rows, *(1 + name.count("\n") for name in named)) + 0.8  # lines of a band
     width, least = (10, _height(wrapped)) if rows > 1 else (8, 2)  # one row needs no legend
     height = max(least, 1 + 0.19 * lines * len(titles))
     figure = Figure((width, height), layout="constrained", dpi=150)
@@ -176,7 +176,7 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
 
 
 def draw_grid(table: Table, title: str, unit: str) -> Figure:
-    """A table as a heat map with its means in it. Columns of differences are left out."""
+    """Draw a table as a heat map with its means in it, without columns of differences."""
     titles = _of_means(table)
     means = np.array([[cell.mean for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows])
     size = max(5, 1.2 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
@@ -196,16 +196,16 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
 
 
 def _of_means(table: Table) -> list[str]:
-    """The titles of the columns that are no differences."""
+    """Return the titles of the columns that are not differences."""
     _, first = table.rows[0]
     return [title for title, cell in zip(table.titles, first, strict=True) if isinstance(cell, Cell)]
 
 
 def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
-    """Megabytes that a whole run sends up and down, a bar for each label; None where nothing is sent.
+    """Draw the megabytes that a whole run sends up and down, a bar for each label; None if there are none.
 
     Args:
-      runs: per label the metrics of its seeds, as in `draw_curves`; a bar is their mean.
+      runs: for each label the metrics of its seeds, as in `draw_curves`; a bar is their mean.
     """
     figure = Figure((8, 0.4 * len(runs) + 1.6), layout="constrained", dpi=150)
     axes = figure.add_subplot(xlabel="megabytes in the whole run")
@@ -223,11 +223,11 @@ def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
 
 
 def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
-    """Accuracy of the clients of each architecture against rounds, a panel for each; None where all have one.
+    """Draw accuracy against rounds, a panel for each architecture; None if there is only one.
 
     Args:
-      runs: per label the metrics of its seeds, as in `draw_curves`. An architecture that a run lacks has no
-        line of it.
+      runs: for each label the metrics of its seeds, as in `draw_curves`. A run has no line for an
+        architecture that it lacks.
     """
     of_runs = {
         label: [
@@ -270,7 +270,7 @@ def _simulated_seconds(record: dict) -> float:
 
 
 def draw_findings(metrics: list[dict]) -> Figure | None:
-    """A panel of lines for each finding ``{line: number}`` of a run, over the rounds; None without such."""
+    """Draw a panel of lines over rounds for each finding ``{line: number}`` of a run; None without any."""
     panels = {name: lines for name, lines in over_rounds(metrics).items() if isinstance(lines, dict)}
     if not panels:
         return None
@@ -291,7 +291,7 @@ def draw_findings(metrics: list[dict]) -> Figure | None:
 
 
 def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure:
-    """A heat map per matrix, clients with like labels side by side.
+    """Draw a heat map per matrix, clients with similar labels side by side.
 
     Args:
       matrices: by name, (N, N), by client ids.
@@ -311,15 +311,15 @@ def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure
 
 
 def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndarray]) -> Figure:
-    """A map of the clients of each architecture: their vectors' two principal components.
+    """Draw a map of the clients of each architecture: two principal components of their vectors.
 
-    A client's colour is the mixture of its labels' colours, so that clients with like labels look alike.
+    A client's colour is the mixture of its labels' colours, so that clients with similar labels look alike.
 
     Args:
       embeddings: by architecture, (n_g, d).
       counts: by architecture in the order of ids, (n_g, outputs), each client's training rows per label.
     """
-    from sklearn.decomposition import PCA  # here: SciPy comes with it, a second of every command
+    from sklearn.decomposition import PCA  # here: it loads SciPy, a second of every command
 
     figure = Figure((4.6 * len(embeddings) + 0.8, 4.2), layout="constrained", dpi=150)
     outputs = next(iter(counts.values())).shape[1]
@@ -349,13 +349,13 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
 
 
 def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
-    """The graph of the clients, coloured by architecture; None where it has no room.
+    """Draw the graph of the clients, coloured by architecture; None if it does not fit.
 
     Args:
-      links: (N, N) bool.
+      links: (N, N) bool, which clients are linked.
       models: (N,), the architecture of each client.
     """
-    import networkx  # here: whose clients are not linked does not wait for it
+    import networkx  # here, so that runs without links do not wait for it
 
     if len(links) > MOST_LINKED:
         return None
@@ -378,7 +378,7 @@ def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
 
 
 def _by_labels(counts: np.ndarray) -> np.ndarray:
-    """The clients in an order in which neighbours have like shares of labels."""
+    """Order the clients so that neighbours have similar shares of labels."""
     from scipy.cluster.hierarchy import leaves_list, linkage  # here: it takes a quarter of a second to load
 
     if len(counts) < 3:

@@ -1,4 +1,4 @@
-"""From options to a federation: what the command line and `jaxfl.run` have in common.
+"""Federations made from options, for the command line and `jaxfl.run`.
 
 source -> partition -> links -> models -> Federation
 """
@@ -39,17 +39,17 @@ from jaxfl.runs import store
 from jaxfl.runs.architectures import build_models
 from jaxfl.runs.target import check_targets
 
-CLIENTS = 20  # where nobody says how many
-# Options of a partition that a data set has by default: digits are few, and a client that knows little learns
-# from others.
+CLIENTS = 20  # default number
+# Default options of a partition by data set: digits are few, and a client with little data learns from
+# others.
 USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 
 
 class Data(NamedTuple):
     """A prepared federation and what it was made of.
 
-    `client_devices` say how fast clients are, and `starts` what architectures start from, if given; `drawn`
-    is what is done to the clients' images, if anything.
+    `client_devices` says how fast clients are, `starts` from what architectures start, if given, and `drawn`
+    is the shift of the clients' images, if any.
     """
 
     source: Source
@@ -63,15 +63,15 @@ class Data(NamedTuple):
 
 @memory.explained()
 def prepare(setup: Setup, saved: Path | None = None, source: Source | None = None) -> Data:
-    """Load, divide and put on the device.
+    """Load the data, divide them and put them on the device.
 
     Args:
       setup: the options.
-      saved: the folder of a run whose partition and links are used instead of drawing them.
-      source: use this one instead of loading it.
+      saved: folder of a run whose partition and links are used instead of drawing them.
+      source: the data to use instead of loading them.
 
     Raises:
-      JaxflError: if something does not fit or is not at hand, or the run was computed on other images.
+      JaxflError: if something does not fit or is not available, or the run was computed on other images.
     """
     check_setup(setup)
     _require_device()
@@ -97,7 +97,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
 
 
 def _require_same_images(run: Path, now: dict, name: str) -> None:
-    """Refuse images of another mean or deviation than those of a run, and another number of public ones."""
+    """Refuse images whose mean, standard deviation or number of public ones differs from a run's."""
     then = store.read_config(run).get("data", now)
     before, found = then.get("public", now["public"]), now["public"]
     if before != found:
@@ -107,7 +107,7 @@ def _require_same_images(run: Path, now: dict, name: str) -> None:
         )
     for moment in ("mean", "std"):
         before, found = then[moment], now[moment]
-        if len(before) != len(found) or not np.allclose(before, found, rtol=1e-4):  # libraries sum otherwise
+        if len(before) != len(found) or not np.allclose(before, found, rtol=1e-4):  # sums differ by library
             raise JaxflError(
                 f"{run} was computed on other images than {name} has now: their {moment} was "
                 f"{np.mean(before):.6g} and is {np.mean(found):.6g}; bring those back, or start a new run."
@@ -115,7 +115,7 @@ def _require_same_images(run: Path, now: dict, name: str) -> None:
 
 
 def images_of(data: Data) -> dict:
-    """What a run's configuration says of its images: whoever has that can predict without the data set."""
+    """Describe a run's images for its configuration, so that predictions need no data set."""
     images, federation = data.source.images, data.federation
     return {
         "shape": list(images.shape[1:]),
@@ -127,13 +127,13 @@ def images_of(data: Data) -> dict:
 
 
 def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun: Path) -> Federation:
-    """The federation of a run on one device, its data not at hand.
+    """Return the federation of a run on one device, without its data.
 
     Args:
-      setup: the options of the run.
-      images: what `images_of` said of them.
-      partition: of the run.
-      begun: its folder.
+      setup: the run's options.
+      images: description of the images by `images_of`.
+      partition: the run's partition.
+      begun: the run's folder.
 
     Raises:
       JaxflError: if something does not fit, or a model is not found again.
@@ -148,19 +148,20 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
 
 
 def with_newcomers(setup: Setup, federation: Federation) -> Federation:
-    """The federation with newcomers set apart, drawn by `partition_seed`.
+    """Return the federation with newcomers set apart, drawn by `partition_seed`.
 
     Raises:
-      JaxflError: if they are asked for and are nobody.
+      JaxflError: if they are asked for and there are none.
     """
     if not setup.run.newcomers:
         return federation
     counts = [len(group.id) for group in federation.groups]
     drawn = draw_newcomers(counts, setup.run.newcomers, setup.partition.partition_seed)
     if not np.concatenate(drawn).any():
+        most = max(counts)
+        has, way = ("1 client", "--clients") if most == 1 else (f"{most} clients", "it, or --clients")
         raise JaxflError(
-            f"--newcomers {setup.run.newcomers} is nobody: the largest architecture has {max(counts)} "
-            "clients; raise it, or --clients."
+            f"--newcomers {setup.run.newcomers} is nobody: the largest architecture has {has}; raise {way}."
         )
     return set_apart(federation, drawn)
 
@@ -176,10 +177,10 @@ def _require_device() -> None:
 
 
 def held_out(setup: Setup) -> float:
-    """The share of every class that is held out as public images.
+    """Return the share of every class that is held out as public images.
 
     Raises:
-      JaxflError: if the user gave one that is no share.
+      JaxflError: if the user's share is outside of (0, 1).
     """
     name, options = choices.split(setup.data.public)
     if name != "held-out":
@@ -191,9 +192,9 @@ def held_out(setup: Setup) -> float:
 
 
 def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | None:
-    """Public images of another data set; None where there are none or they are held out.
+    """Return public images of another data set; None if there are none or they are held out.
 
-    Of the clients' own data set they are what is none of the rows that clients own.
+    From the clients' own data set, rows that clients own are left out.
     """
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
@@ -205,12 +206,12 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
 
 
 def cache_folder() -> Path:
-    """Where compiled programs and measurements of all runs are kept."""
+    """Return the folder of the compiled programs and measurements of all runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxfl"
 
 
 def on_this_machine(setup: Setup, models):
-    """The setup with its automatic choices made, and the models with the convolution that was chosen."""
+    """Return the setup with its automatic choices made, and the models with the chosen convolution."""
     largest = max(count for _, count in models)
     at_once = setup.machine.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
     active = math.ceil(largest * setup.run.participation - 1e-9)
@@ -227,7 +228,7 @@ def on_this_machine(setup: Setup, models):
 
 
 def check_setup(setup: Setup) -> None:
-    """Refuse options that contradict each other, or are of another type or range."""
+    """Refuse options that contradict each other, or are of another type or out of range."""
     setup.check()
     check_targets(setup.run.target)
     public, options = choices.split(setup.data.public)
@@ -254,15 +255,17 @@ def check_setup(setup: Setup) -> None:
 
 
 def _check_saved(setup: Setup) -> None:
-    """Refuse options that would change a partition, where it is a saved one."""
+    """Refuse options that would change a saved partition."""
     given = setup.partition
     if setup.data.public.startswith("held-out,"):
         raise JaxflError(
             f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
             "holds out its own images; write --public held-out."
         )
-    # A shift is drawn by it beside a saved partition.
-    seed = given.partition_seed if setup.data.shift else PartitionOptions().partition_seed
+    # With a saved partition the seed may still draw shifts, newcomers, links and other public images.
+    draws = setup.data.shift or setup.run.newcomers or setup.run.topology != "none"
+    draws = draws or setup.data.public not in ("auto", "none", "held-out")
+    seed = given.partition_seed if draws else PartitionOptions().partition_seed
     saved = PartitionOptions(given.partition, given.clients, seed)
     for name, value in vars(saved).items():
         if getattr(given, name) != value:
@@ -274,7 +277,7 @@ def _check_saved(setup: Setup) -> None:
 
 
 def load_source(setup: Setup) -> Source:
-    """The data set; a user's own is ``my.py:function``, from `data_dir` to a `Source`."""
+    """Load the data set; a user's own is ``my.py:function``, from `data_dir` to a `Source`."""
     name, _, _ = setup.data.dataset.partition(":")
     if not name.endswith(".py"):
         return load(setup.data.dataset, setup.machine.data_dir)
@@ -290,7 +293,7 @@ def load_source(setup: Setup) -> Source:
 
 
 def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
-    """What divides the data: its name, itself, and its options.
+    """Return the partitioner: its name, its function, and its options.
 
     Raises:
       JaxflError: if there is none of this name, or it has no such options.
@@ -302,7 +305,7 @@ def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
 
 
 def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition:
-    """The partition: drawn by `partition_seed`, or read from a file."""
+    """Draw the partition by `partition_seed`, or read it from a file."""
     choice = setup.partition.partition
     if saved is None and is_saved(choice):
         saved = as_path(choice)
@@ -341,18 +344,18 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 
 def _saved(path: Path, source: Source) -> Partition:
-    """The partition that a file holds, jaxfl's own or JSON."""
+    """Read a partition from a file in jaxfl's own format or JSON."""
     return on_first_process(peers.read if path.suffix == ".json" else partitions.load)(path, source)
 
 
 def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:
-    """The column of the data by which a partitioner divides, (N,); None where it goes by labels."""
+    """Return the column of the data by which a partitioner divides, (N,); None if it uses labels."""
     defaults = {option.name: option.default for option in choices.described(partitioner)}
     return column(source, options.get("column", defaults["column"])) if "column" in defaults else None
 
 
 def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
-    """What is done to the images of each client, drawn by `partition_seed`; None where nothing is."""
+    """Draw the shift of each client's images by `partition_seed`; None without a shift."""
     kinds, amounts, seed = [], [], setup.partition.partition_seed
     for choice in setup.data.shift:
         name, _ = choices.split(choice)
@@ -366,17 +369,17 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
-    """Who is linked with whom, drawn by `partition_seed` or read from a file; None where nobody is.
+    """Draw the links of clients by `partition_seed`, or read them from a file; None without links.
 
     Args:
       setup: the options.
-      clients: N.
+      clients: number of clients, N.
       saved: folder of a run, whose links are taken if it has some.
     """
     choice = setup.run.topology
     if choice == "none":
         return None
-    from jaxfl.data import topology  # here: whose clients are not linked does not wait for networkx
+    from jaxfl.data import topology  # here, so that runs without links do not wait for networkx
 
     kept = saved / store.TOPOLOGY if saved and store.holds(saved, store.TOPOLOGY) else None
     if kept or is_edges(choice):

@@ -1,5 +1,6 @@
-"""Runs on their way: compute a chunk of rounds, write it down, and so on to the result."""
+"""The loop of a run: compute a chunk of rounds, write it down, and so on to the result."""
 
+import dataclasses
 import importlib
 import shlex
 import time
@@ -28,18 +29,18 @@ from jaxfl.runs.variant import Variant
 
 
 class Run(NamedTuple):
-    """A run whose folder is there and that can go on.
+    """A run whose folder exists and that can go on.
 
     Args:
-      folder: of the run.
-      config: that the folder holds.
+      folder: the run's folder.
+      config: the configuration in the folder.
       variant: the method.
-      machine: how often it is saved.
-      code: that computes it now, see `jaxfl.runs.code`.
+      machine: options that say how often it is saved.
+      code: the code that computes it now, see `jaxfl.runs.code`.
       watch: called with the metrics of every round as they come.
-      metrics: of all rounds so far; the list grows as the run goes on.
-      state: after these rounds; None before the first one.
-      new: whether its folder was made for it just now.
+      metrics: records of all rounds so far; the list grows as the run goes on.
+      state: state after these rounds; None before the first one.
+      new: whether its folder has just been made.
     """
 
     folder: Path
@@ -54,12 +55,12 @@ class Run(NamedTuple):
 
     @property
     def done(self) -> int:
-        """Rounds so far."""
+        """Number of rounds so far."""
         return len(self.metrics)
 
 
 def compilation(programs: Programs) -> tuple[int, float]:
-    """Programs and seconds of compilation so far: earlier runs may have shared them."""
+    """Return the number of compiled programs and the seconds so far, which earlier runs may have shared."""
     return programs.compilations, programs.seconds
 
 
@@ -70,24 +71,25 @@ def proceed(
     spent: tuple[int, float],
     profile: Path | None = None,
 ) -> list[dict | JaxflError]:
-    """Run the runs of a job to their ends.
+    """Run all runs of a job to the end.
 
     Seconds of compilation count for the first run that reports; those of training are divided evenly.
 
     Args:
-      job: what is computed; of several runs each has, on a CPU, the same bits as alone.
-      runs: in the order of the job, and all at the same round.
-      client_devices: how fast the clients are, by architecture, where that is known.
+      job: the job; on a CPU, each of several runs has the same bits as alone.
+      runs: runs in the order of the job, all at the same round.
+      client_devices: speed of the clients by architecture, if known.
       spent: `compilation` before anything was compiled for them.
-      profile: a folder for a trace of the second chunk of rounds, or of the only one.
+      profile: folder for a trace of the second chunk of rounds, or of the only one.
 
     Returns:
-      Of each the result, see `jaxfl.runs.result.result`, or the error that ended it while the others went on:
-      its loss is no longer finite, or its folder cannot be written. A method that refuses the data or its
-      options ends all. What was computed before stays in the folder; if nothing was, the folder goes.
+      For each run its result, see `jaxfl.runs.result.result`, or the error that ended it while the others
+      went on: its loss is no longer finite, or its folder cannot be written. A method that refuses the data
+      or its options ends all. What was computed before stays in the folder; without any, a new folder is
+      removed.
 
     Raises:
-      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
+      Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     Thread(target=importlib.import_module, args=["jaxfl.runs.plot"]).start()  # while programs are compiled
     compilations, seconds = spent
@@ -111,14 +113,14 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
     """Compute and write down all rounds.
 
     Returns:
-      Of the runs that end early, by their numbers, why.
+      The errors of the runs that end early, by their numbers in the job.
     """
     ended, done = {}, runs[0].done
     going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
     if not going:  # they were stopped between their last round and their result
         return ended
-    compiling, writing = _meter(job.programs, seconds), 0.0  # the longest, in seconds
-    wrote = dict.fromkeys(going, 0.0)  # what each run has written since its last record, in seconds
+    compiling, writing = _meter(job.programs, seconds), 0.0  # the longest writing, in seconds
+    wrote = dict.fromkeys(going, 0.0)  # seconds of writing of each run since its last record
     try:
         chunks = simulate(job, done, [run.state for run in runs] if done else None)
         if profile:
@@ -127,7 +129,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
             asked = time.perf_counter()
             for of_runs in chunks:
                 there, spent = time.perf_counter(), compiling()
-                # What is still to be written, the next rounds, and what is to be written of them.
+                # Time to write this chunk, compute the next one and write that.
                 request.measured(there - asked - spent + 2 * writing)
                 stop = request.made
                 for i, run in list(going.items()):
@@ -142,7 +144,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                         ended[i] = error
                     if i in ended or stops(run.config, run.metrics):
                         del going[i]
-                compiling()  # what joining has compiled stands in its record
+                compiling()  # what joining has compiled is in its record
                 of_runs.clear()  # the next rounds need the memory
                 if not going:
                     break
@@ -161,7 +163,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
 
 
 def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
-    """A function that tells the seconds of compilation since it was last asked; at first since `seconds`."""
+    """Return a function that returns seconds of compilation since its last call, at first since `seconds`."""
 
     def since():
         nonlocal seconds
@@ -172,7 +174,7 @@ def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
 
 
 def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
-    """Write down a chunk of a run, its number in the job being `i`, and a checkpoint where one is due."""
+    """Write down a chunk of the job's run number `i`, and a checkpoint if one is due."""
     folder, machine = run.folder, run.machine
     ends = run.done + len(new) == job.rounds or stops(run.config, [*run.metrics, *new])
     if ends and np.concatenate(job.federation.newcomers).any() and not chunk.diverged:
@@ -190,25 +192,37 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
         own = ", ".join(Path(file).name for file in run.code["files"])
         raise JaxflError(
             f"{run.variant.label}: the {what} of client {client} {'is' if what == 'loss' else 'are'} not "
-            f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr})"
+            f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr}){_changed(run.variant)}"
             f"{own and f', or see what {own} computes'}; what came before is in {folder}."
         )
     if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
-        # First: a resume writes nothing of the rounds before its checkpoint.
+        # Before the checkpoint: a resume writes nothing of earlier rounds.
         for kind, arrays in _about_clients(job, chunk.state).items():
             store.write_about_clients(folder, kind, run.done, job.federation.fetch(arrays))
         mark = store.fingerprint(run.config)
         checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
 
 
+def _changed(variant: Variant) -> str:
+    """Name the method's floats, apart from lr, that are not the defaults: one of them may be the cause."""
+    fields = [field for field in dataclasses.fields(variant.config) if field.name != "lr"]
+    values = [(field, getattr(variant.config, field.name)) for field in fields]
+    changed = [
+        f"--{field.name.replace('_', '-')} (now {value})"
+        for field, value in values
+        if isinstance(value, float) and value != field.default
+    ]
+    return f", or look at {', '.join(changed)}" if changed else ""
+
+
 def _devices(config: dict, metrics: list[dict]) -> int | None:
-    """How many devices have shared the clients in the last of some rounds, where that is known."""
+    """Return how many devices shared the clients in the last of some rounds; None if unknown."""
     begun_on = config["begun_on"] if "begun_on" in config else config["options"].get("devices")
     return next((record["devices"] for record in reversed(metrics) if "devices" in record), begun_on)
 
 
 def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:
-    """Write into the record of a run's last round what its newcomers get."""
+    """Add what newcomers get to the record of a run's last round."""
     begun, (_, compiled) = time.perf_counter(), compilation(job.programs)
     report, cohort = join(job, i, state, last), newcomers_in_places(job, last)
     record["newcomers"] = joined(report, cohort, job.federation)
@@ -218,7 +232,7 @@ def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:
 
 
 def _about_clients(job: Job, state) -> dict[str, dict]:
-    """What a method knows about clients, by the kinds of `store.ABOUT_CLIENTS` and by names."""
+    """Return what a method knows about clients, by the kinds of `store.ABOUT_CLIENTS` and by name."""
     known = {}
     if job.programs.matrices:
         known["matrices"] = job.programs.matrices(state)
@@ -229,14 +243,14 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
 
 
 def _conclude(job: Job, run: Run, compilations: int) -> dict:
-    """The result of a run whose rounds are done, and its pictures."""
-    from jaxfl.data.draw import draw  # here: the first rounds do not wait for it
+    """Write the result and the pictures of a run whose rounds are done, and return the result."""
+    from jaxfl.data.draw import draw  # here, so that the first rounds do not wait for it
     from jaxfl.runs import plot
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
     summary = result(run.config, metrics, compilations)
     pictures = {
-        "partition.png": partial(draw, job.federation.class_counts(), run.config["options"]["partition"]),
+        "partition.png": partial(draw, job.federation.rows_per_class(), run.config["options"]["partition"]),
         "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
         "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
         "findings.png": partial(plot.draw_findings, metrics),

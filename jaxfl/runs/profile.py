@@ -1,4 +1,4 @@
-"""A profile of a run: what its device did during one chunk of rounds."""
+"""Profiles of a run: a trace of its device during one chunk of rounds."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from jaxfl.machine.processes import on_first_process
 
 
 def profiled(chunks: Iterator[dict[int, Chunk]], folder: Path, at: int) -> Iterator[dict[int, Chunk]]:
-    """The same chunks; number `at`, from 0, is traced, its evaluation included.
+    """Yield the same chunks; number `at`, from 0, is traced, including its evaluation.
 
     Args:
-      chunks: from `simulate`, which works when the next one is asked for.
-      folder: gets the trace, for TensorBoard's profile plugin, XProf or Perfetto.
-      at: which. The first one compiles, so a later one shows the steady state.
+      chunks: from `simulate`, which computes a chunk when it is asked for.
+      folder: folder for the trace, for TensorBoard's profile plugin, XProf or Perfetto.
+      at: number of the chunk. The first one compiles, so a later one shows the steady state.
 
     Raises:
       JaxflError: if the folder cannot be written.

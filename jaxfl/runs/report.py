@@ -1,4 +1,4 @@
-"""What finished runs have come to: one table and one plot."""
+"""Reports on finished runs: a table and pictures."""
 
 import itertools
 import json
@@ -35,18 +35,18 @@ def report(
       folders: run folders, or folders that contain some.
       out: where table.csv, .md, .tex and the pictures are written.
       show: further columns, see `jaxfl.runs.table.tabulate`; also drawn.
-      target: accuracies, for what runs have spent until they reached them; whether they were asked for or not
-        when the runs were begun.
-      against: a label of the table: a further column has how much more accurate the others are, in pairs of
-        the same seed and partition, see `jaxfl.runs.paired`.
-      notes: sentences under the table beside its own.
+      target: accuracies, for what runs have spent until they reached them; the runs need not have been given
+        them as targets.
+      against: a label of the table. A further column shows how much more accurate the others are, in pairs
+        of the same seed and partition, see `jaxfl.runs.paired`.
+      notes: further sentences under the table.
 
     Raises:
-      JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two are the
-        same but for their folders, `against` is in no row or has other partitions than another row, or the
-        table cannot be written.
+      JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
+        in their folders, `against` is in no row or has other partitions than another row, or the table
+        cannot be written.
     """
-    from jaxfl.runs import plot  # here: whoever draws nothing does not wait for it
+    from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
     table, metrics = _tabulated(folders, show, target, against)
@@ -60,12 +60,12 @@ def report(
 
 
 def table_of(folder: Path, against: str | None = None) -> Table | None:
-    """The table of the finished runs in a folder, as `report` makes it; None if there are none.
+    """Return the table of the finished runs in a folder, as `report` makes it; None if there are none.
 
     Its targets are those that the runs were given.
 
     Raises:
-      JaxflError: if a run is damaged, two are the same but for their folders, or `against` is in no row.
+      JaxflError: if a run is damaged, two differ only in their folders, or `against` is in no row.
     """
     if not store.finished_below(folder):
         return None
@@ -76,7 +76,7 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
 def _tabulated(
     folders: Sequence[Path], show: Sequence[str], target: Sequence[float], against: str | None
 ) -> tuple[Table, dict[str, list]]:
-    """The table of all finished runs in some folders, and by label the metrics of each."""
+    """Return the table of all finished runs in some folders, and their metrics by label."""
     runs = store.finished_in(list(folders))
     configs = [store.read_config(run) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
@@ -109,10 +109,10 @@ def _tabulated(
 
 
 def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
-    """A note that says what ± is over, where it stands anywhere.
+    """Return a note that says what ± is over, if the table has it.
 
     Args:
-      draws: of each label the seeds and partition seeds.
+      draws: seeds and partition seeds of each label.
       repeated: whether every label has every seed on every partition.
     """
     numbers = {label: len(of_label) for label, of_label in draws.items()}
@@ -130,10 +130,10 @@ def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
 
 
 def _of_absent(runs: list[list[dict]]) -> list[str]:
-    """A note where clients that are scored have taken part in no round.
+    """Return a note if clients that are scored have taken part in no round.
 
     Args:
-      runs: of each the metrics.
+      runs: metrics of each run.
     """
     absent, scored = [], set()
     for metrics in runs:
@@ -150,12 +150,12 @@ def _of_absent(runs: list[list[dict]]) -> list[str]:
 
 
 def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, dict]]) -> Table:
-    """The table with another column after the accuracies: how far they are above those of one label.
+    """Return the table with a column after the accuracies: how far they are above those of one label.
 
     Args:
-      table: of all labels.
-      against: one of them.
-      by_draw: the results of each label by seed and partition seed.
+      table: table of all labels.
+      against: the label to compare with.
+      by_draw: results of each label by seed and partition seed.
     """
     _, value, of_clients = measure("accuracy")
     differences = {
@@ -172,11 +172,11 @@ def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, di
 
 
 def _check_partitions(against: str, folders: Mapping[str, Mapping[Draw, Path]]) -> None:
-    """Refuse to pair runs that have other clients.
+    """Refuse to pair runs on different partitions.
 
     Args:
       against: the label that others are compared with.
-      folders: the run of each label and draw.
+      folders: folder of the run of each label and draw.
 
     Raises:
       JaxflError: naming two runs.
@@ -184,7 +184,7 @@ def _check_partitions(against: str, folders: Mapping[str, Mapping[Draw, Path]]) 
     others = folders[against]
     for of_label in folders.values():
         pairs = [(draw, draw) for draw in of_label.keys() & others.keys()]
-        # Where no draw is common, the reason may be the partition.
+        # If no draw is common, compare runs of one seed: their partitions may differ.
         pairs = pairs or [(one, two) for one, two in itertools.product(of_label, others) if one[0] == two[0]]
         for one, two in sorted(pairs):
             if store.checksums(of_label[one]) != store.checksums(others[two]):
@@ -195,11 +195,11 @@ def _check_partitions(against: str, folders: Mapping[str, Mapping[Draw, Path]]) 
 
 
 def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:
-    """Whether there are several partition seeds, and every experiment has each of them with each seed.
+    """Return whether there are several partition seeds, each with each seed in every experiment.
 
     Args:
-      experiments: of each run, see `jaxfl.runs.config.experiment`.
-      draws: of each run the seed and the partition seed.
+      experiments: experiment of each run, see `jaxfl.runs.config.experiment`.
+      draws: seed and partition seed of each run.
     """
     of_experiments = {}
     for of_run, draw in zip(experiments, draws, strict=True):
@@ -211,11 +211,11 @@ def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:
 
 
 def _of_partitions(runs: list[Path], draws: list[int]) -> list[str]:
-    """A note where runs have other data or other rows, though they should not.
+    """Return a note if runs have different data or rows that should be the same.
 
     Args:
-      runs: their folders.
-      draws: of each, equal where it has to have the same partition.
+      runs: folders of the runs.
+      draws: a number per run, equal for runs that must have the same partition.
     """
     partitions, data = {}, set()
     for run, draw in zip(runs, draws, strict=True):
@@ -230,19 +230,20 @@ def _of_partitions(runs: list[Path], draws: list[int]) -> list[str]:
 
 
 def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
-    """The runs' labels, with the options that tell runs apart: seeds and what is `repeated` are averaged.
+    """Return the runs' labels, with the options that distinguish them.
 
-    Options that all methods have are told wherever two runs differ in them, unless a method has a default of
-    its own for them, and the run has it; a method's own options where two runs of one label do.
+    Seeds and `repeated` options are left out, because they are averaged. Options that all methods have are
+    shown if two runs differ in them, unless a run has its method's own default. A method's own options are
+    shown if two runs of one label differ in them.
     """
     experiments = [
         {name: value for name, value in experiment(config).items() if name not in repeated}
         for config in configs
     ]
-    # Seeds of one another share the label of the first.
+    # Runs that differ only in their seeds share the label of the first.
     first = [configs[experiments.index(of_run)]["label"] for of_run in experiments]
     given = [{*re.findall(r",(\w+)=", label)} for label in first]  # a value may have commas
-    # A method that uses no links has no graph to tell from another's.
+    # The graph does not distinguish methods that use no links.
     unlinked = [{"topology"} if its.get("topology") == "none" else set() for its in experiments]
     known = [
         told | at_own_default(config) | without
@@ -251,7 +252,7 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     shared = {*hints(Setup), *hints(Training)}
 
     def differs(run: int, name: str) -> bool:
-        """Whether a run has another value than one whose label does not tell that already."""
+        """Return whether a run has another value than one whose label does not show that already."""
         return any(
             other_experiment.get(name) != experiments[run][name]
             for label, other_experiment, of_other in zip(first, experiments, known, strict=True)
@@ -269,7 +270,7 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
 
 
 def _in_label(value: Any, all_values: Sequence[Any]) -> str:
-    """An option's value in a label: paths without the folders that those of all runs have in common."""
+    """Return an option's value for a label: paths without the folders common to those of all runs."""
     own, *others = (map(str, its if isinstance(its, list) else [its]) for its in (value, *all_values))
     folders = [os.path.dirname(entry) for entry in itertools.chain(*others) if os.path.isabs(entry)]
     common = os.path.join(os.path.commonpath(folders), "") if folders else ""

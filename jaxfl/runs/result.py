@@ -1,4 +1,4 @@
-"""From per-round records to a run's result: accuracies, bytes, operations, seconds."""
+"""Per-round records and the result of a run: accuracies, bytes, operations, seconds."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from jaxfl.runs.code import history
 from jaxfl.runs.scores import accuracy, each_present, of_present
 from jaxfl.runs.target import by_target
 
-MOMENTS = ("received", "trained", "personal")  # of a round at which its clients' models can be scored
+MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
 
 
 def records(
@@ -28,29 +28,29 @@ def records(
     together: int = 1,
     deadline: float | None = None,
 ) -> list[dict]:
-    """A chunk as one object per round; the last one carries the scores and the chunk's seconds.
+    """Return a chunk as one record per round; the last one holds the scores and the chunk's seconds.
 
     They are the lines of metrics.jsonl:
 
         round              from 1 on
-        clients            ids of the round's cohort, in whose order losses and bytes are listed
-        client_loss        None where it is not finite, or the client has not trained or was lost
-        loss               the mean of those who have trained and answered
+        clients            ids of the round's cohort, ascending; losses, bytes and the like are in their order
+        client_loss        None where it is not finite, the client has not trained, or its answer was lost
+        loss               mean over the clients that trained and answered
         client_bytes_up, client_bytes_down
                            and their sums, bytes_up and bytes_down
         client_flops       operations of training; flops is their sum and the server's part, see
                            `jaxfl.core.flops`
-        lost               ids of those whose answers were lost, where some can be; who was late has spent
+        lost               ids of clients whose answers were lost, if some can be; a late client has spent
                            what it could by the `deadline`, in simulated seconds
-        simulated_seconds  of the slowest client, or the deadline where the server waits for one in vain;
-                           where it is known, by architecture, how fast clients are
-        cohort             scores of the round's cohort, where these are asked for
+        simulated_seconds  of the slowest client, or the deadline if the server waits for one in vain; only
+                           if the speed of clients is known by architecture
+        cohort             scores of the round's cohort, if asked for
         findings           of methods that have some
-        preparation        what a method has done before round 1, which counts for that round
+        preparation        costs of a method before round 1, which count for that round
         accuracy, received
-                           of all clients but newcomers, where they are scored
+                           scores of all clients except newcomers, if evaluated
         seconds            of the chunk
-        together           how many runs are one program; the seconds of training are one run's part
+        together           number of runs in one program; the seconds of training are one run's part
     """
     lines = [
         _line(report, t, cohorts, federation, client_devices, deadline)
@@ -74,8 +74,8 @@ def records(
 
 
 def _line(report: Report, t: int, cohorts, federation: Federation, client_devices, deadline) -> dict:
-    """What round `t` did, see `records`."""
-    whole = list(_members(report, t, cohorts, federation))
+    """Return the record of round `t`, see `records`."""
+    whole = sorted(_members(report, t, cohorts, federation), key=lambda one: one.id)
     late = deadline and client_devices
     members = [_until(deadline, client_devices, one) if late and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
@@ -115,10 +115,10 @@ class _Member(NamedTuple):
     Args:
       id: its number in the federation.
       model: its architecture's name.
-      loss: of its training.
+      loss: its training loss.
       idle: whether it had nothing to train on.
       lost: whether its answer did not reach the server.
-      up, down: bytes.
+      up, down: bytes sent and received.
       flops: floating-point operations.
     """
 
@@ -133,13 +133,13 @@ class _Member(NamedTuple):
 
 
 def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterator[_Member]:
-    """The cohort of round `t`, in the order of places."""
+    """Yield the cohort of round `t`, in the order of places."""
     info = report.info
     for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
         taken = slots.mask[t]
         own = slots.index[t][taken]
         flops = report.flops.clients[g][own]
-        idle = flops == 0  # such as of a single row under BatchNorm
+        idle = flops == 0  # such as a single row under BatchNorm
         if info.idle:
             idle = idle | info.idle[g][taken]
         lost = report.lost[g][taken] if report.lost else np.zeros(len(own), bool)
@@ -151,18 +151,18 @@ def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterato
 
 
 def _until(deadline: float, client_devices: dict[str, Device], late: _Member) -> _Member:
-    """A client that the server stopped waiting for, with what it could spend by then."""
+    """Return a client that missed the deadline, with what it could spend by then."""
     flops, up, down = clock.until(deadline, client_devices[late.model], late.flops, late.up, late.down)
     return late._replace(flops=flops, up=up, down=down)
 
 
 def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
-    """What newcomers got in the round in which they joined, see `jaxfl.core.engine.join`.
+    """Return what newcomers got in the round in which they joined, see `jaxfl.core.engine.join`.
 
     Returns:
-      clients: their ids; bytes_up, bytes_down; and for each moment, before their training (received), right
-      after it (trained, where the method tells) and at the end of the round (personal), the accuracy on
-      their test rows: mean over them, pooled, and per_client in the order of `clients`.
+      clients: their ids; bytes_up, bytes_down; and the accuracy on their test rows before their training
+      (received), right after it (trained, if the method gives it) and at the end of the round (personal):
+      mean over them, pooled, and per_client in the order of `clients`.
     """
     present = [slots.mask for slots in cohort.groups]
     ids = [
@@ -182,7 +182,7 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
 
 
 def _preparation(report: Report, federation: Federation, client_devices: dict[str, Device] | None) -> dict:
-    """What all clients have sent and computed before the first round."""
+    """Return what all clients sent, received and computed before the first round."""
     up, down = (
         [_bytes(of_group, slice(None)) for of_group in counts]
         for counts in (report.info.up, report.info.down)
@@ -202,7 +202,7 @@ def _preparation(report: Report, federation: Federation, client_devices: dict[st
 
 
 def _bytes(counts, places) -> list[int]:
-    """What the clients in some places sent, see `Info.up`: Python integers, as a round may exceed 32 bits."""
+    """Return bytes of clients in some places, see `Info.up`: Python integers, which may exceed 32 bits."""
     of_sizes = [
         [size * int(count) for count in of_size[places]] for size, of_size in messages(counts).items()
     ]
@@ -210,26 +210,26 @@ def _bytes(counts, places) -> list[int]:
 
 
 def _plain(leaf):
-    """A finding as JSON has it."""
+    """Convert a finding to JSON values."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _finite(float(leaf)) if leaf.dtype.kind == "f" and leaf.ndim == 0 else leaf.tolist()
     return leaf
 
 
 def _finite(loss: float) -> float | None:
-    """A loss as JSON has it: there is no NaN and no infinity."""
+    """Return a loss for JSON, None if it is not finite."""
     return float(loss) if np.isfinite(loss) else None
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:
-    """The summary of a run from its metrics, and how many programs were compiled for it.
+    """Return the summary of a run from its metrics and the number of programs compiled for it.
 
     summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
-    validation accuracy, and the best on test data (for comparison with papers that report that). Where
-    the cohorts of rounds are scored, also their pooled accuracy before local training, mean of the last ten
-    rounds (FedCMD's figure). lost_answers: how many, None where none can be lost. targets: see
-    `jaxfl.runs.target.by_target`; stopped_at_target: whether the run ended where all of them were reached,
-    before its rounds were over. code: of every code that took part its first round, see `jaxfl.runs.code`.
+    validation accuracy, and the best on test data (for comparison with papers that report that). If cohorts
+    are scored, also their pooled accuracy before local training, mean of the last ten rounds (FedCMD's
+    figure). lost_answers: their number, None if none can be lost. targets: see
+    `jaxfl.runs.target.by_target`. stopped_at_target: whether the run ended early because all of them were
+    reached. code: every code of the run with its first round, see `jaxfl.runs.code`.
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]

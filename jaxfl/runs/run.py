@@ -1,4 +1,4 @@
-"""One run, from its options to its result: begun, repeated or resumed. A resume needs but its folder."""
+"""One run, from its options to its result: begun, repeated, or resumed from only its folder."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fit_to_machine, job_of, newest_state
 from jaxfl.runs.log import Log
-from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.observer import SILENT, Observer
 from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, images_of, prepare
 from jaxfl.runs.proceed import Run, compilation, proceed
@@ -36,28 +36,28 @@ def run(
     profile: Path | None = None,
     saved: Path | None = None,
     max_seconds: float | None = None,
-    observer: Observer = NOBODY,
+    observer: Observer = SILENT,
 ) -> tuple[Path, dict]:
     """Train one method.
 
     Args:
       variant: the method.
-      setup: the options of the run.
-      folder: for its results; by default runs/NAME-DATASET.
-      log: where else metrics go, see `Log`.
-      profile: a folder for a trace of the second chunk of rounds, or of the only one.
-      saved: the folder of a run whose partition, links and initial weights are used as they are.
-      max_seconds: after which the rounds are saved that were done, see `Interrupted`.
-      observer: is told what happens.
+      setup: the run's options.
+      folder: folder for its results; by default runs/NAME-DATASET.
+      log: further destinations of the metrics, see `Log`.
+      profile: folder for a trace of the second chunk of rounds, or of the only one.
+      saved: folder of a run whose partition, links and initial weights are used as they are.
+      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
+      observer: callbacks for progress reports.
 
     Returns:
       The folder, and the result, see `jaxfl.runs.result.result`.
 
     Raises:
-      JaxflError: if the folder is not free, the data are not at hand or do not fit, the method refuses them
-        or its options, or the loss is no longer finite. What was computed before stays in the folder; if
-        nothing was, the folder goes.
-      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
+      JaxflError: if the folder is not free, the data are not available or do not fit, the method refuses
+        them or its options, or the loss is no longer finite. What was computed before stays in the folder;
+        if nothing was, the folder is removed.
+      Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     follow = Log(log)
     setup = provided(setup, [variant])
@@ -79,16 +79,16 @@ def run(
 
 
 def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
-    """Train again what an earlier run did, on its partition; the rest as `run`.
+    """Repeat an earlier run on its partition; the rest is as in `run`.
 
-    A user's own files are taken as they are now; the observer is warned of the first that has changed.
+    The user's own files are used as they are now; the observer is warned of the first that has changed.
     """
     config = store.read_config(old)
     setup, variant = restore(old, config)
     if config.get("beyond_target", False):
         setup = setup.replace(stop_at_target=False)
     if files := code.changed(code.latest(config, store.read_metrics(old))):
-        options.get("observer", NOBODY).warned(
+        options.get("observer", SILENT).warned(
             f"{files[0]} is not what it was when {old} was computed (what it was is in {old}/code); this run "
             "is computed by what it is now."
         )
@@ -104,28 +104,28 @@ def resume(
     log: Sequence[str | Callable] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
-    observer: Observer = NOBODY,
+    observer: Observer = SILENT,
 ) -> dict:
-    """Continue a run from the newest checkpoint that can be read and up to which its metrics are complete.
+    """Continue a run from its newest readable checkpoint up to which the metrics are complete.
 
-    A finished run returns its result at once, unless more rounds are asked for: then it goes on, also after
-    the target at which it has stopped.
+    A finished run returns its result at once. If more rounds are asked for, it goes on, even past the target
+    at which it stopped.
 
     Args:
-      folder: of the run.
-      rounds: of the whole run; by default as many as it was begun for.
-      devices: that share the clients of a round from now on; by default as many as so far.
-      data_dir: where tensorflow-datasets keeps its data from now on; by default as so far.
-      log: where else metrics go, see `Log`.
-      changed_code: whether to go on where the user's own files are not what they were.
-      max_seconds: after which the rounds are saved that were done, see `Interrupted`.
-      observer: is told what happens.
+      folder: the run's folder.
+      rounds: number of rounds of the whole run; by default unchanged.
+      devices: number of devices that share a round's clients from now on; by default unchanged.
+      data_dir: where tensorflow-datasets keeps its data from now on; by default unchanged.
+      log: further destinations of the metrics, see `Log`.
+      changed_code: whether to go on although the user's own files have changed.
+      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
+      observer: callbacks for progress reports.
 
     Raises:
-      JaxflError: if the folder holds no run, or one that another process owns, whose code has changed, whose
-        method cannot be found again, or checkpoints of which none can be read, or one is foreign, or it
+      JaxflError: if the folder holds no run, another process owns it, its code has changed, its method cannot
+        be found again, none of its checkpoints can be read, one belongs to another configuration, or the run
         cannot become as long as asked for.
-      Interrupted: early, see `jaxfl.runs.interrupt`, when the rounds in progress are saved.
+      Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     data_dir = data_dir and as_path(data_dir).absolute()
     agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
@@ -144,15 +144,15 @@ def resume(
         watch(metrics)
         return found
 
-    def moved():  # when nothing has refused to resume
+    def moved():  # called when nothing has refused to resume
         if data_dir is not None:
             store.change(folder, "data_dir", str(data_dir))
 
     with follow, limited(max_seconds):
-        if data_dir is None and (found := finished()):  # which whoever may not write here can read
+        if data_dir is None and (found := finished()):  # readable without write access
             return found
         with owned(folder):
-            config = store.read_config(folder)  # its owner has ended or lengthened it just now
+            config = store.read_config(folder)  # its owner may just have ended or lengthened it
             if found := finished():
                 moved()
                 return found
@@ -178,22 +178,22 @@ def resume(
 
 
 def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:
-    """Let a run go on to more rounds, with the bits of one that was begun for as many.
+    """Let a run go on to more rounds, with the same bits as a run begun for that many.
 
     Args:
-      folder: of the run.
-      config: that it holds.
+      folder: the run's folder.
+      config: the run's configuration.
       variant: the method.
       setup: the options of the run so far.
       data: from `prepare` with its partition.
-      rounds: of the whole run.
+      rounds: number of rounds of the whole run.
 
     Returns:
-      The options with as many rounds, as the configuration has them from now on.
+      The options with the new number of rounds, which is now in the configuration too.
 
     Raises:
-      JaxflError: if these are fewer than before, a round of the method is another one in a longer run, or
-        no checkpoint is left to go on from.
+      JaxflError: if there would be fewer rounds than before, a round of the method or a schedule differs in a
+        longer run, or no checkpoint is left to go on from.
     """
     before = setup.run.rounds
     if rounds < before:
@@ -219,10 +219,10 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
 
 
 def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
-    """Refuse to make a run longer whose schedule goes by its length.
+    """Refuse to make a run longer whose schedule depends on its length.
 
     Raises:
-      JaxflError: if it has other rates in the rounds that are done where there are so many of them.
+      JaxflError: if a run of `rounds` rounds would have other learning rates in the rounds so far.
     """
     before = setup.run.rounds
     if rates_depend_on_length(setup, rounds):
@@ -234,24 +234,24 @@ def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
 
 
 def rates_depend_on_length(setup: Setup, rounds: int) -> bool:
-    """Whether the schedule of a run has other rates in its rounds where it has so many of them."""
+    """Return whether a run's learning rates would be others in a run of `rounds` rounds."""
     before = setup.run.rounds
     short, long = (factors(setup.run.schedule, length) for length in (before, rounds))
     return short is not None and long is not None and bool((short != long[:before]).any())
 
 
 def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> tuple[Job, Run]:
-    """Begin a new run in a new folder: what remains is to `proceed`.
+    """Begin a new run in a new folder, for `proceed`.
 
     Args:
-      folder: must not exist, or be empty.
+      folder: new or empty folder.
       variant: the method.
-      setup: the options of the run.
+      setup: the run's options.
       data: from `prepare` with the same setup.
       watch: called with the metrics of every round as they come.
 
     Raises:
-      JaxflError: if the folder is not free or cannot be written, or the method cannot run so, see
+      JaxflError: if the folder is not free or cannot be written, or the method cannot run like this, see
         `fit_to_machine`.
     """
     setup, data = fit_to_machine(variant, setup, data)
@@ -262,10 +262,10 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
     """Make the folder of a new run.
 
     Args:
-      folder: must not exist, or be empty.
+      folder: new or empty folder.
       variant: the method.
-      setup: the options of the run, as `fit_to_machine` returns them.
-      data: likewise.
+      setup: the options of the run, from `fit_to_machine`.
+      data: the data, from `fit_to_machine`.
       watch: called with the metrics of every round as they come.
 
     Raises:
@@ -289,17 +289,17 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
 
 
 def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
-    """Take a run that has begun back to its newest checkpoint.
+    """Reopen a run at its newest checkpoint.
 
     Args:
-      folder: of the run.
+      folder: the run's folder.
       variant: the method.
       setup: the options of the run, see `restore`.
       data: from `prepare` with its partition.
       watch: called with the metrics of every round as they come.
 
     Raises:
-      JaxflError: if there are checkpoints and none can be read, or one is foreign.
+      JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.
     """
     config = store.read_config(folder)
     done, state = newest_state(folder, config, variant, setup, data.federation)
@@ -310,7 +310,7 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
     if data.federation.devices != config["options"].get("devices"):
         config = store.change(folder, "devices", data.federation.devices)
     checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
-    state = jax.device_get(state)  # a run of several waits for the others; the device has other work
+    state = jax.device_get(state)  # a run of several waits, while the device has other work
     return Run(folder, config, variant, setup.machine, now, watch, metrics, state)
 
 

@@ -1,7 +1,7 @@
-"""What the files of JSON in a run folder hold, as far as jaxfl reads them. They may come from somebody else.
+"""Schemas of the JSON files in a run folder, which may come from somebody else, as far as jaxfl reads them.
 
-A schema is a type, [schema of all entries], or {name: schema of the entry}: `name?` is of an entry that may
-be missing, `*` of all.
+A schema is a type, [schema of all entries], or {name: schema of the entry}. `name?` stands for an entry that
+may be missing, `*` for all entries.
 """
 
 from typing import Any
@@ -90,7 +90,7 @@ END = {"failures": [str], "order?": [str]}
 
 
 def fits(value: Any, schema: Any) -> bool:
-    """Whether a value of JSON is as the schema says."""
+    """Return whether a JSON value fits a schema."""
     if isinstance(schema, list):
         return isinstance(value, list) and all(fits(entry, schema[0]) for entry in value)
     if not isinstance(schema, dict):

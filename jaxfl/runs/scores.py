@@ -1,4 +1,4 @@
-"""From rows that clients' models get right to the numbers of a run: over clients, architectures, classes."""
+"""Scores of a run over clients, architectures and classes, from the rows that clients' models get right."""
 
 import numpy as np
 
@@ -6,17 +6,17 @@ from jaxfl.data.federation import Federation, PerGroup
 
 
 def accuracy(scores: PerGroup, federation: Federation) -> dict:
-    """How all clients but the newcomers do on their own test rows, as fractions.
+    """Return the scores of all clients except newcomers on their own test rows, as fractions.
 
     Args:
-      scores: per group `Score` of all its clients.
+      scores: for each group, the `Score` of all its clients.
       federation: the clients.
 
     Returns:
-      mean, std: over clients; lowest: of the worst client; worst_tenth: mean over the tenth of them (at least
-      one) with the least; pooled: over all rows; macro_f1: mean over clients of `macro_f1`; per_client,
-      macro_f1_per_client: by id, None of newcomers; per_class: of all rows of each class of the data set,
-      None where there are none; per_group: mean over the clients of each architecture, newcomers left out;
+      mean, std: over clients; lowest: of the worst client; worst_tenth: mean over the worst tenth of them (at
+      least one); pooled: over all rows; macro_f1: mean over clients of `macro_f1`; per_client,
+      macro_f1_per_client: by id, None for newcomers; per_class: over all rows of each class of the data set,
+      None without rows; per_group: mean over the clients of each architecture, newcomers left out;
       validation: mean over clients on validation rows, None without such rows.
     """
     ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
@@ -49,24 +49,24 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
 
 
 def of_present(scores: PerGroup, present: list[np.ndarray]) -> dict:
-    """Test accuracy of the clients present, masks (k_g,): mean over them, and pooled over their rows."""
+    """Return the test accuracy of the clients present, masks (k_g,): mean over them, and pooled over rows."""
     right, rows = _of(scores, present)
     return {"mean": float((right / rows).mean()), "pooled": float(right.sum() / rows.sum())}
 
 
 def each_present(scores: PerGroup, present: list[np.ndarray]) -> list[float]:
-    """Test accuracy of each of them, in the order of places."""
+    """Return the test accuracy of each client present, in the order of places."""
     right, rows = _of(scores, present)
     return (right / rows).tolist()
 
 
 def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """The mean of the F1 scores of all classes that a client has rows of or predicts, as scikit-learn's.
+    """Return the mean F1 score of all classes that a client has rows of or predicts, as in scikit-learn.
 
     Args:
       right: (n, C), rows of each class that a client gets right.
-      rows: (n, C), how many there are.
-      predicted: (n, C), rows that it takes for each class.
+      rows: (n, C), all rows of each class.
+      predicted: (n, C), rows predicted as each class.
 
     Returns:
       (n,), as fractions.
@@ -85,13 +85,13 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
 
 
 def _of(scores: PerGroup, present: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Test rows that are right, and all of them, of the clients present."""
+    """Return the correct test rows, and all test rows, of each client present."""
     right, rows, *_ = (leaf[np.concatenate(present)] for leaf in _joined(scores))
     return right.sum(1), rows.sum(1)
 
 
 def _joined(scores: PerGroup) -> tuple[np.ndarray, ...]:
-    """The leaves of all groups' clients one after another."""
+    """Concatenate the leaves of all groups' clients."""
     return tuple(np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True))
 
 

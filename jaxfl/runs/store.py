@@ -1,27 +1,27 @@
-"""A run is a folder, and nothing that a report or a resume needs is outside of it.
+"""Run folders, each of which holds all that a report or a resume needs.
 
 Its files are
 
     config.json      options, models, versions, device, fingerprints of the code
-    code/round-1/    the user's own source files, to be read and never executed; code/round-7/ where others
-                     took over at that round
-    partition.npz    whose rows are whose; clients.csv, partition.png: the same to read
-    topology.txt     the edges between clients, of methods without a server
-    initial.npz      what its models began from, where weights were given
+    code/round-1/    the user's own source files, read and never executed; code/round-7/ if others took over
+                     at that round
+    partition.npz    the rows of each client; clients.csv, partition.png: the same for people
+    topology.txt     the edges between clients, for methods without a server
+    initial.npz      initial weights, if they were given
     metrics.jsonl    one object per round, flushed
     checkpoints/     one folder per checkpoint, named by the rounds done
-    matrices/        an .npz per checkpoint, of methods that know about pairs of clients
-    embeddings/      the same of methods that describe clients by vectors
+    matrices/        an .npz per checkpoint, for methods that know about pairs of clients
+    embeddings/      the same for methods that describe clients by vectors
     result.json      the summary, once the run has ended
-    owner.json       who runs it, while somebody does
-    curves.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and what the
-                     method draws itself
-    tensorboard/, wandb/  logs, where they were asked for
+    owner.json       the process that runs it, while there is one
+    curves.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the method's
+                     own pictures
+    tensorboard/, wandb/  logs, if asked for
 
-A process may be killed at any moment: what a resume reads is written as NAME.part and moved to its place when
-it is complete, but for metrics.jsonl, whose lines are read up to the first that is cut short. Of several
-processes the first alone reads and writes the folder, and tells the others what it has read; but all read
-checkpoints, and each writes its part of what is divided among them.
+A process may be killed at any moment. So what a resume reads is written as NAME.part and moved to its place
+when complete, except metrics.jsonl, whose lines are read up to the first incomplete one. Of several processes
+only the first reads and writes the folder, and broadcasts what it has read. But all of them read checkpoints,
+and each writes its shard of what is divided among them.
 """
 
 import contextlib
@@ -50,8 +50,8 @@ CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.js
 STUDY = "study.csv"
 TOPOLOGY = "topology.txt"
 INITIAL = "initial.npz"
-OF_END = "newcomers"  # what only the last round of a run has in its metrics
-# Options that a run may change, and where its configuration keeps what it was begun with.
+OF_END = "newcomers"  # only in the metrics of a run's last round
+# Options that a run may change, and where its configuration keeps their first values.
 BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
 LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
 OWNER, END = "owner.json", "comparison.json"
@@ -65,7 +65,7 @@ def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
     Raises:
-      JaxflError: if it holds anything but what starts left behind that were killed.
+      JaxflError: if it holds anything except what killed starts left behind.
     """
     if (folder / CONFIG).exists():
         raise JaxflError(
@@ -77,7 +77,7 @@ def check_free(folder: Path) -> None:
 
 
 def _of_no_run(path: Path) -> bool:
-    """Whether a path is of a run that is about to begin, or was killed before its configuration was there."""
+    """Return whether a path is of a run about to begin, or killed before it had a configuration."""
     begun = [folder for folder in path.parents if unfinished(folder / CONFIG).exists()]
     return path.is_dir() or path.name == OWNER or any(not (folder / CONFIG).exists() for folder in begun)
 
@@ -91,7 +91,7 @@ def create(folder: Path) -> None:
     """
     check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    probe = unfinished(folder / CONFIG)  # no name that a reader looks for
+    probe = unfinished(folder / CONFIG)  # a name that no reader looks for
     probe.write_text("")
     probe.unlink()
 
@@ -103,20 +103,20 @@ def begin(
     """Make the folder of a new run.
 
     Args:
-      folder: of the run.
-      config: see `jaxfl.runs.config`.
-      partition: whose rows are whose.
-      source: whose rows.
-      links: who is linked with whom, (N, N) bool; (0, 0) without a graph.
-      initial: named arrays; none where all weights are fresh.
+      folder: the run's folder.
+      config: its configuration, see `jaxfl.runs.config`.
+      partition: the rows of each client.
+      source: the data set of these rows.
+      links: (N, N) bool, which clients are linked; (0, 0) without a graph.
+      initial: initial weights as named arrays; none if all are fresh.
     """
     create(folder)
-    with replacing(folder / CONFIG) as file:  # at its place last: then the folder is a run
+    with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
         file.write(as_json(config))
         keep_code(folder, 1, config["code"])
         partitions.save(partition, source, folder / PARTITION)
         if links.size:
-            from jaxfl.data import topology  # here: whose clients are not linked does not wait for networkx
+            from jaxfl.data import topology  # here, so that runs without links do not wait for networkx
 
             (folder / TOPOLOGY).write_text(topology.as_text(np.asarray(links)))
         if initial:
@@ -129,12 +129,12 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
     """Let a run continue past its end.
 
     Args:
-      folder: of the run.
-      config: with more rounds; checkpoints stay marked with those that it was begun for.
-      rounds: of those done, the ones that are kept.
+      folder: the run's folder.
+      config: configuration with more rounds; checkpoints stay marked with the first number.
+      rounds: number of rounds done that are kept.
     """
     old = _read_json(folder / CONFIG, schema.CONFIG)
-    (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result is one that was stopped
+    (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped
     kept = trim(folder, rounds)
     _replace_metrics(folder, [{name: record[name] for name in record if name != OF_END} for record in kept])
     with replacing(folder / CONFIG) as file:
@@ -143,10 +143,10 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
 
 @writes
 def change(folder: Path, option: str, value: Any) -> dict:
-    """Let a run go on with another value of an option of `BEGUN`; what it was begun with is kept as well.
+    """Change an option of `BEGUN` in a run's configuration, which keeps the first value as well.
 
     Returns:
-      Its configuration from now on.
+      The new configuration.
     """
     old = _read_json(folder / CONFIG, schema.CONFIG)
     config = {BEGUN[option]: old["options"].get(option)} | old
@@ -158,7 +158,7 @@ def change(folder: Path, option: str, value: Any) -> dict:
 
 @writes
 def keep_code(folder: Path, round_: int, code: dict) -> None:
-    """Copy the user's files, by which a run is computed from some round on."""
+    """Copy the user's files that compute a run from some round on."""
     paths = [Path(path) for path in code["files"]]
     root = os.path.commonpath([path.parent for path in paths]) if paths else ""
     for path in paths:
@@ -170,12 +170,12 @@ def keep_code(folder: Path, round_: int, code: dict) -> None:
 @writes
 def discard(folder: Path) -> None:
     """Undo `begin`."""
-    shutil.rmtree(folder, ignore_errors=True)  # the run has ended with an error of its own to tell
+    shutil.rmtree(folder, ignore_errors=True)  # the run reports an error of its own
 
 
 @on_first_process
 def free_folder(name: str, dataset: str = "") -> Path:
-    """The first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
+    """Return the first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
     dataset = dataset.partition(",")[0]
     if "." in dataset:  # a file: its folder and its ending do not matter
         dataset = Path(dataset).stem
@@ -187,7 +187,7 @@ def free_folder(name: str, dataset: str = "") -> Path:
 
 
 def file_name(label: str) -> str:
-    """A label as the name of a file or a folder, which file systems limit to 255 bytes."""
+    """Return a label as the name of a file or a folder, which file systems limit to 255 bytes."""
     name = "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)
     if len(name.encode()) <= LONGEST_NAME:
         return name
@@ -196,49 +196,49 @@ def file_name(label: str) -> str:
 
 
 def report_folder(folders: list[Path]) -> Path:
-    """Where a report on some folders goes: into the folder if it is one."""
+    """Return where a report on some folders goes: into the folder if there is only one."""
     return folders[0] if len(folders) == 1 else free_folder("report")
 
 
 @reads
 def holds(folder: Path, name: str) -> bool:
-    """Whether a run has one of its files."""
+    """Return whether a folder holds the file `name`."""
     return (folder / name).exists()
 
 
 @reads
 def runs_in(folder: Path) -> list[Path]:
-    """The folders of a comparison's runs, finished or not."""
+    """Return the folders of a comparison's runs, finished or not."""
     return [path.parent for path in sorted(folder.glob(f"*/seed-*/{CONFIG}"))]
 
 
 @writes
 def forget_end(folder: Path) -> None:
-    """Say that a comparison goes on: its last end is none."""
+    """Delete the file of a comparison's last end, because it goes on."""
     (folder / END).unlink(missing_ok=True)
 
 
 @reads
 def finished_below(folder: Path) -> bool:
-    """Whether some run in a folder or below has finished."""
+    """Return whether any run in a folder or below has finished."""
     return any(folder.rglob(RESULT))
 
 
 @reads
 def failures_in(folder: Path) -> list[str]:
-    """Why runs of a comparison have not finished, when it last ended; none while it goes on."""
+    """Return why runs had not finished when a comparison last ended; none while it goes on."""
     return _read_json(folder / END, schema.END)["failures"] if (folder / END).exists() else []
 
 
 @reads
 def finished_in(folders: list[Path]) -> list[Path]:
-    """The folders of all finished runs in some folders or below, each once.
+    """Return the folders of all finished runs in some folders or below, each once.
 
-    Folders are in the order in which they are given. Those of one of them are in the order of its comparison,
-    which is that in which methods were named, and otherwise in that in which they began.
+    They are in the order of the given folders. Within one, they are in the order in which its comparison
+    names the methods, or else in the order in which they began.
 
     Raises:
-      JaxflError: if there is none in one of them.
+      JaxflError: if one of the given folders has none.
     """
     ended, places = {}, {}
 
@@ -246,7 +246,7 @@ def finished_in(folders: list[Path]) -> list[Path]:
         comparison = run.parent.parent
         if comparison not in places:
             places[comparison] = []
-            with contextlib.suppress(JaxflError):  # where it is missing or damaged, results are not
+            with contextlib.suppress(JaxflError):  # it may be damaged while results are not
                 places[comparison] = _read_json(comparison / END, schema.END).get("order", [])
         order, config = places[comparison], run / CONFIG
         known = order.index(run.parent.name) if run.parent.name in order else len(order)
@@ -262,7 +262,7 @@ def finished_in(folders: list[Path]) -> list[Path]:
 
 @reads
 def unfinished_in(folders: Iterable[Path]) -> list[Path]:
-    """The folders of runs in some folders or below that have begun, but not finished."""
+    """Return the folders of runs in some folders or below that have begun, but not finished."""
     begun = {path.parent for folder in folders for path in folder.rglob(PARTITION)}
     return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
 
@@ -307,9 +307,9 @@ def read_config(folder: Path) -> dict:
 
 
 def _refuse_links(folder: Path) -> None:
-    """A run folder may come from somebody else, and what is resumed in it is written and deleted.
+    """Refuse links out of a run folder, which may come from somebody else: a resume writes and deletes there.
 
-    What logs are made of is their packages' own affair: W&B links to its cache.
+    Links within log folders are allowed: W&B links to its cache.
     """
     for entry in folder.glob("*"):
         for path in (entry, *(entry.rglob("*") if entry.name not in LOGS else ())):
@@ -321,13 +321,13 @@ def _refuse_links(folder: Path) -> None:
 
 
 def inside(path: Path, folder: Path) -> bool:
-    """Whether a path is in a folder when links are followed, which may form a circle."""
+    """Return whether a path is in a folder when links are followed, which may form a cycle."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 @reads
 def checksums(folder: Path) -> tuple[int, str]:
-    """Of a run's labels, and of whose rows are whose."""
+    """Return the checksums of a run's labels, and of its partition."""
     arrays = npz.read(folder / PARTITION, required=("checksum",))
     digest = hashlib.sha256()
     for name in sorted(arrays):
@@ -363,7 +363,7 @@ def append_metrics(folder: Path, records: list[dict]) -> None:
 
 @writes
 def write_about_clients(folder: Path, kind: str, rounds: int, arrays: dict[str, Any]) -> None:
-    """Write a method's matrices or embeddings by name, as they are after some rounds."""
+    """Write a method's matrices or embeddings after some rounds, by name."""
     path = folder / kind / f"{rounds}.npz"
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as file:
@@ -378,22 +378,22 @@ def read_about_clients(folder: Path, kind: str, rounds: int) -> dict[str, np.nda
 
 @reads
 def newest_about_clients(folder: Path, kind: str) -> dict[str, np.ndarray]:
-    """The matrices or embeddings of the last checkpoint that wrote some; none of a method without."""
+    """Return the matrices or embeddings of the last checkpoint that has some; none if the method has none."""
     numbers = [int(path.stem) for path in (folder / kind).glob("*.npz") if path.stem.isdecimal()]
     return npz.read(folder / kind / f"{max(numbers)}.npz", required=()) if numbers else {}
 
 
 @reads
 def read_partition(folder: Path) -> Partition:
-    """Read a run's partition, its data not at hand."""
+    """Read a run's partition without its data."""
     return partitions.read(folder / PARTITION)
 
 
 @reads
 def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
-    """The lines of the first `rounds` rounds, all by default.
+    """Read the records of the first `rounds` rounds, all by default.
 
-    They end before one that is not whole: a crash has cut it short, or somebody has changed it.
+    They end before a damaged line, which a crash has cut short or somebody has changed.
     """
     path = folder / METRICS
     lines = path.read_bytes().splitlines()[:rounds] if path.exists() else []
@@ -418,7 +418,7 @@ def trim(folder: Path, rounds: int) -> list[dict]:
     """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
 
     Returns:
-      The lines that are left.
+      The records that are left.
     """
     kept = read_metrics(folder, rounds)
     _replace_metrics(folder, kept)
@@ -437,12 +437,12 @@ def _replace_metrics(folder: Path, records: list[dict]) -> None:
 
 
 def fingerprint(config: dict) -> str:
-    """Tells configurations apart: a hash of the method and all its options, as the run was begun."""
+    """Return a hash of a configuration: the method and all its options, as the run was begun."""
     options = dict(config["options"])
     for name, begun in BEGUN.items():
         if begun in config:
             options[name] = config[begun]
-    if options.get("devices", 0) is None:  # begun by a jaxfl that did not write it down
+    if options.get("devices", 0) is None:  # begun by a jaxfl that did not record it
         del options["devices"]
     chosen = {"method": config["method"], "options": options}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""A study: methods under several settings, stated in one file; its table says how they do in each.
+"""Studies: methods under several settings, described in one file, with a table of results by setting.
 
-A setting is one value of every axis. Its runs are a comparison in a folder of its own, so whatever holds of
-comparisons holds here: finished runs are kept, begun ones go on, a run that fails ends alone.
+A setting is one value of every axis. Its runs are a comparison in its own folder, so what is true of
+comparisons is true here: finished runs are kept, begun ones go on, a run that fails does not end the others.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
-from jaxfl.runs.observer import NOBODY, Observer
+from jaxfl.runs.observer import SILENT, Observer
 from jaxfl.runs.paired import UNPAIRED, Draw, matching_label, notes_on, paired
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, cell, measure
@@ -32,24 +32,23 @@ from jaxfl.runs.target import by_target
 from jaxfl.runs.variant import Variant, choose, provided
 
 METHOD = "method"  # the axis that every study has
-MOST_NAMED = 6  # cells, where a note counts some
+MOST_NAMED = 6  # cells in a note that lists some
 
 
 class Study(NamedTuple):
-    """What a file says.
+    """The content of a study's file.
 
     Args:
-      title: of the study.
-      claim: what it is to show, in a line.
+      title: title of the study.
+      claim: what the study is to show, in a line.
       methods: choices of methods, with options.
-      options: of every run, by name.
+      options: options of every run, by name.
       axes: further options by name, each with its values.
-      seeds: how often every run is repeated.
-      partition_seeds: how often all of that is repeated, on other divisions of the data.
-      columns: the axis over whose values the table's columns go, `METHOD` among them.
+      seeds: number of repetitions of every run.
+      partition_seeds: number of repetitions of all of that, on other divisions of the data.
+      columns: the axis whose values are the table's columns; may be `METHOD`.
       show: what the table shows, see `jaxfl.runs.table.measure`.
-      against: one of the methods, with which the others are compared in columns of their own, see
-        `jaxfl.runs.paired`.
+      against: the method with which the others are compared in further columns, see `jaxfl.runs.paired`.
     """
 
     title: str
@@ -65,11 +64,12 @@ class Study(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The comparisons of a study so far.
+    """The results of a study so far.
 
     Args:
-      study: which.
-      results: by setting (a text of its values) and choice of a method, of every seed and partition seed.
+      study: the study.
+      results: results by setting (a text of its values) and choice of a method, then by seed and partition
+        seed.
     """
 
     study: Study
@@ -77,10 +77,10 @@ class Cells(NamedTuple):
 
 
 def read(path: Path) -> Study:
-    """The study of a file of TOML.
+    """Read a study from a TOML file.
 
     Raises:
-      JaxflError: naming what the file lacks, or has too much of, or what is no option or no value of it.
+      JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
     """
     said = _read_toml(path)
     for name in said:
@@ -92,7 +92,7 @@ def read(path: Path) -> Study:
         kind = kinds.get(name, str)
         if type(value) is not kind:
             raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
-        if kind is str:  # a table's notes have a line each
+        if kind is str:  # a note of a table is one line
             said[name] = " ".join(value.split())
     if not said.get("methods") or not all(isinstance(choice, str) for choice in said["methods"]):
         raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
@@ -105,7 +105,7 @@ def read(path: Path) -> Study:
         if not isinstance(values, list) or not values:
             raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
     for name, values in {"methods": said["methods"], **axes}.items():
-        # As their folders are called.
+        # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
@@ -138,7 +138,7 @@ def read(path: Path) -> Study:
 
 
 def usual_folder(path: Path) -> Path:
-    """Where a study's runs go if nobody says where: files of one name have folders of their own.
+    """Return the default folder of a study's runs, named after the file and the folder that it is in.
 
     >>> str(usual_folder(Path("experiments/digits/label-skew.toml")))
     'runs/digits-label-skew'
@@ -148,12 +148,12 @@ def usual_folder(path: Path) -> Path:
 
 
 def settings(study: Study) -> list[dict[str, Any]]:
-    """Every combination of the axes' values; one without any if there are no axes."""
+    """Return every combination of the axes' values; a single empty one if there are no axes."""
     return [dict(zip(study.axes, values, strict=True)) for values in itertools.product(*study.axes.values())]
 
 
 def setting_name(setting: Mapping[str, Any]) -> str:
-    """A setting in words, which are also the name of its folder.
+    """Return a setting in words, which are also the name of its folder.
 
     >>> setting_name({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
     'partition=dirichlet,alpha=0.1,models=mlp+lenet5'
@@ -170,26 +170,26 @@ def run(
     data_dir: Path | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
-    observer: Observer = NOBODY,
+    observer: Observer = SILENT,
 ) -> tuple[Table | None, list[str]]:
     """Start or continue the runs of a study, and write its table and picture.
 
     Args:
       study: from `read`.
-      folder: new, or that of the same study.
-      part: (k, n): only every n-th setting, from the k-th on. Several machines divide a study like that; the
-        table has what all of them have finished.
+      folder: new folder, or that of the same study.
+      part: (k, n): only every n-th setting, from the k-th on, so that several machines can divide a study.
+        The table has what all of them have finished.
       data_dir: see `jaxfl.config.setup.MachineOptions`.
-      changed_code: whether to go on where the user's own files are not what they were.
-      max_seconds: after which the rounds are saved that were done.
-      observer: is told what happens.
+      changed_code: whether to go on although the user's own files have changed.
+      max_seconds: time limit in seconds; the rounds done are saved.
+      observer: callbacks for progress reports.
 
     Returns:
-      The table of what has finished, None if nothing has; and why runs have not.
+      The table of the finished runs, None if there are none; and why others have not finished.
 
     Raises:
       JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
-      Interrupted: early, see `jaxfl.runs.interrupt`.
+      Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
     number, parts = part
     if parts < 1:
@@ -217,7 +217,7 @@ def run(
                     _folder(folder, setting),
                     partition_seeds=study.partition_seeds,
                     changed_code=changed_code,
-                    beside=True,  # of seeds and methods that the file no longer names
+                    beside=True,  # runs of seeds and methods that the file no longer names
                     observer=observer,
                 )
                 said = made.failures
@@ -228,7 +228,7 @@ def run(
                     f"{shlex.quote(str(folder))}, to continue.",
                     stopped.code,
                 ) from None
-            except JaxflError as error:  # of this setting; the others go on
+            except JaxflError as error:  # it ends this setting; the others go on
                 said = [str(error)]
             failures += [f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in said]
     cells = finished(study, folder)
@@ -239,7 +239,7 @@ def run(
     table = tabulate(cells)
     forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
     files.write_texts(folder, {name: form(table) for name, form in forms.items()})
-    from jaxfl.runs.plot import draw_grid, draw_table  # here: whoever draws nothing does not wait for it
+    from jaxfl.runs.plot import draw_grid, draw_table  # here: other commands need not wait for it
 
     draw = draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else draw_table
     unit = measure_of(study).title
@@ -248,14 +248,14 @@ def run(
 
 
 def finished(study: Study, folder: Path) -> Cells:
-    """The results that there are, of runs that the study plans as they were begun."""
+    """Return the results of finished runs that were begun as the study plans them."""
     results = {}
     for setting in settings(study):
         variants, setup = _planned(study, setting)
         choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
         try:
             setup = provided(setup, variants)
-        except JaxflError:  # which has ended this setting
+        except JaxflError:  # it has ended this setting
             continue
         planned = plan(_folder(folder, setting), variants, setup, study.seeds, study.partition_seeds)
         for run, its in planned.items():
@@ -268,9 +268,9 @@ def finished(study: Study, folder: Path) -> Cells:
 
 
 def tabulate(cells: Cells) -> Table:
-    """A study's table: a column for each value of `columns`, a row for each combination of the others.
+    """Return a study's table: a column for each value of `columns`, a row for each combination of the others.
 
-    Where the study compares methods `against` one of them, columns of differences stand after these.
+    If the study compares methods `against` one of them, columns of differences follow these.
     """
     study, (what, value, of_clients) = cells.study, measure_of(cells.study)
     expected = study.seeds * study.partition_seeds
@@ -313,7 +313,7 @@ def tabulate(cells: Cells) -> Table:
 
 
 def _place(study: Study, where: Mapping[str, Any]) -> tuple[str, str]:
-    """The row and the column of a method in a setting, by the values of all axes."""
+    """Return the row and the column of a method in a setting, by the values of all axes."""
     others = {name: value for name, value in where.items() if name not in (study.columns, METHOD)}
     if study.columns == METHOD:
         return setting_name(others) or study.title, where[METHOD]
@@ -322,13 +322,13 @@ def _place(study: Study, where: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _listed(sentences: list[str]) -> str:
-    """The first few of some sentences in one, and how many there are beside."""
+    """Join the first few of some sentences, and say how many more there are."""
     more = len(sentences) - MOST_NAMED
     return "; ".join(sentences[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def measure_of(study: Study) -> Measure:
-    """What the table shows, and how that is called: with its target, if all settings have the same."""
+    """Return what the table shows; its title names the target, if all settings have the same."""
     if "target" in study.axes:
         return measure(study.show)
     _, setup = _planned(study, settings(study)[0])
@@ -336,16 +336,16 @@ def measure_of(study: Study) -> Measure:
 
 
 def found_below(folder: Path) -> dict[str, Study]:
-    """The studies of a folder by their names, which are their paths without the ending.
+    """Return the studies of a folder by their names, which are their paths without the ending.
 
-    Other files of TOML, which name no methods, are none.
+    TOML files that name no methods are not studies.
     """
     paths = [path for path in sorted(folder.rglob("*.toml")) if "methods" in _read_toml(path)]
     return {path.relative_to(folder).with_suffix("").as_posix(): read(path) for path in paths}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    """What a file of TOML says."""
+    """Read a TOML file."""
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
@@ -357,10 +357,10 @@ def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
 
 
 def _planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:
-    """The methods of a setting, and the setup of all of them.
+    """Return the methods of a setting, and the setup of all of them.
 
-    An option that all methods have, or the federation, belongs to every run; another is of the methods that
-    have it, and must be of one at least.
+    An option of all methods or of the federation applies to every run. Any other option applies to the
+    methods that have it, of which there must be at least one.
     """
     options = {**study.options, **setting}
     shared = {*hints(Setup), *hints(Training)}

@@ -1,4 +1,4 @@
-"""One table of many runs: mean and standard deviation over seeds, in four formats."""
+"""Tables of many runs: mean and standard deviation over seeds, in four formats."""
 
 import csv
 import io
@@ -12,23 +12,24 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine import markdown
 from jaxfl.runs.paired import Difference
 
 
 class Cell(NamedTuple):
-    """A mean over seeds and its sample standard deviation, None for a single seed. NaN: no value."""
+    """A mean over seeds, NaN without a value, and its sample standard deviation, None for a single seed."""
 
     mean: float
     std: float | None
 
     def text(self, between: str = " ± ") -> str:
-        """``91.27 ± 0.31``, or a dash."""
+        """Return ``91.27 ± 0.31``, or a dash without a value."""
         if math.isnan(self.mean):
             return "-"
         return f"{self.mean:.2f}" + ("" if self.std is None else f"{between}{self.std:.2f}")
 
 
-OF_ACCURACY = {  # of the deployed models beside the mean: its title, and its name in a result
+OF_ACCURACY = {  # of the deployed models, beside the mean: title, and name in a result
     "std": ("std over clients %", "std"),
     "lowest": ("lowest client %", "lowest"),
     "worst-tenth": ("worst tenth %", "worst_tenth"),
@@ -42,7 +43,7 @@ IN_LATEX = str.maketrans(
     | {"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}"}
 )
 SHOWN = (*OF_ACCURACY, "per-class", "flops", "lost")  # on request
-MOST_COLUMNS = 12  # of a table that stands upright in a terminal
+MOST_COLUMNS = 12  # of a table that is not transposed in a terminal
 _NEWCOMERS = (
     ("newcomers received %", lambda r: _of_newcomers(r, "received")),
     ("newcomers joined %", lambda r: _of_newcomers(r, "personal")),
@@ -61,8 +62,8 @@ def _of_newcomers(result: dict, moment: str) -> float:
 class Table(NamedTuple):
     """Rows of a label and cells, with a title per column; as text it is Markdown.
 
-    The first column has means. Notes say what is to be known of all rows: what the spread is over, what is
-    not comparable. The rows that are best stand out, by their numbers. The column of labels has a title, too.
+    The first column has means. `notes` concern all rows: what the spread is over, what is not comparable.
+    `best` are the numbers of the best rows, which stand out. `of_rows` is the title of the label column.
     """
 
     titles: list[str]
@@ -76,10 +77,10 @@ class Table(NamedTuple):
 
 
 def check_columns(show: Sequence[str]) -> None:
-    """Refuse columns that nobody knows.
+    """Refuse unknown columns.
 
     Raises:
-      JaxflError: naming the first one, and one like it.
+      JaxflError: naming the first one, and a similar known one.
     """
     for name in show:
         if name not in SHOWN:
@@ -94,11 +95,11 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
       show: further columns, of `SHOWN`.
 
     Returns:
-      Accuracies in percent: of the deployed models, of those models per architecture where there are several,
-      of the models as received before local training; where there are newcomers, of theirs as received and
-      when they have joined; the megabytes (1e6 bytes) sent and received in the run; where
-      clients' devices are known, the simulated seconds of the run; and for each target of the results what
-      was spent until it was reached, a dash where not all runs of a label do.
+      Accuracies in percent: of the deployed models, of those models per architecture if there are several,
+      of the models as received before local training, and of newcomers' models as received and after joining;
+      the megabytes (1e6 bytes) sent and received in the run; if clients' devices are known, the simulated
+      seconds of the run; and for each target of the results what was spent until it was reached, a dash
+      unless all runs of a label reach it.
 
     Raises:
       JaxflError: if there is no such column.
@@ -146,12 +147,12 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
 
 
 class Measure(NamedTuple):
-    """What results are compared by.
+    """A value by which results are compared.
 
     Args:
-      title: in words, with its unit.
-      value: of a result.
-      of_clients: of a result the same of every client by id, None of newcomers; None where clients have none.
+      title: its name in words, with its unit.
+      value: returns it for a result.
+      of_clients: returns it for every client by id, None for newcomers; None if clients have no such value.
     """
 
     title: str
@@ -160,15 +161,15 @@ class Measure(NamedTuple):
 
 
 def measure(name: str, target: float | None = None) -> Measure:
-    """What a study shows.
+    """Return what a study shows.
 
     Args:
-      name: "accuracy", "received", "megabytes", "rounds-to-target", "megabytes-to-target" or a column of
-        `SHOWN` of which there is one.
+      name: "accuracy", "received", "megabytes", "rounds-to-target", "megabytes-to-target" or a name in
+        `SHOWN` with a single column.
       target: the accuracy, for the title of what is spent until it is reached.
 
     Raises:
-      JaxflError: if nobody knows it.
+      JaxflError: if the name is unknown.
     """
     reached = "the target" if target is None else f"{100 * target:g} %"
     of_run = [name for name in SHOWN if name != "per-class"]
@@ -190,17 +191,17 @@ def measure(name: str, target: float | None = None) -> Measure:
 
 
 def _to_target(result: dict, *names: str) -> float:
-    """What a result has spent until it reached its first target, see `_spent`."""
+    """Return what a run has spent until it reached its first target, see `_spent`."""
     return _spent(next(iter(result.get("targets", {}).values()), {}), *names)
 
 
 def _spent(until: dict, *names: str) -> float:
-    """The sum of some entries of what was spent until a target; NaN where it was not reached."""
+    """Return the sum of some entries of what was spent until a target; NaN if it was not reached."""
     return float(sum(np.nan if until.get(name) is None else until[name] for name in names))
 
 
 def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
-    """The columns of one choice of `SHOWN`; runs of an earlier jaxfl lack some values."""
+    """Return the columns of one name in `SHOWN`; runs of an earlier jaxfl lack some values."""
     if name == "flops":
         return [("GFLOP", lambda r: r["flops"] / 1e9)]
     if name == "lost":
@@ -222,7 +223,7 @@ def _percent(share: float | None) -> float:
 
 
 def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
-    """The columns that say what was spent until a target was reached."""
+    """Return the columns that say what was spent until a target was reached."""
 
     def spent(result, *names):
         return _spent(result.get("targets", {}).get(target, {}), *names)
@@ -238,7 +239,7 @@ def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
 
 
 def _reaching(label: str, target: str, results: list[dict]) -> str | None:
-    """A note where some of several runs reach a target: there is no mean over all."""
+    """Return a note if only some of several runs reach a target: there is no mean over all."""
     number = sum(result["targets"][target]["round"] is not None for result in results)
     if number in (0, len(results)):
         return None
@@ -246,13 +247,13 @@ def _reaching(label: str, target: str, results: list[dict]) -> str | None:
 
 
 def cell(values: Sequence[float]) -> Cell:
-    """The mean of a run's figure over its repetitions, and their standard deviation if there are several."""
+    """Return the mean of a value over repetitions, and its standard deviation if there are several."""
     std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Cell(float(np.mean(values)), std)
 
 
 def as_text(table: Table) -> RichTable:
-    """For the terminal; the best rows are bold. With too many columns the table lies on its side."""
+    """Return the table for a terminal, the best rows in bold; with too many columns it is transposed."""
     styles = ["bold" if number in table.best else "" for number in range(len(table.rows))]
     labels = [label for label, _ in table.rows]
     texts = [[cell.text() for cell in cells] for _, cells in table.rows]
@@ -272,18 +273,14 @@ def as_text(table: Table) -> RichTable:
 
 
 def as_markdown(table: Table) -> str:
-    """A Markdown table."""
-
-    def escaped(text):
-        return text.replace("|", "\\|")
-
-    lines = [[table.of_rows, *map(escaped, table.titles)], ["---"] * (1 + len(table.titles))]
-    lines += [[escaped(label), *(cell.text() for cell in cells)] for label, cells in table.rows]
-    return "".join(["| " + " | ".join(line) + " |\n" for line in lines] + [f"\n{it}\n" for it in table.notes])
+    """Return a Markdown table."""
+    lines = [[label, *(cell.text() for cell in cells)] for label, cells in table.rows]
+    paragraphs = [markdown.table([table.of_rows, *table.titles], lines), *table.notes]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def as_latex(table: Table) -> str:
-    """A LaTeX tabular."""
+    """Return a LaTeX tabular."""
 
     def typeset(cell):
         if isinstance(cell, Cell):
@@ -300,7 +297,7 @@ def as_latex(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Comma-separated, means, standard deviations and the ends of intervals in columns of their own."""
+    """Return CSV text; means, standard deviations and the ends of intervals have columns of their own."""
 
     def parts(cell):
         if isinstance(cell, Cell):

@@ -1,15 +1,15 @@
-"""What a run has spent when it first reaches a target accuracy, by its metrics alone."""
+"""Costs of a run until it first reaches a target accuracy, from only its metrics."""
 
 from collections.abc import Sequence
 
 from jaxfl.errors import JaxflError
 
 SPENT = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
-ROUNDING = 1e-9  # a mean of fractions may miss the number that it is
+ROUNDING = 1e-9  # a mean of fractions may miss its exact value
 
 
 def check_targets(targets: Sequence[float]) -> None:
-    """Refuse what is no accuracy.
+    """Refuse targets that are not accuracies.
 
     Raises:
       JaxflError: naming the first one outside of (0, 1].
@@ -20,29 +20,29 @@ def check_targets(targets: Sequence[float]) -> None:
 
 
 def by_target(metrics: list[dict], targets: Sequence[float]) -> dict[str, dict]:
-    """For each target the first evaluation at which the clients' mean accuracy reaches it.
+    """Find the first evaluation at which the clients' mean accuracy reaches each target.
 
     Returns:
       By the target's text its round, and bytes_up, bytes_down, flops and simulated_seconds of all rounds up
-      to it. All are None where it is not reached, the last one also where clients' devices are unknown.
+      to it. All are None if it is not reached, the last one also if clients' devices are unknown.
     """
     return {str(target): _spent(metrics, _reaching(metrics, target)) for target in targets}
 
 
 def reached(metrics: list[dict], targets: Sequence[float]) -> bool:
-    """Whether a run has reached all targets."""
+    """Return whether a run has reached all targets."""
     return all(_reaching(metrics, target) for target in targets)
 
 
 def stops(config: dict, metrics: list[dict]) -> bool:
-    """Whether a run of this configuration ends here, at its target."""
+    """Return whether a run of this configuration ends here, at its targets."""
     options = config["options"]
     wanted = options.get("stop_at_target", False) and not config.get("beyond_target", False)
     return wanted and reached(metrics, options["target"])
 
 
 def _reaching(metrics: list[dict], target: float) -> int | None:
-    """The first round that is scored at least like this."""
+    """Return the first round whose accuracy reaches the target, None if there is none."""
     means = ((record["round"], record["accuracy"]["mean"]) for record in metrics if "accuracy" in record)
     return next((number for number, mean in means if mean >= target - ROUNDING), None)
 

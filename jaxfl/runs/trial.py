@@ -1,7 +1,7 @@
-"""A trial of a method: whether it keeps what every method promises, on five tiny clients, within seconds.
+"""Trials of a method: checks on five tiny clients, within seconds, that it keeps every method's promises.
 
-`jaxfl.core.check` looks at shapes before every run. What only shows in numbers is looked at here: a mean over
-empty places, a client that trains though it is absent, a draw of NumPy's that becomes a constant.
+`jaxfl.core.check` checks shapes before every run. This module checks what only shows in numbers: a mean over
+empty places, a client that trains although it is absent, a draw by NumPy that becomes a constant.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
 EVERYONE, SOME, FIRST_ONLY = range(5), (1, 0, 3), (0, 1, 2)  # clients 3 and 4 have another architecture
 ROUNDS = 3
-OPTIONS = {"batch_size": 3}  # so that a client has several
+OPTIONS = {"batch_size": 3}  # so that a client has several mini-batches
 TOLERANCE = 1e-5  # relative to 1 + |number|, where sums may have another order
 
 
 class Round(NamedTuple):
-    """All that a method computes in a round; the logits after `step`, per group (k_g, images, outputs)."""
+    """Everything that a method computes in a round; logits after `step`, per group (k_g, images, outputs)."""
 
     state: Any
     info: Info
@@ -49,10 +49,10 @@ class Trial(NamedTuple):
 
     Args:
       variant: the method with its options.
-      algorithm: what it builds.
-      play: the program ``(key, state, federation, cohort) -> Round``, of all but a host step.
+      algorithm: what the method builds.
+      play: the program ``(key, state, federation, cohort) -> Round``, without a host step.
       federation: the clients.
-      state: after that round.
+      state: state after that round.
       stacked: the state's tree, True where a leaf has one entry per client.
     """
 
@@ -65,11 +65,11 @@ class Trial(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found about a promise.
+    """A finding about a promise.
 
     Args:
-      promise: in words.
-      seen: what speaks against it; nothing where it is kept.
+      promise: the promise in words.
+      seen: what speaks against it; empty if it is kept.
       broken: whether that breaks it; otherwise the author should look, and it may be right.
     """
 
@@ -79,7 +79,7 @@ class Found(NamedTuple):
 
 
 def tried(variant: Variant) -> Iterable[Found]:
-    """What is found about each promise.
+    """Yield the finding about each promise.
 
     Args:
       variant: the method with its options.
@@ -96,7 +96,7 @@ def tried(variant: Variant) -> Iterable[Found]:
 
 
 def begin(variant: Variant) -> Trial:
-    """A trial, after its first round."""
+    """Return a trial after its first round."""
     federation, algorithm = clients(), variant.algorithm
     check(algorithm, federation, traced(variant.config), ROUNDS)
 
@@ -120,7 +120,7 @@ def begin(variant: Variant) -> Trial:
 
 
 def clients() -> Federation:
-    """Unequal ones of two architectures, one with BatchNorm, on random images whose mean is the class."""
+    """Return unequal clients of two architectures, one with BatchNorm; an image's mean gives its class."""
     rng, rows = np.random.default_rng(0), np.arange(60, dtype=np.int32)
     labels = rng.permutation(rows % CLASSES).astype(np.int32)
     images = rng.integers(0, 120, (60, *SHAPE)) + 60 * labels[:, None, None, None]
@@ -140,7 +140,7 @@ def clients() -> Federation:
 
 
 def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohort:
-    """The last round with the clients of these ids, in this order, and so many more places that are empty."""
+    """Return the last round's cohort of these client ids, in this order, with `places` more empty places."""
 
     def slots(group):
         position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
@@ -152,7 +152,7 @@ def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohor
 
 
 def whole_round(algorithm: Algorithm) -> Callable:
-    """The function ``(key, state, federation, cohort) -> Round`` of an algorithm."""
+    """Return the function ``(key, state, federation, cohort) -> Round`` of an algorithm."""
 
     def logits(predictors, federation, cohort):
         x = federation.inputs(jnp.arange(40, 44))
@@ -178,7 +178,7 @@ def whole_round(algorithm: Algorithm) -> Callable:
 
 
 def played(trial: Trial, key, state, cohort: Cohort) -> Round:
-    """A round from some state, with its host step."""
+    """Run a round from some state, with its host step."""
     done = trial.play(key, state, trial.federation, cohort)
     if not trial.algorithm.host:
         return done
@@ -186,11 +186,11 @@ def played(trial: Trial, key, state, cohort: Cohort) -> Round:
     return done._replace(state=jax.tree.map(jnp.asarray, state), info=with_host_info(done.info, more))
 
 
-# ---- promises: each returns what was seen where it is not kept
+# ---- promises: each returns what was seen if it is not kept
 
 
 def stays_finite(trial: Trial) -> str | None:
-    """Also where an architecture has nobody: no mean divides by zero."""
+    """Check that all numbers are finite, even if no client of an architecture takes part."""
     for present in (EVERYONE, SOME, FIRST_ONLY):
         its = cohort(trial.federation, present)
         done, there = played(trial, jax.random.key(2), trial.state, its), ", ".join(map(str, present))
@@ -204,18 +204,18 @@ def stays_finite(trial: Trial) -> str | None:
             of_places[f"a score as {moment}"] = numbers
         for what, of_groups in of_places.items():
             for group, slots, fine in zip(trial.federation.groups, its.groups, of_groups, strict=False):
-                for place in np.flatnonzero(slots.mask & ~fine):  # in an empty place anything may stand
+                for place in np.flatnonzero(slots.mask & ~fine):  # an empty place may hold anything
                     who = group.id[slots.index[place]]
                     return f"{what} of client {who} is not, in a round with clients {there}"
 
 
 def is_repeatable(trial: Trial) -> str | None:
-    """What Python draws or counts while a program is traced would be another constant in every process."""
+    """Check that tracing again gives the same program: what Python draws or counts would change it."""
     arguments = trial.state, trial.federation, cohort(trial.federation, EVERYONE)
     hyper = traced(trial.variant.config)
 
     def program(f, *arguments):
-        made = jax.make_jaxpr(lambda key: f(key, *arguments))(jax.random.key(0))  # anew: JAX remembers others
+        made = jax.make_jaxpr(lambda key: f(key, *arguments))(jax.random.key(0))  # new, as JAX caches traces
         return re.sub("0x[0-9a-f]+", "", str(made)), made.consts
 
     of_init = trial.algorithm.init, trial.federation, hyper
@@ -234,7 +234,7 @@ def is_repeatable(trial: Trial) -> str | None:
 
 
 def ignores_empty_places(trial: Trial) -> str | None:
-    """A cohort may have any number of places beside those of its clients."""
+    """Check that empty places of a cohort have no effect: it may have any number of them."""
     federation, key = trial.federation, jax.random.key(2)
     usual = played(trial, key, trial.state, cohort(federation, SOME))
     padded = played(trial, key, trial.state, cohort(federation, SOME, places=2))
@@ -242,7 +242,7 @@ def ignores_empty_places(trial: Trial) -> str | None:
 
 
 def ignores_padding(trial: Trial) -> str | None:
-    """A client's list of rows is as long as the longest; what stands after its own counts nothing."""
+    """Check that the padding of a client's list of rows, up to the longest list, has no effect."""
 
     def padded_otherwise(group):
         numbers = np.arange(group.rows.shape[1], dtype=np.int32)[None]
@@ -250,7 +250,7 @@ def ignores_padding(trial: Trial) -> str | None:
         return dataclasses.replace(group, rows=jnp.where(numbers < group.size[:, None], group.rows, other))
 
     def outcome(federation):
-        """Behind two rounds: what a client's teacher says of padding may be kept, and not be used."""
+        """Return results after two rounds: a teacher's outputs for padding may be kept, but not used."""
         its = trial._replace(federation=federation)
         first = played(its, jax.random.key(2), trial.state, cohort(federation, EVERYONE))
         done = played(its, jax.random.key(3), first.state, cohort(federation, EVERYONE))
@@ -268,12 +268,12 @@ def ignores_padding(trial: Trial) -> str | None:
 
 
 def leaves_the_absent_alone(trial: Trial) -> str | None:
-    """What clients have of their own, and what two of them have together."""
+    """Check that absent clients keep their own state, and what pairs of them share."""
     ids = [np.asarray(group.id) for group in trial.federation.groups]
     ids.append(np.concatenate(ids))
     absent = {
         len(of_group): np.flatnonzero(~np.isin(of_group, SOME)) for of_group in ids
-    }  # by how many there are
+    }  # by the number of clients
 
     def theirs(state):
         def of_leaf(stacked, leaf):
@@ -292,7 +292,7 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
 
 
 def counts_what_is_sent(trial: Trial) -> str | None:
-    """An absent client sends and receives nothing."""
+    """Check that an absent client sends and receives nothing."""
     some = cohort(trial.federation, SOME)
     info = played(trial, jax.random.key(2), trial.state, some).info
     for way in ("up", "down"):
@@ -302,7 +302,7 @@ def counts_what_is_sent(trial: Trial) -> str | None:
 
 
 def uses_every_rate(trial: Trial) -> str | None:
-    """Another value of a float option gives another result after a few rounds, or another beginning."""
+    """Check that another value of a float option changes the result of a few rounds, or the initial state."""
     usual, everyone = rates(trial.state), cohort(trial.federation, EVERYONE)
 
     def outcome(state):
@@ -310,14 +310,14 @@ def uses_every_rate(trial: Trial) -> str | None:
             key = jax.random.fold_in(jax.random.key(2), number)
             done = played(trial, key, state, everyone)
             state = done.state
-        info = done.info._replace(findings={})  # of a host step also its seconds
+        info = done.info._replace(findings={})  # a host step's findings include its seconds
         return done._replace(state=with_rates(state, usual), info=info)
 
     same = outcome(trial.state)
     others = {name: {name: 0.46 + 0.47 * rate} for name, rate in usual.items()}  # within the ranges of all
 
     def initial(changed):
-        """The state before the first round with other rates, but for these themselves."""
+        """Return the initial state with other rates, except for these themselves."""
         hyper = dataclasses.replace(traced(trial.variant.config), **traced(changed))
         return with_rates(trial.algorithm.init(jax.random.key(0), trial.federation, hyper), usual)
 
@@ -345,17 +345,17 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
 EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {"every rate has an effect": uses_every_rate}
 
 
-# ---- what they are made of
+# ---- helpers
 
 
 def rates(state) -> dict[str, Any]:
-    """The rates that a state carries, by name."""
+    """Return the rates that a state carries, by name."""
     found = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
     return {tree.names(path)[0]: rate for its in found for path, rate in jax.tree.leaves_with_path(its)}
 
 
 def with_rates(state, values: dict[str, Any]):
-    """The state with other values of some rates."""
+    """Return the state with other values of some rates."""
     return jax.tree.map(
         lambda node: dataclasses.replace(node, **traced(values)) if is_options(node) else node,
         state,
@@ -364,13 +364,13 @@ def with_rates(state, values: dict[str, Any]):
 
 
 def differ(one, other) -> bool:
-    """Whether two trees of arrays differ in any number."""
+    """Return whether two trees of arrays differ in any number."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
 def _apart(one, other, sentence: str, tolerance: float = TOLERANCE) -> str | None:
-    """A sentence about the first leaf in which two trees differ."""
+    """Return a sentence about the first leaf in which two trees differ; None if they do not."""
     found = jax.tree.leaves_with_path(one)
     for (path, a), b in zip(found, jax.tree.leaves(other), strict=True):
         a, b = np.asarray(a), np.asarray(b)

@@ -1,4 +1,4 @@
-"""Variants: methods with their options. A comparison has a row of its table for each."""
+"""Variants: methods with their options, each a row in the table of a comparison."""
 
 import dataclasses
 import functools
@@ -25,8 +25,8 @@ class Variant(NamedTuple):
     """A method with its options, ready to run.
 
     Args:
-      name: what finds the method again: ``fedper``, ``/path/to/my.py:my_method``, or None for an object.
-      label: in tables: the method's name, and the options that tell it from others.
+      name: name that finds the method again: ``fedper``, ``/path/to/my.py:my_method``, or None for an object.
+      label: name in tables: the method's name, and the options that distinguish it.
       method: the method.
       config: its options.
       programs: its compiled programs, shared by runs with other seeds or other rates.
@@ -40,7 +40,7 @@ class Variant(NamedTuple):
 
     @property
     def algorithm(self) -> Algorithm:
-        """What the method builds; rates are read from the state."""
+        """The algorithm that the method builds; rates are read from the state."""
         return _algorithm(self.method.build, jax.tree.structure(self.config))
 
     @property
@@ -56,10 +56,10 @@ def choose(
 
     Args:
       choice: ``"fedper"``, ``"compfl,kd=false"``, ``"path/to/my.py:object"``, or a method itself. Options
-        given in it are in the label, as are those of the method's own that are not the default.
-      common: fields of the configurations of several methods, which the choice may say otherwise.
-      own: fields of this one's, in the label as if they stood in the choice.
-      **options: fields of this one's.
+        given in it are in the label, as are the method's own options that are not at their defaults.
+      common: fields of the configurations of several methods, which the choice may override.
+      own: fields of this method's configuration, in the label as if they were in the choice.
+      **options: further fields of this method's configuration.
 
     Raises:
       JaxflError: if there is no such method, or an option is of another type or out of range.
@@ -72,7 +72,7 @@ def choose(
 
 
 def variant_of(choice: str | None, method: Method, config: Any, told: Collection[str] = ()) -> Variant:
-    """The same where the method is known and all its options are; `told` are in its label in any case."""
+    """Return the variant of a known method and configuration; options in `told` are always in its label."""
     check(method.name, config)
     name, given = choices.split(choices.absolute(choice)) if choice else (None, {})
     common = hints(Training)
@@ -86,7 +86,7 @@ def variant_of(choice: str | None, method: Method, config: Any, told: Collection
 
 
 def _programs(build: Callable, config: Any) -> Programs:
-    """A method's programs: the same for all configurations that differ in rates alone."""
+    """Return a method's programs: the same for all configurations that differ only in rates."""
     return _programs_without_rates(build, jax.tree.structure(config))
 
 
@@ -102,7 +102,7 @@ def _algorithm(build: Callable, options: Any) -> Algorithm:
 
 
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
-    """The setup with what the methods need and the user has not chosen: images, validation rows, links."""
+    """Add to the setup what the methods need and the user has not chosen: images, validation rows, links."""
     variants = list(variants)
     needed = {name for variant in variants for name in _needs(variant)}
     if "links" in needed and setup.run.topology == "none":
@@ -114,7 +114,7 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
             "it out."
         )
     public, validation = setup.data.public, setup.partition.validation_fraction
-    if is_saved(setup.partition.partition):  # it holds what it holds
+    if is_saved(setup.partition.partition):  # its content is fixed
         return setup
     return setup.replace(
         public=("held-out" if "public" in needed else "none") if public == "auto" else public,
@@ -123,7 +123,7 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
 
 
 def _needs(variant: Variant) -> Collection[str]:
-    """What a method needs, if that can be had."""
+    """Return what a method needs, some of `NEEDS`."""
     needs = variant.method.needs(variant.config)
     if isinstance(needs, str) or not isinstance(needs, Collection) or not set(needs) <= set(NEEDS):
         raise JaxflError(
@@ -134,6 +134,6 @@ def _needs(variant: Variant) -> Collection[str]:
 
 
 def own_setup(setup: Setup, variant: Variant) -> Setup:
-    """The setup of several methods as one of them has it: without links where it has no use for them."""
+    """Return one method's part of the setup of several: without links if it does not use them."""
     linked = "links" in _needs(variant)
     return setup if linked else setup.replace(topology="none")

@@ -1,4 +1,4 @@
-"""What runs are doing, read from their folders alone: of this process or of any other, going on or ended."""
+"""The progress of runs of any process, going on or ended, read only from their folders."""
 
 import functools
 import time
@@ -17,27 +17,27 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.owner import is_owned
 
-EVERY = 1.0  # seconds between two looks
-PATIENCE = 60.0  # seconds without news that are nothing unusual: a program may be compiling
+EVERY = 1.0  # seconds between two updates
+PATIENCE = 60.0  # seconds without news that are normal: a program may be compiling
 
 
 class Progress(NamedTuple):
-    """How far a run is.
+    """The progress of a run.
 
     Args:
-      label: of its method.
-      seed: of the run.
-      rounds: done and planned.
+      label: label of its method.
+      seed: seed of the run.
+      rounds: number of rounds done and planned.
       accuracy: mean over clients at the last evaluation, None before the first one.
-      loss: of the last round, None before the first one or where it is not finite.
-      bytes_up: sent so far by all clients.
-      bytes_down: received so far.
-      speed: rounds per second between the last two evaluations, with what was written and without what was
-        compiled; None before the first one.
+      loss: loss of the last round, None before the first one or if it is not finite.
+      bytes_up: bytes sent so far by all clients.
+      bytes_down: bytes received so far by all clients.
+      speed: rounds per second between the last two evaluations, including writing and excluding compilation;
+        None before the first one.
       news: when its files last changed, in seconds since the epoch.
       busy: seconds that the rounds between the last two evaluations took, compilation included.
-      finished: whether its result is there.
-      owned: whether a process is at it.
+      finished: whether its result exists.
+      owned: whether a process is working on it.
     """
 
     label: str
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
     owned: bool
 
     def state(self, now: float) -> str:
-        """finished, stopped, running, or ``silent since 90 s``: thrice as long as its last rounds took."""
+        """Return finished, stopped, running, or ``silent since 90 s`` after thrice its last rounds' time."""
         if self.finished:
             return "finished"
         if not self.owned:
@@ -63,7 +63,7 @@ class Progress(NamedTuple):
         return "running" if silent <= max(PATIENCE, 3 * self.busy) else f"silent since {_span(silent)}"
 
     def left(self, now: float) -> float | None:
-        """Seconds that the remaining rounds take at the speed of the last ones, None if that is unknown."""
+        """Return the seconds that the remaining rounds take at the last ones' speed, None if unknown."""
         done, planned = self.rounds
         if self.finished or not self.owned or self.speed is None:
             return None
@@ -73,12 +73,12 @@ class Progress(NamedTuple):
 def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.time) -> None:
     """Show a line per run; on a terminal in place, until all of them have ended.
 
-    A run has ended when no process is at it, a comparison when it says so (a table may be a report's), a
-    folder of other runs never: others may begin in it. Where a terminal is too low, what has ended is left
-    out first.
+    A run has ended when no process is working on it, a comparison when its folder says so (a table may be a
+    report's). A folder of other runs never ends, because others may begin in it. If a terminal is too low,
+    ended runs are left out first.
 
     Args:
-      folders: of runs, or with runs somewhere below them.
+      folders: folders of runs, or with runs somewhere below them.
       out: the terminal. Anything else gets the table once.
       clock: seconds since the epoch.
 
@@ -96,7 +96,7 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
 
 
 def progress(run: Path) -> Progress:
-    """Of one run, from its configuration, its metrics and whether there is a result."""
+    """Return the progress of a run, from its configuration, its metrics and whether there is a result."""
     news, owned = _last_change(run), is_owned(run)  # asked first: its owner leaves when the result is there
     return _progress(run, news, (run / store.RESULT).exists(), owned)
 
@@ -108,8 +108,8 @@ def _progress(run: Path, news: float, finished: bool, owned: bool) -> Progress:
     ends = [0, *(record["round"] for record in metrics if "seconds" in record)]
     last = metrics[ends[-1] - 1] if len(ends) > 1 else {}
     seconds, together = last.get("seconds"), last.get("together", 1)
-    # Runs that are one program wait for one another: each has its part of the seconds of training, and then
-    # they are evaluated in turn. What was compiled stands with one of them.
+    # Runs in one program wait for one another: each has its part of the seconds of training, and then they
+    # are evaluated in turn. Only one of them records the compilation.
     took = together * sum(value for part, value in seconds.items() if part != "compile") if seconds else 0.0
     return Progress(
         label=config["label"],
@@ -128,7 +128,7 @@ def _progress(run: Path, news: float, finished: bool, owned: bool) -> Progress:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else all runs below it in the order in which they began."""
+    """Return the folder itself if it is a run, else all runs below it in the order in which they began."""
     if (folder / store.CONFIG).exists():
         return [folder]
     found = [path for path in folder.rglob(store.CONFIG) if (path.parent / store.PARTITION).exists()]
@@ -150,7 +150,7 @@ def _last_change(run: Path) -> float:
 
 
 def _table(folders: list[Path], now: float, terminal: Console | None = None) -> Group:
-    """A line per run, and what is damaged; of those that have ended as many as a terminal has room for."""
+    """Return a line per run, and what is damaged; only as many ended runs as fit in the terminal."""
     found, notes = {}, []
     for run in (run for folder in folders for run in _runs(folder)):
         try:
@@ -196,7 +196,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    """``59 s``, ``12 min`` or ``3.3 h``."""
+    """Return a duration as ``59 s``, ``12 min`` or ``3.3 h``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

@@ -126,7 +126,7 @@ def test_every_option_is_explained(capsys):
     for method in registry.METHODS.values():
         assert helps(method.config).keys() >= hints(method.config).keys()
     out = printed(capsys, "list dirichlet ditto lenet5")
-    for part in ("alpha 0.1 concentration;", "lam 1.0 lambda, the pull", "depth 3 Number of dense layers"):
+    for part in ("alpha 0.1 concentration;", "lam 1.0 lambda, the pull", "depth 3 number of dense layers"):
         assert part in out
     for command in ("list ditto", "run ditto --help"):
         out = printed(capsys, command)

@@ -227,7 +227,7 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
         return engine.evaluate(programs, federation, last.state, KEY, ROUNDS - 1, ROUNDS)
 
     whole = evaluate()
-    monkeypatch.setattr("jaxfl.core.cohorts.PART", 2)
+    monkeypatch.setattr("jaxfl.core.cohorts.SCORED_AT_ONCE", 2)
     compilations = programs.compilations
     assert_equal(evaluate(), whole)
     assert programs.compilations == compilations + 1
@@ -525,7 +525,7 @@ def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
 
     shared = tuple(Predictor(w, None, predict) for w in weights)
     copies = tuple(
-        Predictor(None, tree.stack(w, len(slots.mask)), predict)
+        Predictor(None, tree.repeat(w, len(slots.mask)), predict)
         for w, slots in zip(weights, cohort.groups, strict=True)
     )
     scores = [jax.jit(lambda p=p: score(p, KEY, federation, cohort))() for p in (shared, copies)]
@@ -778,7 +778,7 @@ def test_who_is_on_the_host_begins_with_what_it_is_given(monkeypatch, kept_on_ho
         return tuple(jnp.asarray(of_group.own) for of_group in given)
 
     given = tuple(ClientWeights({}, own) for own in numbers)
-    monkeypatch.setattr("jaxfl.core.cohorts.PART", 2)
+    monkeypatch.setattr("jaxfl.core.cohorts.SCORED_AT_ONCE", 2)
     state = host_state.initial(init, KEY, dataclasses.replace(kept_on_host, initial=given), None)
     assert_same(state.state, tuple(map(np.float32, numbers)))
 

@@ -178,9 +178,9 @@ def test_a_round_takes_as_long_as_its_slowest_client(federation):
     other = dataclasses.replace(federation.groups[1].model, name="mlp,hidden=4")
     groups = federation.groups[0], dataclasses.replace(federation.groups[1], model=other)
     (line,) = records(chunk, dataclasses.replace(federation, groups=groups), cohorts, 0.0, devices)
-    assert line["clients"] == [2, 0, 4] and line["client_flops"] == [30.0, 10.0, 5e3]
-    # Operations by FLOP/s and bytes by bytes/s of clients 2, 0 and 4.
-    assert line["simulated_seconds"] == pytest.approx(max(0.3 + 1.6, 0.1 + 1.2, 5 + 3.2))
+    assert line["clients"] == [0, 2, 4] and line["client_flops"] == [10.0, 30.0, 5e3]
+    # Operations by FLOP/s and bytes by bytes/s of clients 0, 2 and 4.
+    assert line["simulated_seconds"] == pytest.approx(max(0.1 + 1.2, 0.3 + 1.6, 5 + 3.2))
 
 
 def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(federation):
@@ -195,9 +195,9 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
         Slots(np.array([[1, 2]]), np.array([[True, False]])),
     )
     (line,) = records(chunk, federation, cohorts, 0.0)
-    assert line["client_bytes_up"] == [4 * (9 * 2**30 + 5), 4 * 5, 8 * 2**30]
+    assert line["client_bytes_up"] == [4 * 5, 4 * (9 * 2**30 + 5), 8 * 2**30]
     assert line["bytes_up"] == sum(line["client_bytes_up"])
-    assert line["client_loss"] == [1.0, None, 3.0] and line["loss"] == 2.0
+    assert line["client_loss"] == [None, 1.0, 3.0] and line["loss"] == 2.0
     untrained = (np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0]))  # client 2 had nothing to train with
     (line,) = records(
         chunk._replace(
@@ -209,7 +209,7 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
         cohorts,
         0.0,
     )
-    assert line["client_loss"] == [None, 5.0, None] and line["loss"] == 5.0
+    assert line["client_loss"] == [5.0, None, None] and line["loss"] == 5.0
     nobody = info._replace(idle=(np.array([True, True]), np.array([True, True])))
     (line,) = records(chunk._replace(reports=[REPORT._replace(info=nobody)]), federation, cohorts, 0.0)
     assert line["loss"] is None

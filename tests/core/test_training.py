@@ -66,6 +66,18 @@ def test_epochs_may_be_shares_and_steps(epochs, batches):
     assert [float(amount) for _, amount in amounts] == [2 * (7 * (batches // 4) + 2 * (batches % 4))]
 
 
+def test_a_batch_is_no_longer_than_the_list():
+    """The rest would be padding."""
+    rows = []
+
+    def update(carry, batch, key):
+        rows.append(len(batch.x))
+        return carry + jnp.where(batch.mask[:, None], batch.x, 0).sum(), batch.x.sum()
+
+    done = fit(update, jnp.zeros(()), KEY, seven(), epochs=1, batch_size=2**31 - 1)
+    assert set(rows) == {10} and done.steps == 1 and done.carry == sum(range(7))
+
+
 @pytest.mark.parametrize("epochs", [0.5, Steps(3)])
 def test_who_has_no_rows_takes_no_steps(epochs):
     nobody = arrays(jnp.ones((3, 1)), jnp.zeros(3, jnp.int32), jnp.int32(0))

@@ -606,4 +606,4 @@ def test_training_rows_are_counted_by_the_outputs_of_their_client():
     assert all(
         (of_client[order] == its).all() for of_client, order, its in zip(found, orders, counts, strict=True)
     )
-    assert (federation.class_counts() == counts).all() and (found != counts).any()
+    assert (federation.rows_per_class() == counts).all() and (found != counts).any()

@@ -1008,13 +1008,14 @@ def test_identical_clients_learn_the_same(tmp_path):
 
 HEAD = f"""# Faults
 
-Faults that the tests inject into real runs, how often, and what is lost: the most rounds whose metrics were
-written already and that had to be computed again, beside the rounds in progress. Runs have {ROUNDS} rounds,
-an evaluation every {EVERY} and a checkpoint every {CHECKPOINTS}. Nothing else is lost: afterwards metrics,
-result, matrices and checkpoints are compared, bit for bit, with those of a run that nothing happened to.
+The table lists the faults that the tests inject into real runs, how often, and what is lost: the largest
+number of rounds whose metrics were already written and that had to be computed again, in addition to the
+rounds in progress. Runs have {ROUNDS} rounds, an evaluation every {EVERY} and a checkpoint every
+{CHECKPOINTS}. Nothing else is lost: afterwards metrics, result, matrices and checkpoints are compared, bit
+for bit, with those of an undisturbed run.
 
-Kills are `kill -9` at random moments, {KILLS} for each of the {len(METHODS)} methods, of runs that start
-and of runs that are resumed. The table is written by
+Kills are `kill -9` at random moments, {KILLS} for each of the {len(METHODS)} methods, of starting and of
+resumed runs. This command writes the table:
 
     python -m pytest tests/runs/test_faults.py -m ""
 

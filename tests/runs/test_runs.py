@@ -28,6 +28,7 @@ from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, owner, plot, report, run, store
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
+from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.variant import choose
 
@@ -430,8 +431,10 @@ def test_a_comparison_over_partitions(dataset, tmp_path):
     ]
     cli.main(["compare", *words, "--run-dir", str(tmp_path / "four")])
     assert metrics(cells[3])
+    saved = f"{cells[0]}/partition.npz"
     with pytest.raises(JaxflError, match="--partition-seeds does not change the saved"):
-        jaxfl.compare("local", partition=f"{cells[0]}/partition.npz", partition_seeds=2)
+        jaxfl.compare("local", partition=saved, partition_seeds=2)
+    check_setup(Setup.of(partition=saved, partition_seed=1, newcomers=0.5))  # whom it draws
 
 
 def test_report_counts_copies_once_and_refuses_others_that_are_called_alike(compared, tmp_path, capsys):

@@ -52,7 +52,7 @@ def test_newcomers_are_in_nobodys_mixture():
     pool = dataclasses.replace(cohort, part=True)
     found = [slots.index[slots.mask].tolist() for slots in jax.device_get(among(apart, pool).groups)]
     assert found == [[0, 2], [0]]
-    assert class_counts_of(apart) == class_counts_of(federation)
+    assert rows_per_class(apart) == rows_per_class(federation)
     assert apart.training_rows.tolist() == [12, 1]
     shares = []
     memory = Memory(aggregate=lambda w, h, means, hyper: (shares.append(means.share), (w, h))[1])
@@ -67,8 +67,8 @@ def test_newcomers_are_in_nobodys_mixture():
     assert found == pytest.approx([1, 1, 1 / 3, 1 / 2])  # newcomers are clients once they join
 
 
-def class_counts_of(federation):
-    return federation.class_counts().tolist()
+def rows_per_class(federation):
+    return federation.rows_per_class().tolist()
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""Methods in which clients of any architecture tell each other the mean features of every class."""
+"""Methods in which clients of any architecture share the mean features of every class."""

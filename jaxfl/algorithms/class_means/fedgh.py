@@ -1,20 +1,20 @@
 """FedGH: clients of any architecture share a classifier, which the server trains on their class means.
 
 Yi et al. 2023, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM,
-arXiv:2303.13137, Algorithm 1. theta_i is client i's extractor, H the header: one linear classifier for all
-architectures, whose features are equally many; z_ic is the mean of client i's features over its training rows
-of class c, S_t the cohort:
+arXiv:2303.13137, Algorithm 1. theta_i is client i's extractor. H is the header: one linear classifier for all
+architectures, which have equally many features. z_ic is the mean of client i's features over its training
+rows of class c, S_t the cohort:
 
     theta_i <- that of LocalSGD over CE(theta_i, H)               E epochs of the whole model
     z_ic     = mean of theta_i(x) over client i's rows of class c, in evaluation mode
     H       <- SGD over CE(H(z_ic), c)                            i in S_t, R epochs
 
-All start from the same H, the initial classifier of the first architecture: the first round is no exception.
-What a client makes of H is not kept; it deploys (theta_i, H) with the newest H. The server trains as that of
-HtFLlib, by plain SGD on batches of the clients' size. In the paper's own code it steps the optimiser of a
-client's network there, and H never moves.
+All clients start from the same H, the initial classifier of the first architecture, also in the first round.
+A client's trained H is discarded; it deploys (theta_i, H) with the newest H. The server trains as in HtFLlib,
+by plain SGD with the clients' batch size. In the paper's own code the server steps the optimiser of a
+client's network, so H never moves.
 
-Traffic: for each class of the client z_ic and c up; H down.
+Traffic: up z_ic and c for each class of the client; down H.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class FedGH(Training):
 
 
 class State(NamedTuple):
-    """Per group the extractors theta (n_g, ...), and the header H for all."""
+    """The extractors theta per group (n_g, ...), and the header H for all."""
 
     hyper: FedGH
     extractors: PerGroup
@@ -77,7 +77,7 @@ class State(NamedTuple):
 
 
 def build(config: FedGH) -> Algorithm:
-    """Own extractors under one header."""
+    """Train own extractors under one header."""
 
     def init(key, federation, hyper):
         class_means.require(federation)
@@ -103,11 +103,12 @@ def build(config: FedGH) -> Algorithm:
         def client(key, client, h, theta):
             model, rows = client.model, own_rows(client, federation, hyper)
             trained = descend(cross_entropy(model), joined(model, h, theta), key, rows, hyper)
-            return trained.weights, trained.loss, class_means.of_client(trained.weights, client, federation)
+            z = class_means.of_client(trained.weights, client, federation)
+            return trained.weights, trained.loss, trained.steps == 0, z
 
         h = (state.header,) * len(federation.groups)
         own = gather(state.extractors, cohort)
-        trained, loss, z = zip(*map_clients(client, key, federation, cohort, h, own), strict=True)
+        trained, loss, idle, z = zip(*map_clients(client, key, federation, cohort, h, own), strict=True)
         theta = per_group(extractor, federation.models, trained)
         return State(
             hyper,
@@ -118,36 +119,37 @@ def build(config: FedGH) -> Algorithm:
             up=class_means.scalars(z, beside=1),
             down=sent_down(cohort, h),
             trained=own_models.predictors(trained),
+            idle=idle,
         )
 
     return Algorithm(init, personal, step, personal)
 
 
 def header(model, w):
-    """The parameters of a model's classifier."""
+    """Return the parameters of a model's classifier."""
     (name,) = model.head.names
     return w.params[name]
 
 
 def extractor(model, w):
-    """A model without its classifier."""
+    """Return a model without its classifier."""
     return w._replace(params={name: w.params[name] for name in model.body.names})
 
 
 def joined(model, h, theta):
-    """The model (theta, H)."""
+    """Return the model (theta, H)."""
     (name,) = model.head.names
     return theta._replace(params=theta.params | {name: h})
 
 
 def predict(model, h, theta, x):
-    """Logits of (theta, H)."""
+    """Return the logits of (theta, H)."""
     w = joined(model, h, theta)
     return model.apply(w.params, w.stats, x, train=False)[0]
 
 
 def examples_of(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
-    """The pairs (z_ic, c) of all clients in a round: by client and class, whatever places clients have."""
+    """Return the pairs (z_ic, c) of a round, sorted by client id and class."""
     z, n = (jnp.concatenate(parts) for parts in zip(*means, strict=True))  # (K, C, d), (K, C)
     classes = n.shape[1]
     i, c = jnp.concatenate(ids(federation, cohort))[:, None], jnp.arange(classes, dtype=jnp.int32)[None]
@@ -157,7 +159,7 @@ def examples_of(means: PerGroup, federation: Federation, cohort: Cohort) -> Exam
 
 
 def train_header(key, h, examples: Examples, model: Model, hyper: FedGH):
-    """H after the server's epochs, as the classifier of any of the models."""
+    """Return H after the server's epochs, trained as the head of any one of the models."""
     (name,) = model.head.names
     trained = descend(
         cross_entropy(model.head),

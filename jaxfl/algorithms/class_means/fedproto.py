@@ -1,8 +1,8 @@
 """FedProto: clients of any architecture pull their features towards the same prototype of every class.
 
 Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients", arXiv:2105.00243,
-Algorithm 1. z = f_i(x) are the features that client i's classifier gets, equally many for all architectures;
-n_ic are its training rows of class c, g_c is the prototype of class c, S_t the cohort:
+Algorithm 1. z = f_i(x) are the features that client i's classifier gets, equally many for all architectures.
+n_ic is the number of its training rows of class c, g_c the prototype of class c, S_t the cohort:
 
     w_i  <- LocalSGD over CE(w_i) + lam mean MSE(z, g_y)          E epochs
     z_ic  = mean of f_i(x) over client i's rows of class c
@@ -10,11 +10,11 @@ n_ic are its training rows of class c, g_c is the prototype of class c, S_t the 
 
 lam is the paper's lambda. As in its code every row is pulled, MSE is the mean over the features, and a row
 whose class has no prototype yet adds 0. The code takes z_ic from the batches of the local epochs, while the
-model still moves; here one more pass follows, in evaluation mode. The code forgets a class that nobody in S_t
-has; here its last prototype stays. A client deploys w_i with its own classifier; `predict="nearest"` goes by
-the nearest of the newest prototypes, as the paper does.
+model still moves; here one more pass in evaluation mode follows. The code forgets a class that nobody in S_t
+has; here its last prototype stays. A client deploys w_i with its own classifier; `predict="nearest"` predicts
+by the nearest of the newest prototypes, as in the paper.
 
-Traffic: for each class of the client z_ic, c and, if not `uniform`, n_ic up; each g_c and c down.
+Traffic: up z_ic, c and (if not `uniform`) n_ic for each class of the client; down each g_c and c.
 """
 
 from typing import Literal, NamedTuple
@@ -53,9 +53,9 @@ class FedProto(Training):
     lam: float = within("[0, inf)", 1.0)
     """lambda, the pull towards the prototypes; 0 is Local."""
     uniform: bool = False
-    """Let clients that have a class count alike, as in the paper's code, not by their rows of it."""
+    """Weight clients with a class uniformly, as in the paper's code, not by their rows of it."""
     predict: Literal["head", "nearest"] = "head"
-    """What clients deploy: their classifier, or the nearest prototype."""
+    """Prediction of deployed models: by their classifier, or by the nearest prototype."""
 
 
 class State(NamedTuple):
@@ -67,7 +67,7 @@ class State(NamedTuple):
 
 
 def build(config: FedProto) -> Algorithm:
-    """Own models; only class means travel."""
+    """Train own models, and share only class means."""
 
     def deployed(weights, g):
         if config.predict == "head":
@@ -87,10 +87,11 @@ def build(config: FedProto) -> Algorithm:
         def client(key, client, nothing, w):
             loss = objective(client.model, g, hyper.lam)
             trained = descend(loss, w, key, own_rows(client, federation, hyper), hyper)
-            return trained.weights, trained.loss, class_means.of_client(trained.weights, client, federation)
+            z = class_means.of_client(trained.weights, client, federation)
+            return trained.weights, trained.loss, trained.steps == 0, z
 
         own = gather(state.weights, cohort)
-        trained, loss, z = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        trained, loss, idle, z = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
         message = g.z.shape[1] + 1
         down = sent_down(cohort, (message,) * len(federation.groups))
         return State(
@@ -102,13 +103,14 @@ def build(config: FedProto) -> Algorithm:
             up=class_means.scalars(z, beside=1 if config.uniform else 2),
             down=per_group(lambda of_one: of_one * g.known.sum(dtype=jnp.int32), down),
             trained=deployed(trained, g),
+            idle=idle,
         )
 
     return Algorithm(init, personal, step, personal)
 
 
 def objective(model: Model, g: ClassMeans, lam):
-    """CE(w) + lam MSE(z, g_y), as `descend` takes it."""
+    """Return the loss CE(w) + lam MSE(z, g_y), in the form that `descend` takes."""
 
     def loss(w, batch, key):
         z, stats = model.body.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
@@ -121,9 +123,9 @@ def objective(model: Model, g: ClassMeans, lam):
 
 
 def nearest(model, g, w, x):
-    """-||z - g_c||^2 of every class c (B, C); the least number that there is where it has no prototype."""
+    """Return -||z - g_c||^2 per class c (B, C), or the least finite number if c has no prototype."""
     z, _ = model.body.apply(w.params, w.stats, x, train=False)
-    # Features may be far from 0, and then leading digits of their squares are the same: about their mean.
+    # Centred: features far from 0 have squares whose leading digits are the same.
     centre = g.z.sum(0) / jnp.maximum(g.known.sum(), 1).astype(g.z.dtype)
     z, prototypes = z - centre[None], g.z - centre[None]
     products = jnp.matmul(z, prototypes.T, precision="highest")

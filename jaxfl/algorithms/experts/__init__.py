@@ -1,1 +1,1 @@
-"""Methods in which clients train architectures other than their own."""
+"""Methods in which clients also train architectures other than their own."""

@@ -15,17 +15,19 @@ any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's 
                      t_k  = y_k / 2 + sum_j s_j p_jk / 2                         teachers j <= j_i, j != j^
 5. aggregate (eq. 10) theta_j <- theta_j + sum_i n_i (theta_ij - theta_j) / sum_i n_i over i with j^ = j
 
-A client deploys the model as trained if it trained its own expert in the last round, otherwise the newest
-theta_ji under an adapted head; it receives the latter.
+A client that trained its own expert in the last round deploys that model. Otherwise it deploys the newest
+theta_ji with an adapted head. It always receives the latter.
 
 Where the paper leaves room: Algorithm 1 retains the own head, section 3.2 says that it can be made anew from
 prototypes; we retain it (``head_init``), which gains two to five points (experiments/compfl). Eq. 3 prints
 KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums over the feature's dimensions, we
-average (``anchor_reduction``), as in the first author's other code. Accuracies are those on the training rows
-unless ``accuracy_on="validation"``. Distillation starts after a warm-up. Greedy selection has none: during
-the warm-up a client downloads its own expert and the one it drew, afterwards all that it can run, even where
-``kd`` is off and none of them teaches (only its own if neither ``kd`` nor ``greedy`` is on). With align,
-greedy and kd off and ``head_init="keep"`` this is FedPer, scored after local training.
+average (``anchor_reduction``), as in the first author's other code. Accuracies are on the training rows
+unless ``accuracy_on="validation"``.
+
+Distillation starts after a warm-up. Greedy selection has no warm-up. During the warm-up a client downloads
+its own expert and the one it drew; afterwards it downloads all that it can run, even if ``kd`` is off and
+none of them teaches (only its own if neither ``kd`` nor ``greedy`` is on). With align, greedy and kd off and
+``head_init="keep"`` this is FedPer, scored after local training.
 """
 
 import dataclasses
@@ -76,14 +78,14 @@ class CompFL(Cooperation):
 
 
 class State(NamedTuple):
-    """What lives between rounds.
+    """State carried between rounds.
 
     Args:
       hyper: the options.
       experts: per group (= expert j), theta_j: the shared leaves.
       heads: per group, per expert that its clients can run, phi_ij (n_g, ...).
       trained: per group (n_g, ...), the client's own expert after its last round.
-      last: per group (n_g,) int32, the round in which the client last trained it; -1 at the start.
+      last: per group (n_g,) int32, the round in which the client last trained its own; -1 at the start.
     """
 
     hyper: CompFL
@@ -94,16 +96,16 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client's round gives, or per group what all of them give.
+    """Results of a client's round, or of all clients per group.
 
     Args:
-      heads: phi_ij after it, per expert that the client can run.
+      heads: phi_ij after the round, per expert that the client can run.
       experts: {expert j that it can train: theta_ij}.
-      n: {the same: () float, its training rows if it has trained that one, else 0}.
+      n: {the same: () float, its training rows if it has trained that expert, else 0}.
       own: its own expert, as trained or adapted.
       last: () int32, this round if it has trained its own expert, else -1.
-      loss: ().
-      up, down: () int32, scalars.
+      loss: (), of local training.
+      up, down: () int32, number of scalars sent and received.
     """
 
     heads: Any
@@ -117,14 +119,14 @@ class Answer(NamedTuple):
 
 
 def select(key, eps, experts: int):
-    """Eq. 8: which of a client's experts 0..experts-1 it trains; its own is the last. () int32."""
+    """Draw which of its experts 0..experts-1 a client trains (eq. 8), its own being the last: () int32."""
     explore, which = jax.random.split(key)
     drawn = jax.random.randint(which, (), 0, experts, jnp.int32)
     return jnp.where(jax.random.bernoulli(explore, eps), drawn, jnp.int32(experts - 1))
 
 
 def distils(cohort, hyper):
-    """() bool, whether the warm-up is over."""
+    """Return whether the warm-up is over, () bool."""
     # As float32, 0.3 x 50 is more than 15.
     return cohort.round.astype(hyper.warmup.dtype) >= hyper.warmup * cohort.rounds - 1e-3
 
@@ -158,7 +160,7 @@ def build(config: CompFL) -> Algorithm:
         sizes = tuple(tree.scalars(theta) for theta in state.experts)
 
         def client(key, client, js, heads):
-            """`js`: the experts that this client can run, its own last; `e` counts through them."""
+            """Run a client's round. `js`: experts that it can run, its own last; `e`: a place in `js`."""
             adapt_key, select_key, train_key = jax.random.split(key, 3)
             own = len(js) - 1
             chosen = select(select_key, hyper.eps, len(js)) if config.greedy else jnp.int32(own)
@@ -195,7 +197,7 @@ def build(config: CompFL) -> Algorithm:
         answers = map_clients(client, key, federation, cohort, runnable(models), mine)
 
         def aggregate(j, theta):
-            """Eq. 10, over the clients of all groups that can train expert j."""
+            """Return eq. 10 over the clients of all groups that can train expert j."""
             of_j = [answer for answer in answers if j in answer.experts]
             thetas = jax.tree.map(
                 lambda *leaves: jnp.concatenate(leaves), *(answer.experts[j] for answer in of_j)
@@ -217,7 +219,7 @@ def build(config: CompFL) -> Algorithm:
         def client(key, client, theta, own):
             heads, trained, last = own
             fresh = last == cohort.round
-            # A client whose model is fresh needs no adaptation: with size 0 that costs nothing.
+            # A client whose model is fresh needs no adaptation; with size 0 that costs nothing.
             idle = dataclasses.replace(client, size=jnp.where(fresh, 0, client.size))
             adapted = newest(key, idle, federation, theta, heads[-1], state.hyper)
             return jax.tree.map(lambda a, b: jnp.where(fresh, a, b), trained, adapted)

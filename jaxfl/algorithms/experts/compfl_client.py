@@ -1,7 +1,7 @@
-"""CompFL on one client: what it adapts, whom it learns from, what it minimises.
+"""CompFL on one client: adaptation, teachers and loss.
 
-The equations are those of Xu et al. 2024. The files beside it say where experts come from and where they go:
-`compfl` over a server, `compfl_dd` over walks from client to client, `compfl_mm` by gossip.
+The equations are those of Xu et al. 2024. The other files here move the experts: `compfl` over a server,
+`compfl_dd` by walks from client to client, `compfl_mm` by gossip.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ from jaxfl.mechanisms.sharing import separate
 
 @options
 class Cooperation(Training):
-    """What clients do in all modes of CompFL."""
+    """Options of clients in all modes of CompFL."""
 
     lam: float = within("[0, inf)", 1.0)
     """lambda, weight of the feature anchors."""
@@ -61,43 +61,43 @@ class Cooperation(Training):
     kd: bool = True
     """Use the ensemble distillation."""
     head_init: Literal["keep+ft", "proto+ft", "proto", "keep"] = "keep+ft"
-    """The own expert's head at the start of a round: as it was, or prototypes; with or without one epoch."""
+    """The own expert's head at the start of a round: kept, or prototypes; with or without one epoch."""
     anchor_reduction: Literal["mean", "sum"] = "mean"
-    """Over the dimensions of a feature."""
+    """Reduction over the dimensions of a feature, in the anchors' loss."""
     kd_direction: Literal["forward", "reverse"] = "forward"
-    """KL(target || prediction), or the reverse as printed."""
+    """KL(target || prediction), or the reverse, as the paper prints it."""
     accuracy_on: Literal["train", "validation"] = "train"
-    """The rows on which teachers are weighed."""
+    """Rows on which the teachers' accuracies are measured."""
 
 
 def runnable(models: Sequence[Model]) -> tuple[tuple[int, ...], ...]:
-    """Per group, the experts (numbers of groups) that its clients can run, by size, their own last."""
+    """Return, per group, the experts (group numbers) that its clients can run, by size, their own last."""
     order = sorted(range(len(models)), key=lambda j: (models[j].size, j))
     return tuple(tuple(order[: order.index(j) + 1]) for j in range(len(models)))
 
 
 def divide(model: Model, weights: Weights, hyper: Cooperation) -> tuple[Weights, Weights]:
-    """(phi, the head and statistics that stay on the client; theta, the rest) of one expert."""
+    """Split an expert into (phi: the head and statistics that stay on the client; theta: the rest)."""
     return separate(weights, head(model), hyper.bn_stats)
 
 
 def replaced(entries: Sequence, place: int, new) -> tuple:
-    """The entries with another one in a place."""
+    """Return the entries with `new` in one place."""
     return tuple(new if i == place else entry for i, entry in enumerate(entries))
 
 
 def needs_links(config: Cooperation) -> tuple[str, ...]:
-    """What the modes without a server cannot do without."""
+    """Return the requirements of the modes without a server."""
     return ("links", *needs_validation(config))
 
 
 def needs_validation(config: Cooperation) -> tuple[str, ...]:
-    """What weighing teachers cannot do without."""
+    """Return the requirements of weighting teachers."""
     return ("validation",) if config.accuracy_on == "validation" else ()
 
 
 def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
-    """Per group, the clients' first heads (n_g, ...) on all experts that they can run, from those of each."""
+    """Return, per group, the initial heads (n_g, ...) on all experts that its clients can run."""
     own = each_client(heads, federation)
 
     def of_group(g, js):
@@ -107,7 +107,7 @@ def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
 
 
 def check(config: Cooperation, federation: Federation) -> None:
-    """Refuse to weigh teachers on rows that nobody has, and heads that class means cannot make.
+    """Raise `JaxflError` if no client has rows to weight teachers, or class means cannot make a head.
 
     Raises:
       JaxflError: saying what to change.
@@ -136,14 +136,14 @@ class Adapted(NamedTuple):
 
 
 def adapt(key, client: Client, federation: Federation, weights: Weights, head_init: str, hyper) -> Adapted:
-    """Eq. 6: fit a client's head to an extractor that stays as it is.
+    """Fit a client's head to a frozen extractor (eq. 6).
 
     Args:
-      key: of this client and expert.
-      client: whose rows; its `model` is the expert.
-      federation: the images.
+      key: key of this client and expert.
+      client: the owner of the rows; its `model` is the expert.
+      federation: holds the images.
       weights: theta_j, and the client's last head on it.
-      head_init: what the head begins as, and whether it is fitted; see the option of CompFL.
+      head_init: initial head, and whether it is fitted; see the option of CompFL.
       hyper: the options of CompFL.
     """
     model = client.model
@@ -175,7 +175,7 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
             blocks=(head,),
             epochs=1,
             phase=None,
-            optimizer=sgd(hyper, hyper.head_lr),  # whatever trains the model
+            optimizer=sgd(hyper, hyper.head_lr),  # whichever optimiser trains the model
         ).weights
 
     scores, rows, size = logits(adapted, z), client.rows, client.size
@@ -189,21 +189,21 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
 
 
 def newest(key, client: Client, federation: Federation, theta, phi, hyper) -> Weights:
-    """A client's own expert with this extractor: under its head, adapted."""
+    """Return a client's own expert with this extractor and its adapted head."""
     return adapt(key, client, federation, tree.combine(theta, phi), hyper.head_init, hyper).weights
 
 
 def received(
     key, federation: Federation, cohort: Cohort, thetas: PerGroup, phis: PerGroup, hyper
 ) -> PerGroup:
-    """How clients predict that get an extractor of their own expert: under their heads, adapted.
+    """Return predictors of clients that received their own expert's extractor, with adapted heads.
 
     Args:
-      key: of the round.
+      key: key of the round.
       federation: the clients.
-      cohort: which of them.
+      cohort: the clients that predict.
       thetas: per group, the extractor.
-      phis: per group, the own heads (k_g, ...).
+      phis: per group, the clients' heads on their own expert (k_g, ...).
       hyper: the options.
     """
 
@@ -215,12 +215,12 @@ def received(
 
 
 class LocalRound(NamedTuple):
-    """What a client's round leaves behind, by the experts' places among those that it can run.
+    """Results of a client's round, by the experts' places among those that it can run.
 
     Args:
-      weights: of every expert of use, adapted or trained.
-      thetas: of those that may have been trained.
-      phis: the client's heads on all.
+      weights: weights of every expert in use, adapted or trained.
+      thetas: extractors of those that may have been trained.
+      phis: the client's heads on all experts.
       loss: (), mean over the steps of the training.
     """
 
@@ -244,19 +244,19 @@ def local_round(
     hyper: Cooperation,
     mu,
 ) -> LocalRound:
-    """Steps 1, 2 and 4 of a round on one client: adapt, weigh, update.
+    """Run steps 1, 2 and 4 of a round on one client: adapt, weigh, update.
 
     Args:
-      keys: (2,), of the adaptations and of the training.
-      client: whose rows.
-      federation: the images.
-      experts: those that the client can run, by size, its own last.
-      thetas: extractors by their experts' places; those left out neither teach nor learn in this mode.
-      phis: the client's heads on all of them.
-      trainable: the places of those that it may train.
-      chosen: () int32, the place of the one that it trains; by default the only one of `trainable`.
-      heard: by the places of `thetas`, () bool: whether the client has it, downloaded now or seen before.
-        These are adapted, as is the chosen one, and these teach.
+      keys: (2,), keys of the adaptations and of the training.
+      client: the owner of the rows.
+      federation: holds the images.
+      experts: the experts that the client can run, by size, its own last.
+      thetas: extractors by their experts' places; experts left out neither teach nor learn in this mode.
+      phis: the client's heads on all experts.
+      trainable: the places of the experts that it may train.
+      chosen: () int32, the place of the expert that it trains; by default the only one of `trainable`.
+      heard: by the places of `thetas`, () bool: whether the client has the expert, downloaded now or seen
+        before. These teach; these and the chosen one are adapted.
       hyper: the options.
       mu: (), weight of the distillation in this round.
     """
@@ -266,14 +266,14 @@ def local_round(
         (chosen,) = trainable
 
     def student(e, runs):
-        """The client with expert e; with size 0 it runs no batch."""
+        """Return the client with expert e; with size 0 it runs no batch."""
         return dataclasses.replace(client, model=experts[e], size=jnp.where(runs, client.size, 0))
 
     of_use = {e: heard[e] | (chosen == e) for e in thetas}
 
     def start(e):
         key, weights = jax.random.fold_in(adapt_key, e), tree.combine(thetas[e], phis[e])
-        # Of another expert's head nothing is kept: section 3.2.
+        # Heads of other experts are made anew (section 3.2).
         head_init = hyper.head_init if e == own else "proto+ft"
         return adapt(key, student(e, of_use[e]), federation, weights, head_init, hyper)
 
@@ -308,15 +308,15 @@ def local_round(
 
 
 def ensemble(teachers: list[Adapted], known, tau):
-    """Eq. 7 and the sum of eq. 3: the teachers' predictions (m, C), weighted by their accuracies."""
+    """Return the teachers' predictions (m, C), weighted by their accuracies (eq. 7, the sum of eq. 3)."""
     s = teacher_weights(jnp.stack([teacher.accuracy for teacher in teachers]), known, tau)
     return tree.weighted_sum(s, jnp.stack([teacher.predictions for teacher in teachers]))
 
 
 def teacher_weights(accuracies, known, tau):
-    """Eq. 7: (T,) accuracies, (T,) bool -> (T,) weights of those known, which are scaled to [0, 1] before.
+    """Return eq. 7: (T,) accuracies, (T,) bool -> (T,) weights of the known, scaled to [0, 1] first.
 
-    The scaled ones are all 1 where they are equal; the weights are all 0 where nobody is known.
+    The scaled accuracies are all 1 if equal; the weights are all 0 if no teacher is known.
     """
     low = jnp.min(accuracies, initial=1, where=known)
     high = jnp.max(accuracies, initial=0, where=known)
@@ -325,12 +325,12 @@ def teacher_weights(accuracies, known, tau):
 
 
 def objective(model: Model, anchors, taught, hyper, mu) -> Callable:
-    """Eq. 4: L = CE + lam L_f + mu L_kd.
+    """Return the loss L = CE + lam L_f + mu L_kd (eq. 4).
 
     Args:
       model: the expert that is trained.
       anchors: (C, d), see `Adapted`.
-      taught: (m, C), the teachers' weighted prediction on the client's rows; None without teachers.
+      taught: (m, C), the teachers' weighted predictions on the client's rows; None without teachers.
       hyper: the options of CompFL.
       mu: weight of the distillation in this round.
     """

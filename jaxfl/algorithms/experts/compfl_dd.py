@@ -1,25 +1,27 @@
 """CompFL device by device: without a server, every expert walks from client to client.
 
-Xu et al. 2024 (see `compfl`), appendix E, D/D. Of each architecture j there is one theta_j, which sits at
-some client; in the beginning these are different ones, no newcomers. On a visit of walker j at client i:
+Xu et al. 2024 (see `compfl`), appendix E, D/D. Each architecture j has one theta_j, a walker, which is at
+some client; at first walkers are at different clients, none of them newcomers. On a visit of walker j at
+client i:
 
     accept        with probability 1 where j = j_i, eps where j < j_i (what greedy selection is there), else 0
     if accepted   (theta_j, phi_ij) <- adapt, weigh and update as in `compfl`; teachers are the experts that i
                   has last seen of the others that it can run
     hand on       theta_j goes to a neighbour of i, each as likely as the others
 
-Nothing is averaged. In a round of N clients every walker trains N / M times, rounded down but once at least,
-so all of them together train about as often as `compfl` does; the walkers take turns. Where only some clients
-take part, N counts these, and no walker goes to the others; where none that it can get to would accept it, it
-rests. One that is not accepted within ``max_hops`` hops rests until its next turn.
+Nothing is averaged. In a round of N clients every walker trains N / M times, rounded down but at least once,
+so that all of them together train about as often as `compfl` does. The walkers take turns. If only some
+clients take part, N counts these, and walkers go only to them. A walker rests if no client that it can reach
+would accept it. One that is not accepted within ``max_hops`` hops rests until its next turn.
 
-A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not; a
-walker that is handed on after its training passes by on its next turn. It deploys what the walker of its
-architecture is now, under its own head, adapted (``deploy="walker"``), or its own expert as the last visit
-left it, under its head, which lessons for smaller experts have adapted since (``"visit"``). It receives the
-former.
+A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not. A
+walker that moves on after its training passes by on its next turn. With ``deploy="walker"`` a client deploys
+the current walker of its architecture under its own adapted head. With ``"visit"`` it deploys its own expert
+as the last visit left it, under its head, which training of smaller experts has adapted since. It always
+receives the former.
 
-A hop counts once, for who sends; simulated seconds take clients to work side by side, which walkers do not.
+A hop counts once, for the sender. Simulated seconds assume that clients work in parallel, which walkers do
+not.
 """
 
 import functools
@@ -66,16 +68,16 @@ class CompFLDD(CompFL):
     deploy: Literal["walker", "visit"] = "walker"
     """The expert that clients deploy: the newest one, or the one that they trained last."""
     max_hops: int = within("[1, inf)", 1000)
-    """Hops after which a walker that nobody accepts rests."""
+    """Number of hops after which a walker that nobody accepts rests."""
 
 
 class Known(NamedTuple):
-    """What the clients of a group know, (n_g, ...).
+    """The experts that a group's clients know, (n_g, ...).
 
     Args:
       copies: per expert that they can run, theta_j as last seen.
       heads: per expert that they can run, phi_ij.
-      heard: (n_g, experts that they can run) bool, which ones they have seen.
+      heard: (n_g, experts that they can run) bool, whether they have seen it.
     """
 
     copies: PerGroup
@@ -84,12 +86,12 @@ class Known(NamedTuple):
 
 
 class State(NamedTuple):
-    """What lives between rounds.
+    """State carried between rounds.
 
     Args:
       hyper: the options.
       walkers: per expert j, theta_j.
-      at: (M,) int32, the ids of the clients where they are.
+      at: (M,) int32, the ids of the clients where walkers are.
       known: per group `Known`.
     """
 
@@ -100,13 +102,13 @@ class State(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round on its way.
+    """State within a round.
 
     Args:
       walkers, at, known: see `State`.
-      loss: per group (n_g,), of a client's last training in this round.
-      idle: per group (n_g,) bool, who has not trained in this round.
-      sent: per expert (N,) int32, how often each client has sent it on.
+      loss: per group (n_g,), loss of a client's last training in this round.
+      idle: per group (n_g,) bool, whether a client has not trained in this round.
+      sent: per expert (N,) int32, number of times that each client has sent it.
     """
 
     walkers: PerGroup
@@ -146,14 +148,14 @@ def build(config: CompFLDD) -> Algorithm:
         return received(key, federation, cohort, state.walkers, own, state.hyper)
 
     def last_visit(key, state, federation, cohort):
-        """The copy of the own expert, which a client always accepts, under its head: what it trained last."""
+        """Return the own expert as last trained: its copy, which a client always accepts, under its head."""
         known = gather(state.known, cohort)
         return own_models.predictors(
             per_group(lambda own: tree.combine(own.copies[-1], own.heads[-1]), known)
         )
 
     def chances(j, federation, hyper):
-        """(N,), with which probability each client accepts expert j."""
+        """Return the probability that each client accepts expert j, (N,)."""
         chance = jnp.zeros(federation.clients, federation.mean.dtype)
         for g, (group, js) in enumerate(zip(federation.groups, runnable(federation.models), strict=True)):
             if g == j:
@@ -163,7 +165,7 @@ def build(config: CompFLDD) -> Algorithm:
         return chance
 
     def visit(j, key, federation, here, hyper, mu, state: Round) -> Round:
-        """Walker j goes on until it is accepted, is trained, and goes to a neighbour."""
+        """Move walker j until it is accepted, train it, and move it to a neighbour."""
         models, experts = federation.models, runnable(federation.models)
         walk_key, train_key, leave_key = jax.random.split(key, 3)
         chance = chances(j, federation, hyper)

@@ -1,26 +1,26 @@
 """CompFL model by model: without a server, one expert architecture after another.
 
 Xu et al. 2024 (see `compfl`), appendix E, M/M. Experts are trained from the largest to the smallest, each
-for T / M of the T rounds. Every client holds a copy theta_ij of the expert j whose turn it is; in a round,
+for T / M of the T rounds. Every client holds a copy theta_ij of the expert j whose turn it is. In a round,
 for the clients that take part:
 
 1. adapt, weigh      as `compfl`; teachers are the copies of larger experts that the client has saved
 2. update (eq. 4)    (theta_ij, phi_ij) <- SGD over L = CE + lam L_f + mu L_kd     where j <= j_i
 3. gossip            theta_ij <- sum_k W_ik theta_kj         W of Metropolis, see `jaxfl.mechanisms.topology`
 
-What a client holds of j after the last of these rounds is what it has saved. Clients that cannot run j train
-nothing and relay: they average all the same, so that the graph stays connected (``relay``).
+A client saves its copy of j as it is after the last of these rounds. Clients that cannot run j do not train
+and relay it: they still average, so that the graph stays connected (``relay``).
 
-There is no greedy selection, for all clients that can run an expert train it in its turn. Distillation comes
-from larger experts only, where appendix C of the paper has smaller ones; appendix E says so. It needs no
-warm-up, for teachers are trained before.
+There is no greedy selection, because all clients that can run an expert train it in its turn. Distillation
+comes only from larger experts, as appendix E says; appendix C has smaller ones. It needs no warm-up, because
+teachers are trained before.
 
-T counts the rounds of all experts together: for the budget that `compfl` has in T rounds take M T. A client
-receives and deploys its copy of the own expert, as gossip left it, under its head, adapted. While smaller
-experts have their turns it is a teacher, so its head is adapted in each of their rounds too (with
-``head_init="keep+ft"`` from where it was); without distillation only before use.
+T counts the rounds of all experts together; for the budget that `compfl` has in T rounds take M T. A client
+receives and deploys its copy of its own expert, as gossip left it, under its adapted head. While smaller
+experts have their turns this copy is a teacher, so its head is adapted in each of their rounds too (with
+``head_init="keep+ft"`` starting from the last head). Without distillation it is adapted only before use.
 
-A message to a neighbour counts once, for who sends it.
+A message to a neighbour counts once, for the sender.
 """
 
 import functools
@@ -66,16 +66,16 @@ class CompFLMM(Cooperation):
     """Options of CompFL model by model."""
 
     relay: bool = True
-    """Let clients average experts that they cannot run; else these are not in an expert's graph."""
+    """Let clients average experts that they cannot run; else they are not in these experts' graphs."""
 
 
 class Held(NamedTuple):
-    """What the clients of a group hold, (n_g, ...).
+    """The experts that a group's clients hold, (n_g, ...).
 
     Args:
-      copies: per expert j, theta_ij; None of those that they do not hold.
+      copies: per expert j, theta_ij; None for experts that they do not hold.
       heads: per expert that they can run, phi_ij.
-      saved: (n_g, experts that they can run) bool, which ones they have taken part in.
+      saved: (n_g, experts that they can run) bool, whether they have taken part in its training.
     """
 
     copies: PerGroup
@@ -84,7 +84,7 @@ class Held(NamedTuple):
 
 
 class State(NamedTuple):
-    """What lives between rounds.
+    """State carried between rounds.
 
     Args:
       hyper: the options.
@@ -123,12 +123,12 @@ def build(config: CompFLMM) -> Algorithm:
         return own_models.predictors(weights)
 
     def as_held(clients):
-        """The own experts of some clients under their heads, as these are."""
+        """Return predictors of clients' own experts under their current heads."""
         own = (tree.combine(held.copies[g], held.heads[-1]) for g, held in enumerate(clients))
         return own_models.predictors(tuple(own))
 
     def turn(j, key, federation, cohort, hyper, before):
-        """A round of expert j: what the cohort holds after it and what it reports, from those before."""
+        """Run a round of expert j: from the cohort's (held, info) before it to those after it."""
         clients, info = before
         models, experts = federation.models, runnable(federation.models)
 
@@ -180,7 +180,7 @@ def build(config: CompFLMM) -> Algorithm:
 
         none = nothing(jnp.int32)
         up = per_group(lambda of_group: dict.fromkeys(sorted(sizes), of_group), none)
-        # In full on every device: nothing of it is exchanged in a branch.
+        # In full on every device, so that no branch has to exchange parts of it.
         held = federation.keep_replicated(gather(state.clients, cohort))
         trained = as_held(held)
         done = held, Info(nothing(federation.mean.dtype), up, none, trained=trained, idle=nothing(bool))

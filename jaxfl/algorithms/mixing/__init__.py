@@ -1,1 +1,1 @@
-"""Methods that give every client a mixture of its own of what the others hold."""
+"""Methods that give every client its own mixture of the clients' models."""

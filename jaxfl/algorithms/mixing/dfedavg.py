@@ -1,15 +1,15 @@
 """DFedAvg: FedAvg without a server. Clients train their own models and average them with their neighbours.
 
 Sun, Li and Wang 2021, "Decentralized Federated Averaging", arXiv:2104.11375, Algorithm 1. In a round, for
-every client i that takes part, N_i its neighbours that take part too:
+every client i that takes part, with N_i its neighbours that also take part:
 
     z_i <- LocalSGD(w_i)                      with momentum, E epochs
     w_i <- sum_{l in N_i and i} W_il z_l      W of Metropolis and Hastings, see `jaxfl.mechanisms.topology`
 
-Neighbours are those with the same architecture; where these are not connected, each part averages for
-itself. On a complete graph W is the uniform mean, and all clients of an architecture have the same model:
-FedAvg with uniform weights, which the paper has as well. A client deploys w_i, and starts the next round from
-it. It sends z_i to every neighbour; what one sends is not counted a second time for who receives it.
+Only clients of the same architecture are neighbours; if these are not connected, each part averages alone.
+On a complete graph W is the uniform mean and all clients of an architecture have the same model: FedAvg with
+uniform weights, which the paper has as well. A client deploys w_i and starts the next round from it. It sends
+z_i to every neighbour; bytes sent are not counted again for the receiver.
 """
 
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 def build(config: DFedAvg) -> Algorithm:
-    """Train, average with the neighbours."""
+    """Train, then average with the neighbours."""
 
     def init(key, federation, hyper):
         topology.require_links(federation)

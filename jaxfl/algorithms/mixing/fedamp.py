@@ -1,31 +1,31 @@
-"""FedAMP: every client is pulled to an aggregate of its own, in which similar models weigh more.
+"""FedAMP: every client is pulled to its own aggregate, in which similar models weigh more.
 
-Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data", arXiv:2007.03797,
-Algorithm 1. w_i is client i's model as it last uploaded it, N the number of clients of its architecture. In a
-round, for every client i that takes part and all others j of its architecture that have ever uploaded one,
+Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data", arXiv:2007.03797, Algorithm
+1. w_i is the model that client i uploaded last, N the number of clients of its architecture. In a round, for
+every client i that takes part and all other clients j of its architecture that have ever uploaded a model,
 
     xi_ij  = alpha_k A'(||w_i - w_j||^2)            A(x) = 1 - exp(-x / sigma),  xi_ii = 1 - sum_j xi_ij
     u_i   <- sum_j xi_ij w_j                        at the server, i itself included
     w_i   <- SGD over CE(w) + lambda / (2 alpha_k) ||w - u_i||^2, E epochs from w_i
 
-lambda is `lam`. Distances are those of parameters; BatchNorm's statistics are mixed with their layer.
+lambda is `lam`. Distances compare parameters; BatchNorm's statistics are mixed with their layer.
 
-The paper tunes sigma and alpha_k to its networks. Here the defaults have no scale of their own:
+The paper tunes sigma and alpha_k to its networks. The defaults here are scale-free:
 
     sigma    the median of ||w_i - w_j||^2 over the pairs of clients that have uploaded a model
     alpha_k  sigma / N, so that no client gives away more than all its weight
 
-Before two different models are known there is nothing to measure by: then xi is the identity, and by these
-defaults nothing pulls. Later these defaults have a flaw: similar models make sigma small, thus the pull
-lambda / alpha_k strong, and so strong a pull keeps them similar without learning. So the pull of a client in
-whose round SGD takes S steps with rate eta is at most 1 / (eta S): by itself that leads 63 % of the way from
-w_i to u_i, with momentum 0.5 87 %. (With 1 / eta, S times as much, clients learn next to nothing.) With these
-defaults and lambda = 1 the bound is mostly what counts: then another lambda changes nothing, unless it is
-below alpha_k / (eta S).
+Until two different models are known, no distance can be measured. Then xi is the identity, and with these
+defaults nothing pulls. Later these defaults have a flaw: similar models make sigma small and so the pull
+lambda / alpha_k strong, and so strong a pull keeps them similar without learning. Therefore the pull of a
+client that takes S steps of SGD with rate eta in a round is at most 1 / (eta S). On its own such a pull leads
+63 % of the way from w_i to u_i, with momentum 0.5 87 %. (With 1 / eta, S times as much, clients learn next to
+nothing.) With these defaults and lambda = 1 the bound is mostly active: then another lambda changes nothing,
+unless it is below alpha_k / (eta S).
 
-What a client receives is u_i, and `received` scores it, though local training starts from w_i: it is all that
-the others have told the client. What it deploys is w_i. PFLlib's code computes the pull without a gradient,
-so it trains as Local does.
+A client receives u_i, and `received` scores it although local training starts from w_i: u_i is all that the
+others have told the client. It deploys w_i. PFLlib's code computes the pull without a gradient, so it trains
+as Local does.
 """
 
 from typing import NamedTuple
@@ -66,11 +66,11 @@ class FedAMP(Training):
     """Options of FedAMP."""
 
     lam: float = within("[0, inf)", 1.0)
-    """lambda, the pull towards the own aggregate: 0 is Local, and beyond alpha_k / (eta S) all are alike."""
+    """lambda, the pull towards the own aggregate: 0 is Local; beyond alpha_k / (eta S) nothing changes."""
     sigma: float | None = within("(0, inf)", None)
     """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
     alpha: float | None = within("(0, inf)", None)
-    """alpha_k, step of the aggregates; more than sigma / N may give away more than all of a client's weight.
+    """alpha_k, step of the aggregates; above sigma / N a client may give away more than all its weight.
     By default sigma / N."""
 
 
@@ -81,8 +81,8 @@ class State(NamedTuple):
       hyper: the options.
       weights: the clients' models (n_g, ...).
       distances: (n_g, N), squared distances of a client's model from all of its architecture, as these were
-        when it was uploaded. Columns are ids. So only who takes part is compared with all.
-      last_upload: (n_g,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` of
+        when it was uploaded, so that a round compares only its cohort with all. Columns are ids.
+      last_upload: (n_g,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` for
         one that does not count as a client yet.
     """
 
@@ -100,7 +100,7 @@ class Attention(NamedTuple):
 
 
 def attention(distances, last_upload, hyper: FedAMP) -> Attention:
-    """Who listens to whom in an architecture.
+    """Return the attention between the clients of an architecture.
 
     Args:
       distances: (n, n), see `State`.
@@ -109,7 +109,7 @@ def attention(distances, last_upload, hyper: FedAMP) -> Attention:
     """
     clients, uploaded = (last_upload != NEWCOMER).sum(), last_upload >= 0
     later = last_upload[:, None] >= last_upload[None]
-    distances = jnp.where(later, distances, distances.T)  # as the later one of a pair saw it
+    distances = jnp.where(later, distances, distances.T)  # as the later upload of a pair saw it
     others = ~jnp.eye(len(last_upload), dtype=bool)
     sigma = hyper.sigma
     if sigma is None:
@@ -125,7 +125,7 @@ def attention(distances, last_upload, hyper: FedAMP) -> Attention:
 
 
 def build(config: FedAMP) -> Algorithm:
-    """Mix at the server, train towards the mixture, measure how far models are apart."""
+    """Mix at the server, train towards the mixture, and measure the distances of models."""
 
     def init(key, federation, hyper):
         def nothing(group):
@@ -145,7 +145,7 @@ def build(config: FedAMP) -> Algorithm:
         return per_group(of_group, ids, state.distances, state.last_upload)
 
     def aggregates(state, federation, cohort):
-        """Of the clients of a cohort u_i, per group (k_g, ...); and lambda / alpha_k, per group ()."""
+        """Return u_i of a cohort's clients per group (k_g, ...), and lambda / alpha_k per group ()."""
 
         def of_group(w, own, attention, slots):
             u = tree.weighted_sum(tree.take(attention.xi, slots), w)
@@ -187,12 +187,12 @@ def build(config: FedAMP) -> Algorithm:
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
     def distances_to_all(group, trained, stored, before):
-        """The squared distances of trained models (k, ...) from all stored ones, (k, N) by ids."""
+        """Return squared distances of trained models (k, ...) from all stored ones, (k, N) by ids."""
         distances = squared_distances(trained.params, stored.params)
         return jnp.zeros((len(distances), before.shape[1]), before.dtype).at[:, group.id].set(distances)
 
     def matrices(state):
-        """The weights xi (N, N), 0 between architectures."""
+        """Return the weights xi (N, N), 0 between architectures."""
         ends = np.cumsum([len(last) for last in state.last_upload])
         ids = np.split(np.arange(ends[-1]), ends[:-1])
         return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}

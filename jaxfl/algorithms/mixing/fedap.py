@@ -1,28 +1,27 @@
-"""FedAP: each client gets a mixture of all models, by how alike activations are; its norm layers are its own.
+"""FedAP: each client gets a mixture of all models by similarity of activations, and keeps its norm layers.
 
 Lu et al. 2022, "Personalized Federated Learning with Adaptive Batchnorm for Healthcare", IEEE Transactions on
 Big Data, arXiv:2112.00734. w_i is client i's model without its normalisation layers, b_i these layers
 (BatchNorm's scales, biases and statistics).
 
-Before the first round one model visits all clients of an architecture one after another, again and again;
-each trains it on a part of its rows that is held out of the rounds, and passes it on. Everybody starts from
-that model. By it, m_il and v_il are mean and variance of each channel of the l-th layer's outputs over the
-rows of client i, and
+Before the first round one model visits all clients of an architecture one after another, again and again.
+Each trains it on a part of its rows that is held out of the rounds, and passes it on. All clients start from
+that model. m_il and v_il are its mean and variance of each channel of the l-th layer's outputs over the rows
+of client i, and
 
     d_ij = sum_l sqrt(|m_il - m_jl|^2 + |sqrt(v_il) - sqrt(v_jl)|^2)
     W_ij = (1 - mu) (1/d_ij) / sum_{k != i} (1/d_ik),    W_ii = mu
 
-among these clients. A newcomer, of whom nothing was measured, has equal weights for all of them.
+among these clients. A newcomer was not measured and has equal weights for all of them.
 
-In a round client i trains sum_j W_ij w_j under its b_i on its other rows; models of absent clients are in the
-mixture as they were sent last. What a client deploys is its own model. The outputs of all convolutions are
-compared, which are the inputs of the norms that follow; in a network without convolutions, those of all
-hidden layers.
+In a round client i trains sum_j W_ij w_j with its b_i on its other rows; the mixture has the models that
+absent clients sent last. A client deploys its own model. The comparison uses the outputs of all convolutions,
+which are the inputs of the norms that follow; in a network without convolutions, those of all hidden layers.
 
-d-FedAP is `layers="last"`, f-FedAP `pretraining="fedavg"`: FedAvg on the held-out rows in place of the
-visits. The passes carry BatchNorm's statistics along, whatever `bn_stats`. They come on top of the rounds; in
-FL-bench, with which FedCMD's table was made, they are half of them. Where clients are given models to start
-from, the first client's goes round.
+d-FedAP is `layers="last"`. f-FedAP is `pretraining="fedavg"`: FedAvg on the held-out rows instead of the
+visits. The passes carry BatchNorm's statistics along, whatever `bn_stats` is. They are additional to the
+rounds; in FL-bench, which made FedCMD's table, they are half of the rounds. If clients are given initial
+models, the first client's model goes round.
 """
 
 from typing import Literal, NamedTuple
@@ -73,18 +72,18 @@ class FedAP(Training):
     mu: float = within("[0, 1]", 0.5)
     """Weight of a client's own model in its mixture."""
     held_out: float = within("[0, 1)", 0.3)
-    """Share of a client's rows that are for the passes before the first round alone."""
+    """Share of a client's rows that only the passes before the first round use."""
     passes: int | None = within("[0, inf)", None)
-    """How often the model goes round all clients before the first round, an epoch at each; by default half
-    as often as there are rounds."""
+    """Passes of the model over all clients before the first round, one epoch at each client; by default half
+    the number of rounds."""
     pretraining: Literal["sequential", "fedavg"] = "sequential"
-    """One client after another, or all of them side by side and averaged (f-FedAP)."""
+    """One client after another, or all in parallel and averaged (f-FedAP)."""
     layers: Literal["all", "last"] = "all"
-    """Whose inputs are compared: of all norms, or of the last one (d-FedAP)."""
+    """Norms whose inputs are compared: all, or the last one (d-FedAP)."""
 
 
 class State(NamedTuple):
-    """The clients' models per group (n_g, ...), and how close they are (N, N), rows of 1 without oneself."""
+    """The clients' models per group (n_g, ...), and their closeness (N, N): rows sum to 1, diagonal 0."""
 
     hyper: FedAP
     weights: PerGroup
@@ -92,24 +91,24 @@ class State(NamedTuple):
 
 
 def held_out_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples:
-    """The client's first rows, a share of them rounded down; partitioners draw their order at random."""
+    """Return the client's first rows, a share rounded down; partitioners order rows at random."""
     return stretch(own_rows(client, federation, hyper), 0, part(client, hyper))
 
 
 def other_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples:
-    """The client's rows of the rounds."""
+    """Return the rows that the client trains on in rounds."""
     first = part(client, hyper)
     return stretch(own_rows(client, federation, hyper), first, client.size - first)
 
 
 def part(client: Client, hyper: FedAP):
-    """How many rows are held out, () int32."""
+    """Return the number of held-out rows, () int32."""
     rows = hyper.held_out * client.size.astype(float)
     return jnp.floor(rows + 1e-4).astype(client.size.dtype)  # 0.7 of 10 is 7 in any precision
 
 
 def moments(client: Client, w: Weights, federation: Federation) -> tuple[jax.Array, ...]:
-    """Per layer (2 C,): means and standard deviations of its outputs' channels over a client's rows."""
+    """Return, per layer (2 C,), means and standard deviations of its output channels over a client's rows."""
 
     def of_images(x):
         inputs = [y.reshape(len(y), -1, y.shape[-1]) for y in client.model.norm_inputs(w.params, w.stats, x)]
@@ -126,7 +125,7 @@ def moments(client: Client, w: Weights, federation: Federation) -> tuple[jax.Arr
 
 
 def distances(layers: tuple[jax.Array, ...]):
-    """Entries d_ij (n, n) of clients with moments (n, 2 C) of each layer."""
+    """Return d_ij (n, n) of clients with moments (n, 2 C) of each layer."""
 
     def to_all(of_client):
         return sum(
@@ -138,10 +137,10 @@ def distances(layers: tuple[jax.Array, ...]):
 
 
 def require_inputs(model: Model) -> None:
-    """Refuse a network of which there is nothing to compare.
+    """Raise `JaxflError` if a network has no layers to compare.
 
     Raises:
-      JaxflError: naming it.
+      JaxflError: naming the network.
     """
     weights = model.form
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
@@ -153,7 +152,7 @@ def require_inputs(model: Model) -> None:
 
 
 def build(config: FedAP) -> Algorithm:
-    """Go round, compare, mix, train."""
+    """Visit the clients, compare, mix and train."""
 
     def init(key, federation, hyper):
         clients = federation.clients
@@ -166,13 +165,13 @@ def build(config: FedAP) -> Algorithm:
         return State(hyper, own_models.start(key, federation), alike)
 
     def closeness(d, newcomer):
-        """Rows of 1/d_ij (n, n) that sum to 1, 0 for oneself and for newcomers (n,)."""
+        """Return 1/d_ij (n, n), rows that sum to 1, 0 for the client itself and for newcomers (n,)."""
         d = jnp.where(newcomer[:, None], 1, jnp.maximum(d, 1e-8))
         near = jnp.where(jnp.eye(len(d), dtype=bool) | newcomer[None], 0, 1 / d)
         return near / jnp.maximum(near.sum(1, keepdims=True), 1e-8)
 
     def prepare(key, state, federation, cohort):
-        """The passes, and the matrix."""
+        """Make the passes, and measure the matrix."""
         hyper, passes = state.hyper, cohort.rounds // 2 if config.passes is None else config.passes
 
         def trained(key, client, w):
@@ -209,9 +208,9 @@ def build(config: FedAP) -> Algorithm:
         for group, layers in zip(federation.groups, scatter(blank, cohort, found), strict=True):
             near = closeness(distances(layers), group.newcomer)
             matrix = put_pairs(matrix, group.id, group.id, near)
-        started = per_group(lambda w, group: tree.stack(w, len(group.id)), models, federation.groups)
+        started = per_group(lambda w, group: tree.repeat(w, len(group.id)), models, federation.groups)
         loss = per_group(jnp.zeros_like, cohort_rows(federation, cohort))
-        # Up: the model after each visit, and the moments; down: it before each, and at last to all.
+        # Up: the model after each visit, and the moments. Down: the model before each visit, and at the end.
         present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
         up = per_group(
             lambda mask, w, layers: {tree.scalars(w): passes * mask, tree.scalars(tree.one(layers)): mask},
@@ -223,13 +222,13 @@ def build(config: FedAP) -> Algorithm:
         return State(hyper, started, matrix), Info(loss, up, down)
 
     def weights(state, i, j):
-        """W (k, m) of clients with these ids, rows that sum to 1."""
+        """Return W (k, m) for clients with these ids, rows that sum to 1."""
         mu, near = state.hyper.mu, pairs(state.closeness, i, j)
         oneself = (i[:, None] == j[None]).astype(near.dtype)
         return row_stochastic(mu * oneself + (1 - mu) * near, i, j)
 
     def mixed(state, federation, cohort):
-        """What the clients of a cohort start from, per group (k_g, ...)."""
+        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
 
         def of_group(model, group, own, stored, i):
             # A newcomer is in nobody's mixture: its id is none of these.

@@ -1,30 +1,31 @@
-"""FedCMD: vote for the layer that is to be personal, then mix the layers after it by its similarity.
+"""FedCMD: vote for the personal layer, then mix the layers after it by its similarity.
 
 Chen et al. 2024, "Towards optimal customized architecture for heterogeneous federated learning with
 contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algorithms 1-3. w_i is client i's
 model, phi_i its personal layer l*, K_p = `selection_rounds`.
 
-Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer of the least score (eq. 6, see
-`fedcmd_score`); the client's choice, the round's and at last l* are majorities. Then all clients start from
-the global model, and in a round of the cohort S_t client i trains (eqs. 7-8)
+Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer with the least score (eq. 6, see
+`fedcmd_score`). The client's choice, the round's choice and finally l* are majorities. Then all clients start
+from the global model, and in a round with the cohort S_t client i trains (eqs. 7-8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
     layers after l*    sum_j Phi_ij w_j / sum_j Phi_ij           over j in S_t
                        Phi_ij = max(0, cos(phi_i, phi_j)),  Phi_ii = 1
 
-Where every answer of round K_p is lost, one more round of FedAvg follows, in which nobody votes. Which layer
-is personal is data, so both phases are one compiled program. Each architecture votes for itself. What a
-client deploys is its own w_i after training; what it receives is assembled as above. Ties go to the earlier
-layer. Where all clients are scored, models are mixed over all of them.
+If every answer of round K_p is lost, one more round of FedAvg follows, in which nobody votes. The personal
+layer is a traced value, so both phases are one compiled program. Each architecture votes separately. A client
+receives the model assembled as above and deploys its own w_i after training. Ties go to the earlier layer.
+When all clients are scored, models are mixed over all of them.
 
 Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.
-Algorithm 3 mixes at upload; by its indices eq. 7 mixes at download: so do we. `personal` fixes the
-layer or the layers (``fc1+classifier``) instead of voting, after the same K_p rounds; Phi is then taken over
-all of them, and "before" means before the first. With ``fc2/classifier`` clients differ (Section III-C): l_i
-stands for l* in the equations, client 0 has fc2, client 1 the classifier, client 2 fc2, and Phi_ij compares
-layers l_i. The paper gives the classifier to the clients that do badly with fc2. The authors' results keep
-BatchNorm's statistics on the clients (``bn_stats="local"``).
+Algorithm 3 mixes at upload, but by its indices eq. 7 mixes at download, and so do we.
+
+`personal` fixes one or several layers (``fc1+classifier``) instead of voting, after the same K_p rounds. Phi
+then compares all of them, and "before" means before the first. With ``fc2/classifier`` clients differ
+(Section III-C): l_i replaces l* in the equations, client 0 has fc2, client 1 the classifier, client 2 fc2,
+and Phi_ij compares layers l_i. The paper gives the classifier to the clients that do badly with fc2. The
+authors' results keep BatchNorm's statistics on the clients (``bn_stats="local"``).
 """
 
 import itertools
@@ -69,36 +70,36 @@ class FedCMD(Training):
     selection_rounds: int = within("[0, inf)", 20)
     """K_p, rounds of FedAvg in which clients vote for the layer."""
     personal: str = "vote"
-    """The personal layer: vote, or a name (fc2), or several (fc1+classifier); or, to have clients differ, one
-    after another in turn (fc2/classifier)."""
+    """The personal layer: vote, a name (fc2), or several names (fc1+classifier); with fc2/classifier clients
+    differ and get these in turn."""
     distance: Literal["wasserstein", "mean"] = "wasserstein"
-    """Between two distributions: of means and deviations, or of means alone."""
+    """Distance of two distributions: by means and deviations, or by means only."""
     score: Literal["signed", "absolute"] = "signed"
-    """Whether a layer's two movements are differences with a sign (eq. 6) or without."""
+    """Whether a layer's two differences keep their sign (eq. 6) or not."""
     ties: Literal["earlier", "fc2"] = "earlier"
-    """Which layer gets a vote that several deserve: the earlier one, or fc2 wherever it is among them."""
+    """Layer that wins a tied vote: the earlier one, or fc2 if it is among them."""
     count: Literal["clients", "batches"] = "clients"
-    """Whose majority decides a round: that of the clients, or of all their mini-batches."""
+    """Majority that decides a round: of the clients, or of all their mini-batches."""
     selection: Literal["fedavg", "personal"] = "fedavg"
-    """Voting rounds: plain FedAvg, or with the layer that leads so far personal already."""
+    """Voting rounds: plain FedAvg, or with the layer that leads so far already personal."""
     base: Literal["participants", "stored"] = "participants"
-    """Layers before l*: mean over the last round's participants, or over all stored models alike (these are
-    no part of voting by plain FedAvg)."""
+    """Layers before l*: mean over the last round's participants, or uniform mean over all stored models (not
+    used in voting rounds of plain FedAvg)."""
     tail: Literal["cosine", "softmax", "uniform"] = "cosine"
-    """Weights after l*: Phi over the cohort, softmax of Phi over all clients, or equal ones."""
+    """Weights after l*: Phi over the cohort, softmax of Phi over all clients, or equal weights."""
     similarity: Literal["parameters", "updates"] = "parameters"
-    """Phi compares personal layers, or how the last round they met in changed these (mean over outputs)."""
+    """Phi compares personal layers, or their changes in the last common round (mean over outputs)."""
 
 
 class State(NamedTuple):
-    """FedCMD's state, per group but for `hyper` and `similarity`.
+    """FedCMD's state, per group except for `hyper` and `phi`.
 
     Args:
       hyper: the options.
       shared: the global model.
       weights: the clients' models w_i (n_g, ...).
-      personal_layers: (blocks,) bool, (n_g, blocks) where clients differ; none in the first phase.
-      won: (candidates,) int32, rounds that each dense layer has won.
+      personal_layers: (blocks,) bool, (n_g, blocks) if clients differ; none in the first phase.
+      won: (candidates,) int32, number of rounds that each dense layer has won.
       scores: (candidates,), mean over the last cohort that had a client of the group.
       phi: (N, N), Phi of the pairs that have met, under the options of the authors' code; or None.
     """
@@ -113,7 +114,7 @@ class State(NamedTuple):
 
 
 def build(config: FedCMD) -> Algorithm:
-    """Assemble, train and vote, average, elect."""
+    """Assemble, train and vote, average, and elect."""
     voting, K_p = config.personal == "vote", config.selection_rounds
     stores_similarity = config.tail == "softmax" or config.similarity == "updates"
     similar = cosine_of_outputs if config.similarity == "updates" else cosine
@@ -122,7 +123,7 @@ def build(config: FedCMD) -> Algorithm:
         raise JaxflError("fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix --personal LAYER.")
 
     def init(key, federation, hyper):
-        if config.similarity == "updates":  # by units, which are the last axis of every layer
+        if config.similarity == "updates":  # compares units, the last axis of every layer
             for model in federation.models:
                 require_classes_last(model, "FedCMD with similarity=updates")
         dtype, clients = federation.mean.dtype, federation.clients
@@ -140,7 +141,7 @@ def build(config: FedCMD) -> Algorithm:
         )
 
     def elected(group, won):
-        """The personal layers, see `State`: the fixed ones, or the one that has won most rounds."""
+        """Return the personal layers, see `State`: the fixed ones, or the one that has won most rounds."""
         model = group.model
         if voting:
             places = jnp.asarray([model.names.index(name) for name in candidates(model)], jnp.int32)
@@ -153,11 +154,11 @@ def build(config: FedCMD) -> Algorithm:
         return layers[group.id % len(choices)] if differ else layers[0]
 
     def layers_of(state, cohort):
-        """The personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
+        """Return the personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
         return gather(state.personal_layers, cohort) if differ else state.personal_layers
 
     def assembled(state, federation, cohort):
-        """What the clients of a cohort start from, per group (k_g, ...)."""
+        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
         pool = everyone(federation, cohort) if config.tail == "softmax" else among(federation, cohort)
 
         def of_group(model, shared, own, others, layers, i, j):
@@ -195,7 +196,7 @@ def build(config: FedCMD) -> Algorithm:
         return own_models.predictors(assembled(state, federation, cohort))
 
     def winner(slots, tally):
-        """The layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
+        """Return the layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
         votes = tally.votes
         if config.count == "clients":
             votes = jax.nn.one_hot(votes.argmax(1), votes.shape[1], dtype=jnp.int32)
@@ -246,13 +247,13 @@ def build(config: FedCMD) -> Algorithm:
         return state, Info(loss, up, down, findings(state, federation), own_models.predictors(trained))
 
     def restart(own, shared, now):
-        """All clients' models (n, ...): the global one where the second phase begins."""
+        """Return all clients' models (n, ...), reset to the global one if the second phase begins."""
         clients = len(jax.tree.leaves(own)[0])
-        begun = jax.tree.map(lambda old, new: jnp.where(now, new, old), own, tree.stack(shared, clients))
+        begun = tree.where(now, tree.repeat(shared, clients), own)
         return own_models.with_own_stats(begun, own, config.bn_stats)
 
     def update_similarity(state, federation, cohort, start, trained):
-        """Phi (N, N) with new entries for the pairs of the cohort."""
+        """Return Phi (N, N) with new entries for the pairs of the cohort."""
 
         def of_group(model, before, after, layers):
             if config.similarity == "updates":
@@ -270,9 +271,9 @@ def build(config: FedCMD) -> Algorithm:
         return phi
 
     def traffic(state, federation, cohort):
-        """Up: the model, and while voting the number of a layer; down: all but the personal layers.
+        """Count up the model and, while voting, a layer's index; down all except the personal layers.
 
-        So the paper counts. A client's first round of the second phase needs l* of the global model as well.
+        This is the paper's count. In its first round of the second phase a client also needs the global l*.
         """
 
         def scalars(model, w):
@@ -295,17 +296,17 @@ def build(config: FedCMD) -> Algorithm:
 
 
 def voters(slots, tally):
-    """Who has voted, (k,) bool: the clients present, but for those whose rows make no mini-batch."""
+    """Mark the voters, (k,) bool: the clients present, except those whose rows make no mini-batch."""
     return slots.mask & (tally.votes.sum(1) > 0)
 
 
 def mean_scores(slots, tally, before):
-    """The scores of the layers, means over the voters of a round; those `before` where nobody votes."""
+    """Return the layers' scores, means over a round's voters; `before` if nobody votes."""
     return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
 
 
 def findings(state, federation):
-    """Scores, rounds won and the choice (of clients that differ, how many), by layer and architecture."""
+    """Return scores, rounds won and the choice (a count if clients differ), by layer and architecture."""
     found = {}
     of_groups = zip(federation.models, state.scores, state.won, state.personal_layers, strict=True)
     for model, scores, won, layers in of_groups:

@@ -1,7 +1,8 @@
-"""FedCMD's layers: models assembled around a personal layer, and how similar two personal layers are.
+"""FedCMD's layers: models assembled around a personal layer, and the similarity of personal layers.
 
-Which blocks are personal is data, (blocks,) bool, or such a row for each client. Blocks before the first of
-them are the global model's, the personal ones a client's own, the others mixed (Chen et al. 2024, eqs. 7-8).
+The personal blocks are a traced mask, (blocks,) bool, or one such row per client. Blocks before the first
+personal one are the global model's, personal blocks the client's own, and the others are mixed (Chen et al.
+2024, eqs. 7-8).
 """
 
 from collections.abc import Callable
@@ -15,15 +16,15 @@ from jaxfl.models.model import Model, Weights
 
 
 def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, personal, weights) -> Weights:
-    """The models that clients start from.
+    """Assemble the models that clients start from.
 
     Args:
-      model: of the group.
+      model: the group's architecture.
       shared: the global model.
       own: the clients' own models (k, ...).
-      pool: those that are mixed (m, ...).
-      personal: (blocks,) bool.
-      weights: (k, m), rows that sum to 1.
+      pool: the models that are mixed (m, ...).
+      personal: (blocks,) bool, the personal blocks.
+      weights: (k, m), mixing weights, rows that sum to 1.
 
     Returns:
       Weights (k, ...).
@@ -32,7 +33,7 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
 
     def of_block(b, name):
         before, mine, others = (Weights(w.params[name], w.stats[name]) for w in (shared, own, pool))
-        after = tree.where(b > first, tree.weighted_sum(weights, others), tree.stack(before, len(weights)))
+        after = tree.where(b > first, tree.weighted_sum(weights, others), tree.repeat(before, len(weights)))
         return tree.where(personal[b], mine, after)
 
     blocks = {name: of_block(b, name) for b, name in enumerate(model.names)}
@@ -43,12 +44,12 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
 
 
 def each_by_its_layers(f: Callable, personal, *own):
-    """``f(personal, *own)`` of clients whose personal layers are the same, or of each by its own.
+    """Return ``f(personal, *own)`` for clients with the same personal layers, or for each with its own.
 
     Args:
-      f: function of layers (blocks,) and of what clients have (k, ...), which gives (k, ...).
-      personal: (blocks,) or (k, blocks) bool.
-      *own: (k, ...).
+      f: function of layers (blocks,) and the clients' values (k, ...), which gives (k, ...).
+      personal: (blocks,) or (k, blocks) bool, the personal blocks.
+      *own: (k, ...), the clients' values.
     """
     if personal.ndim == 1:
         return f(personal, *own)
@@ -61,7 +62,7 @@ def each_by_its_layers(f: Callable, personal, *own):
 
 
 def cosine(model: Model, one: Weights, other: Weights, personal):
-    """Cosine of the personal layers' parameters, flattened: weights (k, ...), (m, ...) -> (k, m); eq. 8."""
+    """Return the cosine of the flattened personal layers, eq. 8: weights (k, ...), (m, ...) -> (k, m)."""
 
     def squares(w):
         return _over_personal(
@@ -76,7 +77,7 @@ def cosine(model: Model, one: Weights, other: Weights, personal):
 
 
 def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
-    """Cosine of the weights of each output unit, mean over the units: (k, ...), (m, ...) -> (k, m)."""
+    """Return the mean over output units of the cosine of their weights: (k, ...), (m, ...) -> (k, m)."""
 
     def of_block(name):
         return cosine_of_units(one.params[name], other.params[name])
@@ -87,10 +88,10 @@ def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
 
 
 def _over_personal(model: Model, weights: Weights, personal, of_block: Callable):
-    """The sum of a function of the blocks' names over the personal ones.
+    """Sum a function of the block's name over the personal blocks.
 
-    It is computed of all, which costs little. Were the others skipped in a branch, XLA would have devices
-    exchange their parts inside of it, where two CPU devices may wait for each other for ever.
+    All blocks are computed, which costs little. If a branch skipped the others, XLA would have devices
+    exchange their parts inside it, where two CPU devices may wait for each other for ever.
 
     Blocks without parameters, such as resizing, have nothing to compare.
     """

@@ -1,12 +1,13 @@
 """FedCMD's score: how far a layer moves the distribution of features between input and label.
 
-Chen et al. 2024, section V-A, eqs. 5-6. A tensor a of a mini-batch is known by the Gaussian of its normalised
-values, nu(a) = (a - min a) / (max a - min a), as in the authors' code: mean mu and deviation sd over all
-entries. The distance of two is the closed form of the 2-Wasserstein distance in one dimension,
+Chen et al. 2024, section V-A, eqs. 5-6. A tensor a of a mini-batch is represented by the Gaussian of its
+normalised values, nu(a) = (a - min a) / (max a - min a), as in the authors' code, with mean mu and standard
+deviation sd over all entries. The distance of two is the closed form of the 2-Wasserstein distance in one
+dimension,
 
     W(a, b) = sqrt((mu_a - mu_b)^2 + (sd_a - sd_b)^2)
 
-and with the images x, the labels y as numbers and the output o_l of layer l (after its ReLU), its score is
+With the images x, the labels y as numbers and the output o_l of layer l (after its ReLU), its score is
 
     s_l = | [W(o_l, y) - W(o_{l-1}, y)]  -  [W(o_l, x) - W(o_{l-1}, x)] |
 
@@ -32,18 +33,18 @@ class Gaussian(NamedTuple):
 
 
 def candidates(model: Model) -> tuple[str, ...]:
-    """The names of the dense layers: blocks with weights, but without convolutions."""
+    """Return the names of the dense layers: blocks with weights and without convolutions."""
     shapes = model.form.params
     kernels = {name: [leaf.ndim for leaf in jax.tree.leaves(leaves)] for name, leaves in shapes.items()}
     return tuple(name for name in model.names if 0 < max(kernels[name], default=0) < 4)
 
 
 class Tally(NamedTuple):
-    """What a client's mini-batches say of the candidates, added up.
+    """Votes and scores of the candidates, summed over a client's mini-batches.
 
     Args:
-      votes: (candidates,) int32.
-      scores: (candidates,).
+      votes: (candidates,) int32, number of votes.
+      scores: (candidates,), sum of scores.
     """
 
     votes: jax.Array
@@ -51,7 +52,7 @@ class Tally(NamedTuple):
 
 
 def gaussian(a, mask) -> Gaussian:
-    """Of the rows of a batch (B, ...) that `mask` (B,) marks; a tensor without spread is all 0."""
+    """Return the Gaussian of the rows of a batch (B, ...) in `mask` (B,); one without spread is all 0."""
     real = mask.reshape(-1, *(1,) * (a.ndim - 1)) & jnp.ones(a.shape, bool)
     low, high = jnp.min(a, where=real, initial=jnp.inf), jnp.max(a, where=real, initial=-jnp.inf)
     spread = jnp.where(high > low, high - low, 1)
@@ -60,20 +61,20 @@ def gaussian(a, mask) -> Gaussian:
 
 
 def wasserstein(a: Gaussian, b: Gaussian, distance: str):
-    """Between two Gaussians; "mean" leaves the deviations out."""
+    """Return the distance of two Gaussians; "mean" ignores the deviations."""
     means, deviations = a.mean - b.mean, a.deviation - b.deviation
     return jnp.abs(means) if distance == "mean" else jnp.sqrt(means**2 + deviations**2)
 
 
 def scores(model: Model, outputs, batch, *, distance: str, score: str):
-    """The candidates' scores on a mini-batch.
+    """Return the candidates' scores on a mini-batch.
 
     Args:
-      model: whose layers.
-      outputs: of every block, (B, ...) each.
+      model: the architecture.
+      outputs: outputs of every block, (B, ...) each.
       batch: the mini-batch they come from.
-      distance: "wasserstein", or "mean" for the difference of means alone.
-      score: "signed" is eq. 6; "absolute" takes both differences without their sign.
+      distance: "wasserstein", or "mean" for only the difference of means.
+      score: "signed" is eq. 6; "absolute" drops the sign of both differences.
 
     Returns:
       (candidates,).
@@ -90,7 +91,7 @@ def scores(model: Model, outputs, batch, *, distance: str, score: str):
 
 
 def vote(scores, names: tuple[str, ...], ties: str):
-    """One vote for the least score, (candidates,) int32; of several for `ties`, else for the earliest."""
+    """Return one vote for the least score, (candidates,) int32; ties go to `ties`, else the earliest."""
     least = scores == scores.min()
     winner = least.argmax()
     if ties in names:
@@ -99,16 +100,16 @@ def vote(scores, names: tuple[str, ...], ties: str):
 
 
 def no_votes(model: Model) -> Tally:
-    """A tally before the first mini-batch."""
+    """Return the tally before the first mini-batch."""
     names = candidates(model)
     return Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
 
 
 def voting_loss(model: Model, config) -> Callable:
-    """Plain training whose mini-batches vote: a loss that observes a `Tally`.
+    """Return the plain loss, which also observes a `Tally` of each mini-batch's vote.
 
     Args:
-      model: of the client.
+      model: the client's architecture.
       config: FedCMD's options.
     """
     names = candidates(model)
@@ -126,6 +127,6 @@ def voting_loss(model: Model, config) -> Callable:
 
 
 def of_batches(tally: Tally) -> Tally:
-    """A sum over mini-batches with its scores averaged."""
+    """Return the tally with its summed scores averaged over mini-batches."""
     batches = jnp.maximum(tally.votes.sum(), 1).astype(tally.scores.dtype)
     return tally._replace(scores=tally.scores / batches)

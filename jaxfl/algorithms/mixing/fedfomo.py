@@ -1,9 +1,8 @@
-"""FedFomo: a client weighs the models of others by what each of them is worth on its validation rows.
+"""FedFomo: a client weights the models of others by their gain on its validation rows.
 
 Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", arXiv:2012.08565,
-Algorithm 1. w_i is client i's model as last trained, L_i the mean cross-entropy on its validation rows, M =
-`downloads`, P the affinity matrix of the server, the identity at first. In a round, for every client i that
-takes part,
+Algorithm 1. w_i is client i's model as last trained, L_i the mean cross-entropy on its validation rows, M is
+`downloads`, P the server's affinity matrix, at first the identity. In a round every client i that takes part
 
     downloads the models w_j of M others, those with the largest P_ij (equal ones at random)
     q_j   = (L_i(w_i) - L_i(w_j)) / (||w_j - w_i|| + 1e-5)
@@ -11,23 +10,23 @@ takes part,
     w_i  <- LocalSGD(w_i)
     P_ij <- P_ij + q_j
 
-Norms are those of parameters; BatchNorm's statistics are mixed with their layer, and where they are local, a
-client tries others' models with its own. A client without validation rows has q = 0, so it just trains.
+Norms are over parameters. BatchNorm's statistics are mixed with their layer; if they are local, a client
+tries others' models with its own statistics. A client without validation rows has q = 0, so it only trains.
 
 Others are the clients of the same architecture that have ever taken part: the server keeps the last upload of
-each. The authors' code and FL-bench offer what was uploaded in the round before, which leaves little choice
-where few take part. A client does not download its own model, as in the authors' code.
+each. The authors' code and FL-bench offer only uploads of the previous round, which leaves little choice when
+few clients take part. As in the authors' code, a client does not download its own model.
 
 That code also explores. Here each of the M places is random with probability
 
     max(0, epsilon - epsilon_decay t)               in round t = 0, 1, ...
 
-The other places get the models with the largest P_ij, the random ones any of those that are left. By default
-nothing is random but the order of equals. `received` repeats these draws with another key: where epsilon > 0,
-or more than M models have equal P_ij, it may score another mixture than the one that the client trains.
+The other places get the models with the largest P_ij, the random places any of the rest. By default only the
+order of equal models is random. `received` repeats these draws with another key: if epsilon > 0, or more than
+M models have equal P_ij, it may score another mixture than the one that the client trains.
 
-A client deploys w_i as trained. It sends its model and its row of P, one number for each client of the
-federation; it receives as many models as there are for it.
+A client deploys w_i as trained. It sends its model and its row of P, one number per client of the federation.
+It receives M models, or as many as are available.
 """
 
 from typing import NamedTuple
@@ -60,7 +59,7 @@ from jaxfl.authoring import (
 )
 
 EPS = 1e-5
-EXPLORATION = 1  # its stream of a client's key, beside the phase 0 of local training
+EXPLORATION = 1  # stream of a client's key; local training uses phase 0
 
 
 @options
@@ -68,11 +67,11 @@ class FedFomo(Training):
     """Options of FedFomo."""
 
     downloads: int = within("[1, inf)", 5)
-    """M, models that a client downloads in a round, if there are so many."""
+    """M, maximum number of models that a client downloads in a round."""
     epsilon: float = within("[0, 1]", 0.0)
-    """Probability that a download is a random model, in the first round; the authors' code has 0.3."""
+    """Probability in the first round that a download is a random model; the authors' code has 0.3."""
     epsilon_decay: float = within("[0, 1]", 0.05)
-    """What epsilon loses in every round."""
+    """Decrease of epsilon per round."""
 
 
 class State(NamedTuple):
@@ -81,7 +80,7 @@ class State(NamedTuple):
     Args:
       hyper: the options.
       weights: the clients' models (n_g, ...).
-      uploaded: (n_g,) bool, who has ever taken part.
+      uploaded: (n_g,) bool, whether a client has ever taken part.
       affinity: (n_g, N), the rows of P, whose columns are ids.
     """
 
@@ -92,15 +91,15 @@ class State(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """What the clients of an architecture choose from."""
+    """The models that clients of an architecture choose from."""
 
     models: Weights  # (n, ...)
     id: jax.Array  # (n,) int32
-    available: jax.Array  # (n,) bool, who has ever uploaded one
+    available: jax.Array  # (n,) bool, whether a client has ever uploaded one
 
 
 class Arrival(NamedTuple):
-    """A client before its local training: its mixture, its new row of P (N,), how many models it received."""
+    """A client before local training: its mixture, its new row of P (N,), its number of received models."""
 
     weights: Weights
     affinity: jax.Array
@@ -108,25 +107,25 @@ class Arrival(NamedTuple):
 
 
 def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
-    """What a client downloads.
+    """Choose the models that a client downloads.
 
     Args:
-      key: of the client's exploration.
-      affinity: its row of P, (N,).
-      pool: what there is.
+      key: key of the client's exploration.
+      affinity: the client's row of P, (N,).
+      pool: the models to choose from.
       oneself: the client's id.
-      downloads: M.
+      downloads: M, maximum number of downloads.
       epsilon: probability of a random download.
 
     Returns:
-      Places in the pool (m,) with m = min(M, n), and which of them are downloads, (m,) bool.
+      Places in the pool (m,) with m = min(M, n), and a mask (m,) bool of those that are downloads.
     """
     keys, clients = jax.random.split(key, 3), affinity.shape
     ties, others = (jax.random.uniform(k, clients)[pool.id] for k in keys[:2])
     candidate = pool.available & (pool.id != oneself)
     places = min(downloads, len(pool.id))
     random = (jax.random.uniform(keys[2], (downloads,))[:places] < epsilon).sum()
-    # The first by affinity, ties at random; the other places go to any of those that are left.
+    # The first places go by affinity, with random ties; the other places go to any of the rest.
     rank = jnp.argsort(jnp.lexsort((ties, -affinity[pool.id], ~candidate)))
     exploited = rank < places - random
     chosen = jnp.lexsort((others, ~exploited, ~candidate))[:places]
@@ -134,7 +133,7 @@ def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
 
 
 def build(config: FedFomo) -> Algorithm:
-    """Download, weigh, mix, train."""
+    """Download, weight, mix and train."""
 
     def init(key, federation, hyper):
         validation.require(federation, "fedfomo weighs models on")
@@ -144,7 +143,7 @@ def build(config: FedFomo) -> Algorithm:
         return State(hyper, own, uploaded, per_group(lambda group: identity[group.id], federation.groups))
 
     def arrive(key, client, federation, epsilon, pool, own) -> Arrival:
-        """Download models, look at one after another, and mix."""
+        """Download models, evaluate one after another, and mix."""
         w, affinity = own
         key = jax.random.fold_in(key, EXPLORATION)
         chosen, present = choose(key, affinity, pool, client.id, config.downloads, epsilon)
@@ -169,7 +168,7 @@ def build(config: FedFomo) -> Algorithm:
         return Arrival(mixture, affinity.at[pool.id[chosen]].add(q), present.sum(dtype=jnp.int32))
 
     def on_clients(f, key, state, federation, cohort):
-        """``f(key, client, Arrival)`` for the clients of a cohort."""
+        """Return ``f(key, client, Arrival)`` for the clients of a cohort."""
         federation.require_all()
         hyper = state.hyper
         t = cohort.round.astype(hyper.epsilon.dtype)
@@ -211,7 +210,7 @@ def build(config: FedFomo) -> Algorithm:
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
     def traffic(state, federation, cohort, received):
-        """Up: the model and a row of P; down: so many models."""
+        """Count the model and a row of P up, and the received models down."""
         model = per_group(tree.scalars, own_models.message(state.weights, config.bn_stats))
         up = sent_up(cohort, per_group(lambda model: model + federation.clients, model))
 
@@ -221,7 +220,7 @@ def build(config: FedFomo) -> Algorithm:
         return up, per_group(down, cohort.groups, model, received)
 
     def matrices(state):
-        """P (N, N)."""
+        """Return P (N, N)."""
         return {"affinity": jnp.concatenate(state.affinity)}
 
     return Algorithm(init, receive, step, own_models.personal, matrices=matrices)

@@ -1,19 +1,19 @@
 """MNFL among clients of one architecture: a learned matrix mixes their parameters.
 
-Beikmohammadi et al., the homogeneous variant. w_n is client n's model, flattened, C as in
+Beikmohammadi et al., the homogeneous variant. w_n is client n's flattened model, C the matrix of
 `jaxfl.mechanisms.learned_matrix`. In a round, among the clients of each architecture that take part,
 
     wbar_n <- sum_m C[n, m] w_m
     w_n    <- LocalSGD(wbar_n)                                       transfer="replace"
     C      <- C - eta_3 grad_C { lam sum_n (n_n / n) ||sum_m C[n, m] w_m - w_n||^2 / dim + rho ||C - 1/N||^2 }
 
-where the models of the last line are the trained ones (eq. 7), and rows are projected on the simplex. The
-paper refers for the transfer to an appendix that it lacks: "replace" is its "client side global model at the
+where the models of the last line are the trained ones (eq. 7), and rows are projected onto the simplex. For
+the transfer the paper refers to an appendix that it lacks. "replace" is its "client side global model at the
 server side"; "prox" is the literal counterpart of its eq. 6, R steps w_n <- w_n - 2 eta_2 (w_n - wbar_n),
 which with the paper's rates move a model by 1 % a round. In grad_C the models are taken relative to their
-mean: distances of parameters have no scale of their own. N and n count the clients of the architecture and
-their training rows. Where clients are scored who were not in the round, teachers are mixed among all, and
-models that have never been trained count as well.
+mean, because distances of parameters have no natural scale. N and n count the clients of the architecture and
+their training rows. When clients outside the round are scored, teachers are mixed among all clients,
+including models that have never been trained.
 """
 
 from typing import Literal, NamedTuple
@@ -47,11 +47,11 @@ class MNFLHomogeneous(LearnedMatrix):
     """Options of MNFL among clients of one architecture."""
 
     transfer: Literal["replace", "prox"] = "replace"
-    """Local training starts from the teacher, or the own model steps towards it before."""
+    """Local training starts from the teacher, or from the own model after steps towards the teacher."""
     transfer_steps: int = within("[0, inf)", 1)
     """R, steps towards the teacher under transfer="prox"."""
     transfer_lr: float = within("[0, inf)", 0.005)
-    """eta_2, their learning rate."""
+    """eta_2, learning rate of these steps."""
 
 
 class State(NamedTuple):
@@ -63,14 +63,14 @@ class State(NamedTuple):
 
 
 def build(config: MNFLHomogeneous) -> Algorithm:
-    """Mix, train, learn the matrix."""
+    """Mix, train, and learn the matrix."""
 
     def init(key, federation, hyper):
         matrix = learned_matrix.initial([group.id for group in federation.groups], federation.participants)
         return State(hyper, own_models.start(key, federation), matrix)
 
     def transferred(state, federation, cohort):
-        """What the clients of a cohort start from, per group (k_g, ...)."""
+        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
         federation.require_all()
         pool = among(federation, cohort)
 
@@ -112,7 +112,7 @@ def build(config: MNFLHomogeneous) -> Algorithm:
         return state, Info(loss, up, down, findings, own_models.predictors(trained))
 
     def distance_gradient(c, w, present):
-        """d_nm: weights c (k, k), models w (k, ...), relative to the mean of those present -> (k, k)."""
+        """Return d_nm (k, k): weights c (k, k), models w (k, ...) relative to the mean of those present."""
         centre = tree.weighted_mean(w, present.astype(c.dtype), jax.tree.map(lambda leaf: leaf[0], w))
         centred = jax.tree.map(lambda leaf, middle: leaf - middle[None], w, centre)
         away = jax.tree.map(jnp.subtract, tree.weighted_sum(c, centred), centred)

@@ -1,11 +1,11 @@
-"""pFedSim: FedAvg at first; then extractors are mixed among clients with similar classifiers.
+"""pFedSim: FedAvg first, then extractors mixed among clients with similar classifiers.
 
 Tan et al. 2023, "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning",
 arXiv:2305.15706, Algorithm 1. theta_i is client i's extractor, phi_i its classifier, phi_ic the weights of
 class c, rho = `generalization`, T the rounds of the run.
 
-The first floor(rho T) rounds: FedAvg. Then every client's model is the global one, and classifiers are
-personal. In a round, a client i that takes part
+The first floor(rho T) rounds are FedAvg. Then every client starts from the global model, and classifiers are
+personal. In a round a client i that takes part
 
     receives        sum_j a_ij theta_j              a_ij = -log(1 - Phi_ij) / sum_k -log(1 - Phi_ik)
     trains          (theta_i, phi_i), all blocks jointly, and the server keeps both
@@ -14,15 +14,15 @@ over all clients j of its architecture. After the round, for those i and j that 
 
     Phi_ij <- max(0, mean_c cos(phi_ic, phi_jc))
 
-Pairs that have not met have Phi_ij = 0, thus no weight. Phi_ii is 0.9999, and no other entry is larger: the
-logarithm stays finite. A client that has met nobody goes on from its own model.
+Pairs that have not met have Phi_ij = 0 and so no weight. Phi_ii is 0.9999 and no other entry is larger, so
+the logarithm stays finite. A client that has met nobody continues from its own model.
 
-A client deploys its own model as it was trained, or the global one until it takes part in the second phase.
-BatchNorm's statistics are mixed with their layer. Up goes the whole model; down comes the whole model in
-FedAvg's rounds, then theta alone. When a client first takes part in the second phase, it still gets the whole
-global model: it has no other way to know the classifier that it starts from.
+A client deploys its own model as trained, or the global one until it takes part in the second phase.
+BatchNorm's statistics are mixed with their layer. A client sends the whole model. It receives the whole model
+in FedAvg's rounds, then only theta. When a client first takes part in the second phase, it still gets the
+whole global model, because it has no other way to know the classifier that it starts from.
 
-Which phase a round belongs to is data: both are one compiled program, and another rho compiles nothing anew.
+The phase of a round is a traced value: one compiled program has both, and another rho compiles nothing anew.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,7 @@ from jaxfl.mechanisms.class_means import require_classes_last
 from jaxfl.mechanisms.mixing import cosine_of_units, ids, pairs, put_pairs, row_stochastic
 from jaxfl.mechanisms.sharing import separate
 
-SELF = 0.9999  # Phi_ii, and the largest of all entries
+SELF = 0.9999  # Phi_ii, and the upper bound of all entries
 
 
 @options
@@ -62,17 +62,17 @@ class PFedSim(Training):
     """Options of pFedSim."""
 
     generalization: float = within("[0, 1]", 0.5)
-    """rho, share of the rounds that are FedAvg's, rounded down to whole rounds; 1 is FedAvg."""
+    """rho, share of FedAvg rounds, rounded down to whole rounds; 1 is FedAvg."""
 
 
 class State(NamedTuple):
-    """pFedSim's state, per group but for `hyper` and `phi`.
+    """pFedSim's state, per group except for `hyper` and `phi`.
 
     Args:
       hyper: the options.
-      shared: the global model, which the second phase leaves as it is.
+      shared: the global model, which the second phase does not change.
       weights: the clients' models as last trained (n_g, ...).
-      has_own: (n_g,) bool, who has trained in the second phase, and so deploys its own model.
+      has_own: (n_g,) bool, whether a client has trained in the second phase and so deploys its own model.
       phi: (N, N), Phi of the pairs that have met; 0 elsewhere.
     """
 
@@ -84,23 +84,23 @@ class State(NamedTuple):
 
 
 def generalises(cohort: Cohort, rho):
-    """Whether a round is FedAvg's, () bool: round t is, if t + 1 <= rho T."""
+    """Return whether a round is FedAvg's, () bool: round t is if t + 1 <= rho T."""
     done = (cohort.round + 1).astype(rho.dtype)
     rounding = 1 + 2 * float(jnp.finfo(rho.dtype).eps)  # 0.29 of 100 rounds are 29
     return done <= rho * cohort.rounds * rounding
 
 
 def attention(phi, i, j):
-    """a_ij, rows that sum to 1: Phi (k, m) of the ids i (k,) and j (m,)."""
+    """Return a_ij (k, m), rows that sum to 1, from Phi (k, m) of the ids i (k,) and j (m,)."""
     oneself = i[:, None] == j[None]
     return row_stochastic(-jnp.log1p(-jnp.where(oneself, SELF, jnp.minimum(phi, SELF))), i, j)
 
 
 def build(config: PFedSim) -> Algorithm:
-    """Mix extractors, train, average or compare."""
+    """Mix extractors, train, and average or compare."""
 
     def divide(model, w):
-        """(what is personal in the second phase, theta) of some weights."""
+        """Split weights into (leaves that are personal in the second phase, theta)."""
         return separate(w, head(model), config.bn_stats)
 
     def init(key, federation, hyper):
@@ -112,7 +112,7 @@ def build(config: PFedSim) -> Algorithm:
         return State(hyper, initial_weights(key, federation), own, has_own, phi)
 
     def deployed(state, cohort):
-        """What the clients of a cohort have, per group (k_g, ...): the global model, or one of their own."""
+        """Return the models of a cohort's clients, per group (k_g, ...): the global one or their own."""
 
         def of_group(shared, own, has_own):
             w = tree.where_each(has_own, own, shared)
@@ -121,7 +121,7 @@ def build(config: PFedSim) -> Algorithm:
         return per_group(of_group, state.shared, gather(state.weights, cohort), gather(state.has_own, cohort))
 
     def received(state, federation, cohort):
-        """What the clients of a cohort start from, per group (k_g, ...)."""
+        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
 
         def of_group(group, stored, w, has_own, i):
             kept, _ = divide(group.model, w)
@@ -167,14 +167,14 @@ def build(config: PFedSim) -> Algorithm:
         return new, Info(loss, up, down, trained=own_models.predictors(trained))
 
     def compared(phi, federation, cohort, trained):
-        """Phi (N, N) with new entries for the pairs of a cohort whose models are `trained`."""
+        """Return Phi (N, N) with new entries for the pairs of a cohort whose models are `trained`."""
         for model, w, i in zip(federation.models, trained, ids(federation, cohort), strict=True):
             classifier = [w.params[name] for name in model.head.names]
             phi = put_pairs(phi, i, i, jnp.maximum(cosine_of_units(classifier, classifier), 0))
         return phi
 
     def traffic(state, federation, cohort):
-        """Up: the model; down: the model, and to those with a model of their own theta alone."""
+        """Count the model up; down the model, or only theta for clients with their own model."""
         whole = own_models.message(state.weights, config.bn_stats)
         theta = per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
         down = per_group(
@@ -183,7 +183,7 @@ def build(config: PFedSim) -> Algorithm:
         return sent_up(cohort, whole), down
 
     def matrices(state):
-        """The weights a_ij (N, N) of extractors."""
+        """Return the weights a_ij (N, N) of extractors."""
         everyone = jnp.arange(len(state.phi), dtype=jnp.int32)
         return {"weights": attention(state.phi, everyone, everyone)}
 

@@ -1,1 +1,1 @@
-"""Methods in which clients tell each other what they see on images that all have."""
+"""Methods in which clients exchange predictions or features on images that all have."""

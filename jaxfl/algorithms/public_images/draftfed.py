@@ -2,8 +2,8 @@
 
 Liao et al. 2023, "DraftFed: a draft-based personalized federated learning approach for heterogeneous
 convolutional neural networks", IEEE Transactions on Mobile Computing, doi:10.1109/TMC.2023.3283557,
-Algorithm 1. G is the global set, l_i the number of convolutions of client i's model, tap k what its k-th
-convolution puts out (see `jaxfl.models.blocks`). In a round
+Algorithm 1. G is the global set, l_i the number of convolutions of client i's model, tap k the output of its
+k-th convolution (see `jaxfl.models.blocks`). In a round
 
     drafts       D1_i = tap 1,  D2_i = tap l_i,  D3_i = logits, and tap l_j for every l_j < l_i   (eqs. 2, 5)
     targets      T1_i = mean_j match(D1_j)                                                        (eqs. 7, 8)
@@ -12,16 +12,16 @@ convolution puts out (see `jaxfl.models.blocks`). In a round
     w_i  <- SGD over lam1 MSE(D1_i, T1_i) + lam2 MSE(D2_i, T2_i) + lam3 CE(softmax T3_i, D3_i) on G  (eq. 3)
     w_i  <- LocalSGD(w_i)
 
-`match` resizes maps to client i's and keeps its number of channels, zeros in place of missing ones; as it is
-linear, it is applied to the sum over the clients of an architecture. Images of G are drawn once, before the
-first round, from the classes whose numbers the clients' own have (for CIFAR-10 the first ten of CIFAR-100);
-where these are fewer than asked for, they come again. A client deploys w_i and receives nothing else before a
-round.
+`match` resizes maps to client i's and keeps its number of channels, with zeros for missing ones. It is
+linear, so it is applied to the sum over the clients of an architecture. Images of G are drawn once, before
+the first round, from the classes whose numbers the clients' own classes also have (for CIFAR-10 the first ten
+of CIFAR-100). If there are fewer than asked for, they repeat. A client deploys w_i and receives nothing else
+before a round.
 
-The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers; its text means
-what stands above, and so does Algorithm 1, but that there no D2 counts towards a T2, which leaves the deepest
-clients without one. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the softmax.
-Optimiser, rates and rounds are not given in the paper.
+The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers. Its text means
+the equations above. So does Algorithm 1, except that no D2 counts towards a T2 there, which leaves the
+deepest clients without one. Its eq. 4 has a cross-entropy of two draft vectors; we take that of the softmax.
+The paper does not give optimiser, rates or rounds.
 """
 
 from typing import NamedTuple
@@ -72,11 +72,11 @@ class DraftFed(Training):
     lam3: float = within("[0, inf)", 1.0)
     """Weight of the logits' draft."""
     global_size: int = within("[1, inf)", 512)
-    """|G|, images of the global set; all public ones where there are fewer."""
+    """|G|, images of the global set; all public images if there are fewer."""
     draft_epochs: int = within("[0, inf)", 1)
     """Passes over the global set in a round."""
     draft_batch: int = within("[1, inf)", 128)
-    """Images of a mini-batch of draft learning."""
+    """Images per mini-batch of draft learning."""
 
 
 class State(NamedTuple):
@@ -88,10 +88,10 @@ class State(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Of a client on the global set, or its targets; a model without convolutions has logits alone.
+    """A client's drafts on the global set, or its targets; a model without convolutions has only logits.
 
     Args:
-      taps: {depth: (|G|, H, W, C)}.
+      taps: {depth: (|G|, H, W, C)}, outputs of convolutions.
       logits: (|G|, outputs).
     """
 
@@ -100,7 +100,7 @@ class Drafts(NamedTuple):
 
 
 def build(config: DraftFed) -> Algorithm:
-    """Compute drafts, aggregate, learn from them, learn alone."""
+    """Compute drafts, aggregate them, learn from them, and train locally."""
 
     def init(key, federation, hyper):
         return State(hyper, own_models.start(key, federation), public_images.shuffled(key, federation))
@@ -148,10 +148,10 @@ def build(config: DraftFed) -> Algorithm:
 
 
 def global_set(order, federation: Federation, size: int):
-    """G, (|G|,) int32 places in the list of public images: the first ones of `order` (P,) that fit.
+    """Return G, (|G|,) int32 places in the list of public images: the first ones of `order` (P,) that fit.
 
-    They are those whose label in their set is below the clients' number of classes. Where these are fewer
-    than `size` they come again, in turn; where there are none, all serve.
+    Images fit if their label in their data set is below the clients' number of classes. If fewer than `size`
+    fit, these repeat in turn; if none fit, all are used.
     """
     fits = federation.labels[federation.public[order]] < federation.models[0].classes
     count = jnp.where(fits.any(), fits.sum(dtype=jnp.int32), len(order))
@@ -160,18 +160,18 @@ def global_set(order, federation: Federation, size: int):
 
 
 def ends(model: Model) -> tuple[int, ...]:
-    """Depths of the taps that a client aligns: its first and its last convolution."""
+    """Return the depths of the taps that a client aligns: its first and its last convolution."""
     return tuple(sorted({1, model.convolutions})) if model.convolutions else ()
 
 
 def supplied(model: Model, models: tuple[Model, ...]) -> tuple[int, ...]:
-    """Depths of the taps that a client sends: its own two, and the last ones of shallower models."""
+    """Return the depths of the taps that a client sends: its own two, and the last of shallower models."""
     lasts = {other.convolutions for other in models if 0 < other.convolutions < model.convolutions}
     return tuple(sorted({*ends(model), *lasts}))
 
 
 def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> PerGroup:
-    """Every group's targets: means over the clients of the cohort that have such a draft."""
+    """Return every group's targets: means over the clients of the cohort that have such a draft."""
     counts = [slots.mask.sum() for slots in cohort.groups]
     sums = per_group(lambda slots, of_group: tree.weighted_sum(slots.mask, of_group), cohort.groups, drafts)
 
@@ -191,7 +191,7 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
 
 
 def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
-    """The distance of a model's drafts from their targets (eq. 3), as `descend` takes it."""
+    """Return the loss between a model's drafts and their targets (eq. 3), in the form `descend` takes."""
     terms = ((1, hyper.lam1), (model.convolutions, hyper.lam2)) if model.convolutions else ()
 
     def loss(w, batch, key):
@@ -201,7 +201,7 @@ def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
         towards = jax.nn.softmax(targets.logits[batch.position])
         value = hyper.lam3 * mean(optax.softmax_cross_entropy(logits, towards), batch)
         drafts = dict(zip(ends(model), taps, strict=True))
-        for depth, lam in terms:  # of a single convolution twice the same
+        for depth, lam in terms:  # a single convolution counts twice
             away = jnp.square(drafts[depth] - targets.taps[depth][batch.position]).mean((1, 2, 3))
             value += lam * mean(away, batch)
         return value, stats

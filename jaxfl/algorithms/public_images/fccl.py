@@ -1,22 +1,22 @@
 """FCCL: clients of any architecture correlate their logits on public images, and do not forget.
 
 Huang et al. 2022, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR, section 3.
-w_i is client i's model, w_i^0 what it was after training alone before the federation, w_i^- what it was after
-its last local training or, before the first, at the start, S_t the cohort. Over a batch of B public images
-Z_i are client i's logits, A_i and M those of client i and of the mean over S_t, their columns standardised:
+w_i is client i's model, w_i^0 the same after training alone before the federation, w_i^- the same after its
+last local training (before the first: at the start), S_t the cohort. Over a batch of B public images Z_i are
+client i's logits; A_i and M are Z_i and its mean over S_t with standardised columns:
 
     w_i <- LocalSGD over CE(w_i) + KL(f(w_i^-) || f(w_i)) + KL(f(w_i^0) || f(w_i))
     for each public batch:
         w_i <- an Adam step along sum_u (1 - C_uu)^2 + lambda sum_{u != v} (1 + C_uv)^2,  C = A_i^T M / B
 
-Adam starts anew at every batch, as in the authors' code. Its first step moves every parameter by the full
-rate, whatever the size of its gradient. So gradients that are but rounding are set to 0, such as that of the
-last bias, on which standardised columns do not depend. Off the diagonal the paper has +1, which Barlow Twins
-lacks. The mean is over the logits of all, oneself included (FCCL+), in evaluation mode. As wherever
-predictions are exchanged here, a round begins with local training, where the paper's ends with it. Who has
-not been alone before, because it joins at the end, has nothing to remember; without pre-training w_i^0 is not
-remembered. Pre-training lasts as long as a round's local training, in the authors' code 50 epochs. lambda is
-`lam`.
+Adam restarts at every batch, as in the authors' code. Its first step moves every parameter by the full
+rate, whatever the size of its gradient. So gradients that are only rounding errors are set to 0, such as that
+of the last bias, on which standardised columns do not depend. Off the diagonal the paper has +1, which Barlow
+Twins lacks. The mean is over the logits of all clients, the learner included (FCCL+), in evaluation mode. As
+in all methods here that exchange predictions, a round begins with local training; the paper's ends with it.
+A client that joins at the end has not trained alone and has nothing to remember. Without pre-training w_i^0
+is not remembered. Pre-training lasts as long as a round's local training, in the authors' code 50 epochs.
+lambda is `lam`.
 """
 
 from typing import NamedTuple
@@ -59,23 +59,23 @@ class FCCL(Training):
     """Options of FCCL."""
 
     public_size: int = within("[1, inf)", 3000)
-    """Public images of a round; all where there are fewer."""
+    """Public images per round; all if there are fewer."""
     public_batch: int = within("[2, inf)", 256)
-    """B, public images of a batch; what is left over is left out, unless there are fewer in all."""
+    """B, public images per batch; a smaller last batch is dropped, unless it is the only one."""
     public_epochs: int = within("[0, inf)", 1)
     """Passes over the round's public images, in the same batches."""
     public_lr: float = client_rate("[0, inf)", 1e-3)
-    """Rate of Adam on public images."""
+    """Learning rate of Adam on public images."""
     lam: float = within("[0, inf)", 0.0051)
     """lambda, weight of correlations between classes."""
     pretraining_epochs: int | None = within("[0, inf)", None)
-    """Epochs of everybody alone before the first round; by default E."""
+    """Epochs of every client alone before the first round; by default E."""
     remember: float = within("[0, inf)", 1.0)
-    """Weight of both divergences from what a client was before."""
+    """Weight of both divergences from a client's earlier models."""
 
 
 class State(NamedTuple):
-    """Per group (n_g, ...) the clients' models w, those after the last local training, and those alone."""
+    """The models w, those after the last local training and those trained alone, per group (n_g, ...)."""
 
     hyper: FCCL
     weights: PerGroup
@@ -84,7 +84,7 @@ class State(NamedTuple):
 
 
 def standardised(z):
-    """Columns of logits (B, C) with mean 0 and variance 1; one that is constant up to rounding becomes 0."""
+    """Scale columns of logits (B, C) to mean 0, variance 1; a column constant up to rounding becomes 0."""
     apart = z - z.mean(0, keepdims=True)
     variance = jnp.square(apart).sum(0, keepdims=True) / max(len(z) - 1, 1)
     least = jnp.square(16 * jnp.finfo(z.dtype).eps * jnp.abs(z).max(0, keepdims=True))
@@ -93,7 +93,7 @@ def standardised(z):
 
 
 def correlation(model: Model, target, lam):
-    """The loss of a public batch, towards mean logits (B, C)."""
+    """Return the loss of a public batch with the mean logits (B, C) as target."""
 
     def loss(w, batch, key):
         z, stats = forward(model, w, batch, key)
@@ -106,7 +106,7 @@ def correlation(model: Model, target, lam):
 
 
 def without_rounding(gradients, params):
-    """Gradients with 0 for whatever is so small, beside the largest, that it may be an error of rounding."""
+    """Set gradients to 0 that are so small beside the largest that they may be rounding errors."""
     leaves = jax.tree.leaves(gradients)
     largest = jnp.stack([jnp.abs(leaf).max() for leaf in leaves]).max()
     least = 16 * jnp.finfo(largest.dtype).eps * largest
@@ -114,7 +114,7 @@ def without_rounding(gradients, params):
 
 
 def remembering(model: Model, memories: tuple[Weights, ...], weight):
-    """CE(w) + weight * sum of KL(f(memory) || f(w))."""
+    """Return the loss CE(w) + weight * sum of KL(f(memory) || f(w))."""
 
     def loss(w, batch, key):
         z, stats = forward(model, w, batch, key)
@@ -128,7 +128,7 @@ def remembering(model: Model, memories: tuple[Weights, ...], weight):
 
 
 def build(config: FCCL) -> Algorithm:
-    """Learn alone, then correlate."""
+    """Train locally, then correlate."""
     epochs = config.length if config.pretraining_epochs is None else config.pretraining_epochs
 
     def init(key, federation, hyper):
@@ -137,7 +137,7 @@ def build(config: FCCL) -> Algorithm:
         return State(hyper, weights, weights, weights)
 
     def prepare(key, state, federation, cohort):
-        """Everybody alone."""
+        """Train every client alone."""
         own = gather(state.weights, cohort)
         weights, loss = own_models.train(key, federation, cohort, own, state.hyper, epochs=epochs)
         weights = scatter(state.weights, cohort, weights)
@@ -200,7 +200,7 @@ def build(config: FCCL) -> Algorithm:
         ), Info(loss, up, down, trained=own_models.predictors(weights))
 
     def cut(rows):
-        """The public images of every batch, (batches, B)."""
+        """Return the public images of every batch, (batches, B)."""
         batch = min(config.public_batch, len(rows))
         return rows[: len(rows) // batch * batch].reshape(-1, batch)
 

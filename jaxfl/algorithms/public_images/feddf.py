@@ -1,4 +1,4 @@
-"""FedDF: averages of models, distilled on the server from the ensemble of all clients' models.
+"""FedDF: averaged models, distilled on the server from the ensemble of all clients' models.
 
 Lin et al. 2020, "Ensemble Distillation for Robust Model Fusion in Federated Learning", arXiv:2006.07242,
 Algorithm 3. w_a is the model of architecture a, D_r the round's public images, S_t the cohort:
@@ -8,13 +8,12 @@ Algorithm 3. w_a is the model of architecture a, D_r the round's public images, 
     t    = softmax(mean_i f(w_i, D_r) / T)                 over all of S_t, whatever their architectures
     w_a <- Adam over T^2 KL(t || softmax(f(w_a, D_r) / T))
 
-The server passes over D_r once, where the paper takes up to 10,000 steps and stops early (`server_epochs`,
-`public_size`); its mini-batches have the paper's 128 images. For as many steps as in MNFL's exchange of
-predictions take ``public_batch=256``. Teachers are in evaluation mode, students in
-training mode. An architecture without a client in the round is not distilled. FedAvg's bytes: the server has
-the images.
+The server passes over D_r once; the paper takes up to 10,000 steps and stops early (`server_epochs`,
+`public_size`). Mini-batches have the paper's 128 images; ``public_batch=256`` gives as many steps as MNFL's
+exchange of predictions. Teachers are in evaluation mode, students in training mode. An architecture without a
+client in the round is not distilled. The server has the images, so traffic is FedAvg's.
 
-pFedDF (MNFL, section 5.1): the same, and each client fine-tunes a copy of all layers before use.
+pFedDF (MNFL, section 5.1): the same, but each client fine-tunes a copy of all layers before use.
 """
 
 import jax
@@ -46,17 +45,17 @@ class PFedDF(ServerDistillation, FineTuned):
 
 
 def build(config: FedDF) -> Algorithm:
-    """FedAvg, then distillation."""
+    """Build FedAvg with distillation after it."""
     return distilled(config, sharing(config))
 
 
 def build_tuned(config: PFedDF) -> Algorithm:
-    """The same with fine-tuning."""
+    """Build FedDF with fine-tuning before use."""
     return distilled(config, sharing(config, tune=fine_tuning(config)))
 
 
 def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
-    """FedAvg whose averages are students."""
+    """Build FedAvg whose averages are students."""
 
     def init(key, federation, hyper):
         public_images.require_for_server(federation, federation.models, config.bn_stats)

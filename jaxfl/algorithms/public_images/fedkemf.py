@@ -1,8 +1,9 @@
-"""FedKEMF: a small knowledge network travels; on each client it and the client's own teach each other.
+"""FedKEMF: a small shared knowledge network and each client's own network teach each other.
 
 Yu et al. 2022, "Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion",
 arXiv:2208.07978. g is the knowledge network, the same for all clients, w_i client i's own model of any
-architecture, p_i and q_i the soft predictions of w_i and g_i, D_r the round's public images, S_t the cohort:
+architecture; p_i and q_i are the soft predictions of w_i and g_i, D_r the round's public images, S_t the
+cohort:
 
     (w_i, g_i) <- LocalSGD from g_i = g, both at once:
                   w_i over CE + KL(q_i || p_i), in which q_i is held constant,
@@ -11,12 +12,13 @@ architecture, p_i and q_i the soft predictions of w_i and g_i, D_r the round's p
                   of S_t that says each class (a vote)
     g          <- Adam over T^2 KL(t || softmax(g(D_r) / T)), from sum_i n_i g_i / sum_i n_i
 
-Where the server starts is not said in what we know of the paper. From the mean, as FedDF does, because from
-the g that it had (`server_start="previous"`) a pass over few images teaches it little. Where the authors'
-code compares logits by their squared distance, and uses labels on the server, we follow the paper, and public
-images need no labels. The rate of local training stays what it is within a round, where the authors' falls as
-a cosine, and the server passes over D_r once, in pFedClub three times (`server_epochs`). The local loss that
-is reported is the sum of both networks'. A client deploys w_i and never sends it: g both ways.
+What we know of the paper does not say where the server's training starts. Here it starts from the mean, as in
+FedDF, because from the server's previous g (`server_start="previous"`) a pass over few images teaches it
+little. The authors' code compares logits by their squared distance and uses labels on the server; we follow
+the paper, and public images need no labels. The learning rate of local training is constant within a round,
+the authors' falls as a cosine. The server passes over D_r once, in pFedClub three times (`server_epochs`).
+The reported local loss is the sum over both networks. A client deploys w_i and never sends it; g travels both
+ways.
 """
 
 from typing import Literal, NamedTuple
@@ -59,9 +61,9 @@ class FedKEMF(ServerDistillation):
     knowledge: str = "smallest"
     """The knowledge network: a model of the zoo, with options (cnn1), or the federation's smallest."""
     ensemble: Literal["mean", "max", "vote"] = "mean"
-    """How clients' logits become one teacher's predictions; a vote counts who says which class."""
+    """Combination of clients' logits into one teacher; vote takes each class's share of clients."""
     server_start: Literal["mean", "previous"] = "mean"
-    """Where the server's training starts: from the mean of the clients' knowledge networks, or its own."""
+    """Start of the server's training: the mean of the clients' knowledge networks, or its previous one."""
     temperature: float = within("(0, inf)", 3.0)
     """T of the server's distillation."""
 
@@ -75,7 +77,7 @@ class State(NamedTuple):
 
 
 def network(config: FedKEMF, federation) -> Model:
-    """The knowledge network."""
+    """Return the knowledge network."""
     if config.knowledge == "smallest":
         return min(federation.models, key=lambda model: model.size)
     shape, classes = federation.models[0].shape, federation.models[0].classes
@@ -83,7 +85,7 @@ def network(config: FedKEMF, federation) -> Model:
 
 
 def side_by_side(own: Weights, knowledge: Weights) -> Weights:
-    """Both networks as one model, the names of their blocks apart."""
+    """Join both networks in one model, with prefixes to their blocks' names."""
     return Weights(
         *(
             {f"own {name}": leaves for name, leaves in mine.items()}
@@ -94,7 +96,7 @@ def side_by_side(own: Weights, knowledge: Weights) -> Weights:
 
 
 def apart(both: Weights, whose: str) -> Weights:
-    """One of the two networks."""
+    """Return one of the two networks, by the prefix of its blocks."""
     return Weights(
         *(
             {name.removeprefix(whose): leaves for name, leaves in part.items() if name.startswith(whose)}
@@ -104,12 +106,12 @@ def apart(both: Weights, whose: str) -> Weights:
 
 
 def mutual(model: Model, knowledge: Model):
-    """Deep mutual learning of both networks."""
+    """Return the loss of deep mutual learning of both networks."""
 
     def loss(both, batch, key):
         logits, stats = [], []
         for number, (network, whose) in enumerate(((model, "own "), (knowledge, "knowledge "))):
-            of_network = jax.random.fold_in(key, number)  # each drops out by itself
+            of_network = jax.random.fold_in(key, number)  # separate dropout
             scores, new = forward(network, apart(both, whose), batch, of_network)
             logits.append(scores)
             stats.append(new)
@@ -125,7 +127,7 @@ def mutual(model: Model, knowledge: Model):
 
 
 def build(config: FedKEMF) -> Algorithm:
-    """Learn from each other, fuse."""
+    """Learn from each other, then fuse on the server."""
 
     def init(key, federation, hyper):
         model = network(config, federation)
@@ -157,7 +159,7 @@ def build(config: FedKEMF) -> Algorithm:
         return state, Info(loss, up, down, trained=own_models.predictors(weights))
 
     def ensemble(logits, present, temperature):
-        """The teacher t (R, outputs), of the logits (k, R, outputs) of clients that are present."""
+        """Return the teacher t (R, outputs) from logits (k, R, outputs) of the clients present (k,)."""
         present = present[:, None, None]
         if config.ensemble == "vote":
             votes = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)

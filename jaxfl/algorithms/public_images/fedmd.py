@@ -1,7 +1,7 @@
 """FedMD: clients of any architecture learn from the mean of all predictions on public images.
 
 Li and Wang 2019, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581,
-Algorithm 1. s_m is what client m says of the round's public images D_r, S_t the cohort:
+Algorithm 1. s_m are client m's predictions on the round's public images D_r, S_t the cohort:
 
     before the first round    w_n <- LocalSGD on labelled public images, then on its own rows
     in every round            w_n <- LocalSGD(w_n)
@@ -9,8 +9,8 @@ Algorithm 1. s_m is what client m says of the round's public images D_r, S_t the
                               w_n <- SGD over the distance of f(w_n, D_r) from t
 
 The paper exchanges class scores and measures |f - t| (`signal="logit"`); MNFL compares soft predictions by
-KL, which is the default. In the paper a round begins with what is the second half of ours. Where public
-labels do not mean what the clients' do, nothing comes before the rounds.
+KL, which is the default. The paper's round begins with the second half of ours. If public labels do not mean
+the same as the clients', clients do not train before the rounds.
 """
 
 from typing import Literal
@@ -46,21 +46,21 @@ class FedMD(Exchange):
     """Options of FedMD."""
 
     signal: Literal["prob", "logit"] = "prob"
-    """What clients tell each other: soft predictions, compared by KL, or logits, by |difference|, which needs
+    """Signal that clients exchange: soft predictions, compared by KL, or logits, by |difference|, which needs
     neither `temperature` nor `kl_weight`."""
     transfer_epochs: int | None = within("[0, inf)", None)
-    """Epochs on public images before the first round, and then as many on own ones; by default E."""
+    """Epochs on public images before the first round, and then as many on own rows; by default E."""
 
 
 def build(config: FedMD) -> Algorithm:
-    """Equal weights."""
+    """Exchange predictions with equal weights."""
     epochs = config.length if config.transfer_epochs is None else config.transfer_epochs
 
     def weigh(matrix, i, s, hyper):
         return uniform(i != NOBODY)
 
     def transfer(key, state, federation, cohort):
-        """Before the first round; the public images are with the clients already."""
+        """Train before the first round; clients already have the public images."""
         public_images.require(federation)
         hyper = state.hyper
 

@@ -1,4 +1,4 @@
-"""MNFL: a learned matrix says who teaches whom, through predictions on public images.
+"""MNFL: a learned matrix sets who teaches whom, through predictions on public images.
 
 Beikmohammadi et al., "Dealing with imbalanced sources in heterogenous client distributions in federated
 learning", Algorithm 1; its algorithm is KT-pFL's (Zhang et al. 2021, arXiv:2111.02862). C[n, m] is the weight
@@ -10,12 +10,12 @@ images, T the temperature. In a round
     w_n  <- SGD over KL(t_n || softmax(f(w_n) / T)) on D_r           eq. 6, R passes, rate eta_2
     C    <- C - eta_3 grad_C { lam sum_n (n_n / n) KL(t_n || s_n) + rho ||C - 1/N||^2 }        eq. 7
 
-and every row of C is projected on the simplex, see `jaxfl.mechanisms.learned_matrix`. If only some clients
-take part, teachers are mixed among them. A client deploys w_n, and receives nothing before it trains.
+and every row of C is projected onto the simplex, see `jaxfl.mechanisms.learned_matrix`. If only some clients
+take part, teachers are mixed among them. A client deploys w_n and receives nothing before it trains.
 
-What the paper leaves open: rows of C are learners (its equations mix rows and columns); without the simplex
-t_n would be no distribution; for eq. 7 clients send predictions once more, of the distilled models
-(``matrix_predictions="before"`` uses s_n of eq. 6 again); eq. 6 is a mean over images without a factor of T^2
+Where the paper leaves room: rows of C are learners (its equations mix rows and columns). Without the
+simplex t_n would not be a distribution. For eq. 7 clients send predictions again, of the distilled models
+(``matrix_predictions="before"`` reuses s_n of eq. 6). Eq. 6 is a mean over images without a factor of T^2
 (`kl_weight`; the authors' code has 1/classes).
 """
 
@@ -42,11 +42,11 @@ class MNFL(Exchange, LearnedMatrix):
     matrix_loss: Literal["kl", "mse"] = "kl"
     """Distance of a client's predictions from its teacher's in eq. 7."""
     matrix_predictions: Literal["after", "before"] = "after"
-    """Whether eq. 7 looks at predictions after or before distillation."""
+    """Whether eq. 7 uses predictions after or before distillation."""
 
 
 def build(config: MNFL) -> Algorithm:
-    """Teachers by a matrix that the server learns."""
+    """Exchange predictions with weights from a matrix that the server learns."""
 
     def start(federation):
         everyone = jnp.arange(federation.clients, dtype=jnp.int32)
@@ -56,12 +56,12 @@ def build(config: MNFL) -> Algorithm:
         return learned_matrix.teachers(matrix, i)
 
     def learn(matrix, seen: RoundPredictions, hyper):
-        """Eq. 7."""
+        """Take the step of eq. 7."""
         gradient = distance_gradient(seen.c, seen.s)
         return learned_matrix.learn(matrix, seen.i, seen.share, gradient, hyper, seen.clients)
 
     def distance_gradient(c, s):
-        """d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""
+        """Return d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""
         t = tree.weighted_sum(c, s)
         if config.matrix_loss == "mse":
             return 2 * products(t - s, s) / s[0].size

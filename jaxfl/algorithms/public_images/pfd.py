@@ -1,15 +1,15 @@
-"""Sim-pFD and TopK-pFD: clients learn from those who say alike things of public images.
+"""Sim-pFD and TopK-pFD: clients learn from those with similar predictions on public images.
 
 Beikmohammadi et al. (MNFL), section 5.1, and KT-pFL's code (Zhang et al. 2021, arXiv:2111.02862). The rounds
-are those of `jaxfl.mechanisms.exchange`; the teachers' weights are computed from the round's soft predictions
-s_n, flattened, instead of learned:
+are those of `jaxfl.mechanisms.exchange`. The teachers' weights are not learned but computed from the round's
+flattened soft predictions s_n:
 
     cos_nm = <s_n, s_m> / |s_n| |s_m|
     Sim-pFD     C[n, m] = (cos_nm - min_k cos_nk) / sum_m (cos_nm - min_k cos_nk)
     TopK-pFD    C[n, m] = 1/K for the K clients most like n, itself among them
 
-The minimum is subtracted as in KT-pFL's code: predictions are never negative, so that plain cosines are
-nearly equal (`weights="plain"`). K = 5 is the paper's; its code takes those above the median.
+The minimum is subtracted as in KT-pFL's code, because predictions are never negative and so plain cosines are
+nearly equal (`weights="plain"`). K = 5 is the paper's; its code takes the clients above the median.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ from jaxfl.authoring import Algorithm, Method, options, within
 from jaxfl.data.federation import NOBODY
 from jaxfl.mechanisms.exchange import Exchange, exchanging
 from jaxfl.mechanisms.learned_matrix import BIBTEX
-from jaxfl.mechanisms.mixing import products, row_stochastic
+from jaxfl.mechanisms.mixing import EPS, products, row_stochastic
 
 
 @options
@@ -29,7 +29,7 @@ class SimPFD(Exchange):
     """Options of Sim-pFD."""
 
     weights: Literal["min-max", "plain"] = "min-max"
-    """Whether a client's least cosine is taken off its row before that is normalised."""
+    """Whether a row's smallest cosine is subtracted before the row is normalised."""
 
 
 @options
@@ -37,18 +37,18 @@ class TopKPFD(Exchange):
     """Options of TopK-pFD."""
 
     neighbours: int = within("[1, inf)", 5)
-    """K, how many clients teach one; all that take part where there are fewer."""
+    """K, number of clients that teach one; all that take part if there are fewer."""
 
 
 def cosines(s, present):
-    """cos_nm (k, k) of predictions s (k, R, outputs), -1 for those who are not present."""
+    """Return cos_nm (k, k) of predictions s (k, R, outputs), -1 for absent clients m."""
     length = jnp.sqrt(jnp.square(s).sum((1, 2)))
-    cosine = products(s, s) / jnp.maximum(length[:, None] * length[None], 1e-8)
+    cosine = products(s, s) / jnp.maximum(length[:, None] * length[None], EPS)
     return jnp.where(present[None], cosine, -1)
 
 
 def build_sim(config: SimPFD) -> Algorithm:
-    """Weights by cosine."""
+    """Exchange predictions with weights by cosine."""
 
     def weigh(matrix, i, s, hyper):
         present = i != NOBODY
@@ -61,11 +61,11 @@ def build_sim(config: SimPFD) -> Algorithm:
 
 
 def build_topk(config: TopKPFD) -> Algorithm:
-    """Equal weights of the nearest."""
+    """Exchange predictions with equal weights for the nearest clients."""
 
     def weigh(matrix, i, s, hyper):
         present = i != NOBODY
-        # Oneself first, whatever rounding says of the cosine with oneself.
+        # The client itself comes first, even if rounding makes its own cosine smaller than another's.
         cosine = jnp.where(jnp.eye(len(i), dtype=bool), 2, cosines(s, present))
         _, nearest = jax.lax.top_k(cosine, min(config.neighbours, len(i)))
         chosen = jax.nn.one_hot(nearest, len(i), dtype=s.dtype).sum(1)

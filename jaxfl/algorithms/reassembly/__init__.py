@@ -1,1 +1,1 @@
-"""Methods that take networks apart and put them together anew."""
+"""Methods that take networks apart and reassemble their blocks."""

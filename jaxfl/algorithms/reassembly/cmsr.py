@@ -8,11 +8,11 @@ For client m with blocks B_{m,1}..B_{m,R}:
    generate    one block of each C[r], with strictly increasing indices (the order condition)
 3. complete    the client's own blocks from that r on
 
-The paper keeps all candidates; their number grows exponentially with R, so at most `most` are kept, drawn
-uniformly without replacement. The client's own model is left out unless it is the only candidate.
+The paper keeps all candidates. Their number grows exponentially with R, so here at most `most` are kept,
+drawn uniformly without replacement. The client's own model is dropped unless it is the only candidate.
 
-Where the paper leaves room: the anchor most similar to B_{m,1} is another block than itself, if its group
-has one; completion starts with the block for which nothing was found, as Figure 2 shows.
+Where the paper leaves room: the anchor most similar to B_{m,1} is a different block, if its group has one.
+Completion starts with the block for which nothing was found, as Figure 2 shows.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,16 @@ from jaxfl.mechanisms.reassembly.blocks import describe as describe_blocks
 
 Anchor = Literal["random", "max", "min"]
 Choices = list[list[BlockRef]]  # C[1]..C[r*]
-RERUNS = 10  # of a search, while none of its candidates is small enough
+RERUNS = 10  # of a search while no candidate is small enough
 
 
 class Candidate(NamedTuple):
     """A personalised model c_{m,s} before stitching.
 
     Args:
-      blocks: in the order in which they are applied.
-      substituted: how many of them, from the first on, were searched for; the rest completes the model.
-      similarity: of each block to the client's own in whose place it stands, eq. 1.
+      blocks: the blocks, in the order in which they are applied.
+      substituted: number of first blocks that were searched for; the rest completes the model.
+      similarity: similarity of each block to the client's own block that it replaces, eq. 1.
     """
 
     blocks: tuple[BlockRef, ...]
@@ -53,17 +53,17 @@ def cmsr(
     complete: bool = True,
     most: int = 4,
 ) -> list[Candidate]:
-    """A client's candidates, all different, at least one.
+    """Return a client's candidates, at least one and all different.
 
     Args:
-      client: m.
+      client: m, the client's id.
       pool: the blocks of the round, the client's among them.
       rng: draws the anchor and the candidates.
       anchor: a random block of its group, or the ablations "max", the block most similar to the client's
         first one by eq. 1, and "min", a random one of those with the smallest index.
       ordered: False is the ablation "noc": every block of a group is a choice, in any order.
       complete: False is the ablation "nbc": a candidate ends where the search ended.
-      most: S_max, how many candidates there may be.
+      most: S_max, maximum number of candidates.
     """
     own = pool.own(client)
     first = choose_anchor(own[0], pool, rng, anchor)
@@ -74,7 +74,7 @@ def cmsr(
 
 
 def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: Anchor) -> BlockRef:
-    """Step 1: the block that replaces the client's first one; see `cmsr` for the rules."""
+    """Choose the block that replaces the client's first one (step 1); see `cmsr` for the rules."""
     group = [block for block in pool.blocks if block.group == first.group]
     if rule == "max":
         others = [block for block in group if block != first]
@@ -87,7 +87,7 @@ def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: A
 
 
 def search(own: Sequence[BlockRef], anchor: BlockRef, pool: Pool, ordered: bool) -> Choices:
-    """Step 2: what may stand in each of the first r* places."""
+    """Return the choices for each of the first r* places (step 2)."""
     choices, q = [[anchor]], anchor.index
     for block in own[1:]:
         found = [u for u in pool.blocks if u.group == block.group and (u.index > q or not ordered)]
@@ -101,15 +101,15 @@ def search(own: Sequence[BlockRef], anchor: BlockRef, pool: Pool, ordered: bool)
 def generate(
     choices: Choices, own: Sequence[BlockRef], rng: np.random.Generator, ordered: bool, most: int
 ) -> list[tuple[BlockRef, ...]]:
-    """Some of the tuples of C[1] x ... x C[r*] that satisfy the order condition, all equally likely.
+    """Draw tuples of C[1] x ... x C[r*] that satisfy the order condition, all equally likely.
 
-    A random walk takes the next block with a probability proportional to the number of tuples that go on from
-    it: every tuple is equally likely, no walk meets a dead end, and the product is never enumerated. A walk
-    that was taken before is repeated.
+    A random walk takes the next block with a probability proportional to the number of tuples that continue
+    from it. So every tuple is equally likely, no walk meets a dead end, and the product is never enumerated.
+    A walk that was taken before is drawn again.
     """
     counts = continuations(choices, ordered)
     unchanged = tuple(own[: len(choices)])
-    # If the anchor is the client's own first block, every C[r] holds its own one, so its model is a tuple.
+    # If the anchor is the client's first block, every C[r] holds its own block, so its model is a tuple.
     others = sum(counts[0]) - (choices[0][0] == own[0])
     if others == 0:
         return [unchanged]
@@ -122,7 +122,7 @@ def generate(
 
 
 def continuations(choices: Choices, ordered: bool) -> list[list[int]]:
-    """In how many ways a tuple goes on from each choice to the end; Python integers, which never overflow."""
+    """Count the ways to continue from each choice to the end, in Python integers, which never overflow."""
     counts = [[1] * len(choices[-1])]
     for here, after in reversed(list(pairwise(choices))):
         ways = list(zip(after, counts[0], strict=True))
@@ -136,12 +136,12 @@ def bounded(
     bound: float,
     fallback: Candidate,
 ) -> list[Candidate]:
-    """pFedClub+ (section 4.4): the candidates with |c| <= (1 + eta) |w_m|.
+    """Return the candidates with |c| <= (1 + eta) |w_m| (pFedClub+, section 4.4).
 
     Args:
-      run: one run of CMSR; it is repeated, with a new anchor, while no candidate is small enough, up to
-        `RERUNS` times.
-      size: |c|, the parameters of a candidate with its stitching layers.
+      run: one run of CMSR, repeated with a new anchor while no candidate is small enough, up to `RERUNS`
+        times.
+      size: |c|, number of parameters of a candidate with its stitching layers.
       bound: (1 + eta) |w_m|.
       fallback: the only candidate if none is found, usually the client's own model.
     """
@@ -153,7 +153,7 @@ def bounded(
 
 
 def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: Pool) -> Candidate:
-    """A candidate for a client; `blocks` may be fewer than the client's own."""
+    """Return a candidate for a client; `blocks` may be fewer than the client's own."""
     place = {block: i for i, block in enumerate(pool.blocks)}
     pairs = zip(pool.own(client), blocks, strict=False)
     similarity = tuple(float(pool.similarity[place[own], place[block]]) for own, block in pairs)
@@ -161,12 +161,12 @@ def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: 
 
 
 def identity(client: int, pool: Pool) -> Candidate:
-    """The client's own model as a candidate: nothing is substituted."""
+    """Return the client's own model as a candidate, with nothing substituted."""
     return assemble(pool.own(client), 0, client, pool)
 
 
 def describe(candidate: Candidate) -> list[dict]:
-    """What was assembled, block by block, for JSON."""
+    """Return the candidate's blocks as dicts for JSON."""
     of_blocks = zip(describe_blocks(candidate.blocks), candidate.similarity, strict=True)
     return [
         block | {"substituted": place < candidate.substituted, "similarity": similarity}
@@ -175,7 +175,7 @@ def describe(candidate: Candidate) -> list[dict]:
 
 
 def _walk(choices, counts, rng, ordered):
-    """One tuple that satisfies the order condition."""
+    """Draw one tuple that satisfies the order condition."""
     blocks, q = (), -1
     for here, ways in zip(choices, counts, strict=True):
         weights = [n if u.index > q or not ordered else 0 for u, n in zip(here, ways, strict=True)]

@@ -1,4 +1,4 @@
-"""pFedClub: a server that takes clients' networks apart and assembles a teacher for each of them.
+"""pFedClub: a server takes clients' networks apart and assembles a teacher for each client.
 
 Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS,
 section 3. Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
@@ -10,10 +10,10 @@ section 3. Clients have networks of any architecture, w_m; D_p is a set of publi
     w*_m <- argmax_s mean over D_p of cos(logits of w_m, logits of c_{m,s})                           eq. 4
 
 and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Eq. 5 prints the
-divergence the other way round than its source. Labels of D_p are used under ``labelled`` (eq. 2); otherwise
+divergence the other way round than its source. Labels of D_p are used with ``labelled`` (eq. 2); otherwise
 eq. 3 compares two random views of each image.
 
-pFedClub+ (section 4.4) keeps to candidates of at most (1 + eta) |w_m| parameters, eta > -1. Where no run of
+pFedClub+ (section 4.4) keeps only candidates of at most (1 + eta) |w_m| parameters, eta > -1. If no run of
 the search finds one, the client's own model is its teacher, whatever eta is.
 """
 
@@ -33,12 +33,12 @@ from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 @options
 class PFedClub(Reassembly):
-    """Options of pFedClub; `candidates` is S_max, drawn at random from all that there are."""
+    """Options of pFedClub; `candidates` is S_max, drawn at random from all candidates."""
 
     anchor: Anchor = "random"
-    """The first block: a random one of its group, the most similar one, or one of the least index."""
+    """The first block: a random one of its group, the most similar one, or one with the smallest index."""
     order: bool = True
-    """Whether blocks keep the order that they have in their own models (without: "noc")."""
+    """Whether blocks keep the order of their own models (without: "noc")."""
     completion: bool = True
     """Whether the client's own blocks complete a candidate (without: "nbc")."""
 
@@ -48,11 +48,11 @@ class PFedClubPlus(PFedClub):
     """Options of pFedClub+."""
 
     eta: float = within("(-1, inf)", 0.1)
-    """How much larger than the client's model a teacher may be; below 0, how much smaller it has to be."""
+    """Share by which a teacher may exceed the client's model; below 0, by which it must be smaller."""
 
 
 def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.inf) -> Algorithm:
-    """Learn from the teacher; between rounds, assemble teachers.
+    """Learn from teachers, which the server assembles between rounds.
 
     Args:
       config: the options.
@@ -67,12 +67,12 @@ def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.i
 
 
 def build_plus(config: PFedClubPlus) -> Algorithm:
-    """The same with teachers of a bounded size."""
+    """Build pFedClub with teachers of bounded size."""
     return build(config, eta=lambda options: options.eta)
 
 
 def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> Teacher:
-    """The teacher of client m, w*_m, of at most bound |w_m| parameters (sections 3.2.2 and 3.2.3)."""
+    """Return client m's teacher w*_m of at most bound |w_m| parameters (sections 3.2.2 and 3.2.3)."""
     own, largest = identity(client, server.pool), bound * server.networks[client].size
 
     def search():

@@ -1,8 +1,9 @@
-"""pFedHR: a server assembles a few networks from blocks of all clients' and gives each client one as teacher.
+"""pFedHR: a server assembles a few networks from clients' blocks; each client gets one of them as teacher.
 
 Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly", NeurIPS,
-arXiv:2308.08643; what pFedClub, its successor, says of it; the authors' code (github.com/JackqqWang/pfedHR).
-Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
+arXiv:2308.08643; its description in pFedClub, its successor; the authors' code
+(github.com/JackqqWang/pfedHR). Clients have networks of any architecture, w_m; D_p is a set of public images.
+In a round
 
     w_m <- SGD over CE(w_m) + lam KL(softmax w*_m || softmax w_m)                                  E epochs
     blocks of all w_m into K groups by what they do on D_p
@@ -10,19 +11,20 @@ Clients have networks of any architecture, w_m; D_p is a set of public images. I
     stitching layers before every block and at the end; all of c_s trained on D_p
     w*_m <- argmax_s mean over D_p of cos(logits of w_m, logits of c_s)
 
-and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Other than in
+and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Unlike in
 pFedClub, candidates belong to no client, and all of their weights are trained.
 
-Stitching layers are those of the code, linear maps of everything to everything, also before the first block:
-of w x h x c numbers to as many they have (w h c)^2 weights, so that most of a teacher is stitches. With
-``stitch=fit`` they are pFedClub's small ones.
+Stitching layers are those of the code, dense linear maps, also before the first block: from w x h x c numbers
+to as many they have (w h c)^2 weights, so that most of a teacher is stitches. With ``stitch=fit`` they are
+pFedClub's small ones.
 
-Where paper and code differ: the paper keeps the blocks as they are and trains the stitches; the code trains
-all, as we do. In the code candidates share their blocks with each other and with the clients' models, so that
-each training changes all of them, and the clients' models are fine-tuned on D_p before they are compared;
-here every candidate trains copies, and w_m stays what the client sent. Where a draw lacks a kind of block,
-the code goes back to the least length; we draw again. It orders blocks by their number among those of their
-kind, we by their place in their model. The clients' side follows pFedClub's paper, where pFedHR is a rival.
+Where paper and code differ: The paper freezes the blocks and trains the stitches; the code trains all, as we
+do. In the code candidates share their blocks with each other and with the clients' models, so that each
+training changes all of them, and the clients' models are fine-tuned on D_p before they are compared. Here
+every candidate trains copies, and w_m stays as the client sent it. If a draw lacks a kind of block, the code
+goes back to the least length; we draw again. The code orders blocks by their number among those of their
+kind, we by their place in their model. The clients' side follows pFedClub's paper, where pFedHR is a
+baseline.
 """
 
 import itertools
@@ -43,18 +45,18 @@ from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 @options
 class PFedHR(Reassembly):
-    """Options of pFedHR; `candidates` is S, the networks among which all clients find their teachers."""
+    """Options of pFedHR; `candidates` is S, the number of networks from which all teachers are chosen."""
 
     stitch: Literal["fit", "dense"] = "dense"
     """Stitching layers: dense ones before every block, or small ones where shapes differ."""
     shortest: int = within("[1, inf)", 4)
-    """Blocks of the first candidate; the next has one more. There are at least as many as groups."""
+    """Blocks of the first candidate; each next one has one more. There are at least as many as groups."""
     longest: int = within("[1, inf)", 6)
-    """Blocks after which it begins anew with the shortest."""
+    """Blocks of the longest candidate; the next one is again the shortest."""
 
 
 def build(config: PFedHR) -> Algorithm:
-    """Learn from the teacher; between rounds, assemble a few networks and find everybody's teacher."""
+    """Learn from teachers, which the server assembles and matches between rounds."""
     if config.shortest > config.longest:
         raise JaxflError(
             f"--shortest {config.shortest} is more than --longest {config.longest}; a candidate has from the "
@@ -87,20 +89,20 @@ def build(config: PFedHR) -> Algorithm:
 def candidates(
     pool: Pool, rng: np.random.Generator, lengths: Sequence[int], number: int
 ) -> list[tuple[BlockRef, ...]]:
-    """Sequences of blocks, of these lengths in turn."""
+    """Draw sequences of blocks, of these lengths in turn."""
     in_turn = itertools.islice(itertools.cycle(lengths), number)
     return [candidate(pool, rng, length) for length in in_turn]
 
 
 def candidate(pool: Pool, rng: np.random.Generator, length: int) -> tuple[BlockRef, ...]:
-    """Random blocks, at least one of every group and of every kind, in an order that makes a network.
+    """Draw blocks, at least one of every group and of every kind, in an order that makes a network.
 
-    Convolutions come before dense blocks, and each kind in the order of their places in their own models.
+    Convolutions come before dense blocks; each kind is ordered by the blocks' places in their own models.
 
     Args:
       pool: the blocks of the round.
-      rng: draws.
-      length: how many; more where there are more groups or kinds, fewer where there are no more blocks.
+      rng: draws the blocks.
+      length: number of blocks; more if there are more groups or kinds, fewer if the pool is smaller.
     """
     kinds = {block.kind for block in pool.blocks}
     while True:
@@ -110,7 +112,7 @@ def candidate(pool: Pool, rng: np.random.Generator, length: int) -> tuple[BlockR
 
 
 def draw(pool: Pool, rng: np.random.Generator, length: int) -> list[BlockRef]:
-    """One block of each group, and of all others as many as are missing; nothing is drawn twice."""
+    """Draw one block of each group, and the missing number from all others; no block is drawn twice."""
     groups = [[b for b in pool.blocks if b.group == k] for k in sorted({b.group for b in pool.blocks})]
     chosen = [group[rng.integers(len(group))] for group in groups]
     others = [block for block in pool.blocks if block not in chosen]

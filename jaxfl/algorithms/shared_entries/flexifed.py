@@ -1,4 +1,4 @@
-"""FlexiFed: clients of any architecture average the layers with which their networks begin alike.
+"""FlexiFed: clients of any architecture average the first layers that their networks have in common.
 
 Wang et al. 2023, "FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model
 Architectures", WWW 2023, section 3. w_il is layer l of client i's own network, S_t the cohort:
@@ -12,13 +12,13 @@ Architectures", WWW 2023, section 3. w_il is layer l of client i's own network, 
     max-common          the clients whose first l layers are like those of i
 
 Two layers are alike if they are of the same kind and their leaves have the same shapes; BatchNorm goes with
-its layer. Architectures are compared, not the networks that are there in a round, as in the authors' code,
-where all clients take part. Where not all begin with the same layer, basic-common refuses, clustered-common
-averages within each, and max-common still averages what some have in common. Common layers start from the
-same weights; in the code all start from their own. Means are uniform. Who is not there keeps its network, and
-what clients deploy is their own.
+its layer. All architectures are compared, not only the networks present in a round; in the authors' code all
+clients take part. If not all architectures begin with the same layer, basic-common raises an error,
+clustered-common averages within each architecture, and max-common still averages what some have in common.
+Common layers start from the same weights; in the code all clients start from their own. Means are uniform.
+Absent clients keep their networks, and clients deploy their own.
 
-Traffic: the network up, down its layers that are averaged.
+Traffic: the network up, its averaged layers down.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,8 +55,8 @@ class FlexiFed(Training):
     """Options of FlexiFed."""
 
     strategy: Literal["max-common", "clustered-common", "basic-common"] = "max-common"
-    """Which layers are averaged: what any two networks have in common from the first on; what all have in
-    common, and the rest within each architecture; or only what all have in common."""
+    """Averaged layers: the first layers that any two networks have in common; those that all have in common,
+    and the rest within each architecture; or only those that all have in common."""
 
 
 class State(NamedTuple):
@@ -67,19 +67,19 @@ class State(NamedTuple):
 
 
 def basic(models: Sequence[Model]) -> Callable:
-    """Layer l of architecture g is that of the first one, where all have it; one layer at least."""
+    """Map a layer that all have in common to architecture 0, others to None; there is at least one."""
     count = beginning({model: layers(model) for model in models})
     return lambda g, number: 0 if number < count else None
 
 
 def clustered(models: Sequence[Model]) -> Callable:
-    """As `basic`, and its own architecture's after these."""
+    """Map a layer that all have in common to architecture 0, others to their own architecture."""
     count = in_common(*map(layers, models))
     return lambda g, number: 0 if number < count else g
 
 
 def maximal(models: Sequence[Model]) -> Callable:
-    """Layer l of architecture g is that of the first one with the same layers up to it."""
+    """Map layer l of architecture g to the first architecture with the same layers up to l."""
     networks = [layers(model) for model in models]
 
     def owner(g, number):
@@ -92,7 +92,7 @@ STRATEGIES = {"basic-common": basic, "clustered-common": clustered, "max-common"
 
 
 def build(config: FlexiFed) -> Algorithm:
-    """Own models, of which common layers are averaged."""
+    """Train own models, and average common layers."""
 
     def common(models) -> Places:
         places = shared_entries.whole_layers(models, STRATEGIES[config.strategy](models))

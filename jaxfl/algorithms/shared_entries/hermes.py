@@ -1,7 +1,7 @@
-"""Hermes: every client prunes a network of its own, and entries that several clients hold are averaged.
+"""Hermes: every client prunes its own network, and entries that several clients hold are averaged.
 
 Li et al. 2021, "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom,
-doi:10.1145/3447993.3483278. w_i is client i's model, m_i its mask, everything at first, S_t the cohort. In a
+doi:10.1145/3447993.3483278. w_i is client i's model, m_i its mask (full at first), S_t the cohort. In a
 round a client of S_t
 
     takes what the server has averaged of its entries since it was last there; the others stay its own
@@ -9,36 +9,37 @@ round a client of S_t
         m_i loses a share p of what is left of each layer but the classifier
     w_i <- LocalSGD over CE(m_i w_i), E epochs
 
-and then of every entry that at least two clients of S_t hold, per architecture,
+and then, per architecture, for every entry that at least two clients of S_t hold,
 
     w   <- sum_{i in S_t} m_i w_i / sum_{i in S_t} m_i
 
-An entry that one alone holds stays that client's. The kept ratio is that of parameters, ||m_i||_0 / ||1||_0.
-What is pruned are channels (of convolutions, units of dense layers), with all that is lost with them, or
-single weights (see `hermes_pruning`). With `rewind` what is left starts again from the initial weights
-whenever a client has pruned, as lottery tickets do.
+An entry that only one client holds stays that client's. The kept ratio is that of parameters, ||m_i||_0 /
+||1||_0. Clients prune channels (of convolutions, units of dense layers) with all that is lost with them, or
+single weights (see `hermes_pruning`). With `rewind` the remaining weights restart from their initial values
+whenever a client has pruned, as in lottery tickets.
 
-The authors have published no code. LotteryFL's, by some of them, prunes weights, Plato's version of Hermes
-channels. Where the paper leaves something open we do what both do: prune before the local training, so that
-what is sent has been trained; after it, a rewound client would send its initial weights. But both measure the
-accuracy on test rows, and prune the classifier as well, whereby Plato's clients lose classes. LotteryFL's
-server also takes what one client alone holds; Plato's averages only what all hold, by their rows, and its
-channels leave behind their biases, norms and next layers' inputs, which enter the means though nothing
-changes them.
+The authors have published no code. LotteryFL's code, by some of them, prunes weights; Plato's version of
+Hermes prunes channels. Where the paper leaves something open we do what both do: prune before local training,
+so that clients send trained weights; after it, a rewound client would send its initial weights. But both
+measure the accuracy on test rows and also prune the classifier, so that Plato's clients lose classes.
+LotteryFL's server also takes what only one client holds. Plato's server averages only what all hold, by their
+rows; its pruned channels leave behind their biases, norms and next layers' inputs, which enter the means
+although nothing changes them.
 
 DraftFed (doi:10.1109/TMC.2023.3283557) compares itself with `granularity=weight,rewind=true`, p = 0.2 and
 targets (`target_ratio`) from 0.8 to 0.1. It stops once a ratio is not above its target, and may then be far
-below it. Here a client's last step takes what is still missing, of weights the share x = (kept - target) /
-(kept in layers that can be pruned), of channels 1 - sqrt(1 - x), for a share y of them takes about
-1 - (1 - y)^2 of the weights, by inputs and outputs. So of weights the target is met; of channels nearly, for
-their number is rounded and biases, norms and the classifier's inputs go with them (LeNet5 ends at 0.78 for a
-target of 0.8, at 0.49 for 0.5 and at 0.201 for 0.2). A target below what is never pruned (of weights the
-classifier, biases and norms) has clients prune until they miss the threshold.
+below it. Here a client's last step prunes only what is still missing: the share x = (kept - target) / (kept
+in layers that can be pruned) of the weights, or 1 - sqrt(1 - x) of the channels, because a share y of these
+takes about 1 - (1 - y)^2 of the weights, by inputs and outputs. Pruning weights meets the target. Pruning
+channels nearly meets it, because their number is rounded and biases, norms and the classifier's inputs go
+with them (LeNet5 ends at 0.78 for a target of 0.8, at 0.49 for 0.5 and at 0.201 for 0.2). If the target is
+below what is never pruned (with weights: classifier, biases and norms), clients prune until they miss the
+threshold.
 
-A client without validation rows does not prune (unless at threshold 0). It deploys w_i under the newest
-averages, as it would start a round. Traffic: the entries held, with BatchNorm's statistics if these are
-averaged, and the mask, 32 bits to a scalar, both ways. Operations are counted as those of the whole network.
-The ratios of each round's clients are written down and drawn.
+A client without validation rows does not prune (unless the threshold is 0). A client deploys w_i with the
+newest averages, as it would start a round. Traffic both ways: the held entries, with BatchNorm's statistics
+if these are averaged, and the mask, 32 bits to a scalar. Operations are counted for the whole network. The
+kept ratios of each round's clients are logged and plotted.
 """
 
 from typing import Literal, NamedTuple
@@ -78,19 +79,19 @@ class Hermes(Training):
     """Options of Hermes."""
 
     granularity: Literal["channel", "weight"] = "channel"
-    """What is pruned: channels of convolutions and units of dense layers, or single weights."""
+    """Prune channels of convolutions and units of dense layers, or single weights."""
     prune: float = within("[0, 1)", 0.2)
-    """p, the share of what is left of each layer that a client prunes in a round."""
+    """p, share of each layer's remaining entries that a client prunes in a round."""
     target_ratio: float = within("(0, 1]", 0.5)
     """Kept ratio of the parameters down to which a client prunes; 1 prunes nothing."""
     threshold: float = within("[0, 1]", 0.5)
-    """Accuracy on a client's validation rows, of what it received, from which it prunes."""
+    """Accuracy of the received model on the client's validation rows from which it prunes."""
     rewind: bool = False
-    """Whether what is left starts again from the initial weights whenever a client has pruned."""
+    """Whether remaining weights restart from their initial values whenever a client has pruned."""
 
 
 class Own(NamedTuple):
-    """What is a client's: its model, 0 where it is pruned, its mask, the rounds until it last took part."""
+    """A client's model (0 where pruned), its mask, and the number of rounds when it last took part."""
 
     weights: Weights
     held: Mask
@@ -98,12 +99,12 @@ class Own(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What the server knows of an architecture.
+    """The server's part of an architecture.
 
     Args:
       mean: the last average of every entry.
-      since: int32, the rounds until it was made; -1 of the initial weights, which clients have themselves.
-      initial: the weights that clients rewind to; None where they do not.
+      since: int32, number of rounds when it was made; -1 for initial weights, which clients have themselves.
+      initial: the weights that clients rewind to; None if they do not.
     """
 
     mean: Weights
@@ -112,7 +113,7 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    """Per group the server's part and the clients' (n_g, ...), and how many rounds there have been."""
+    """The server's and the clients' (n_g, ...) parts per group, and the number of rounds so far."""
 
     hyper: Hermes
     server: PerGroup
@@ -121,7 +122,7 @@ class State(NamedTuple):
 
 
 def begun(server: Server, own: Own) -> Weights:
-    """What a client starts a round from: of its entries the newer one, the server's or its own."""
+    """Return the model that a client starts a round from: per entry the newer of the server's and its own."""
     return jax.tree.map(
         lambda held, mean, since, w: jnp.where(held & (since >= own.since), mean, w),
         own.held,
@@ -132,19 +133,19 @@ def begun(server: Server, own: Own) -> Weights:
 
 
 def kept_ratio(held: Mask):
-    """||m||_0 / ||1||_0 of the parameters, ()."""
+    """Return ||m||_0 / ||1||_0 of the parameters, ()."""
     return pruning.scalars(held.params).astype(float) / tree.scalars(held.params)
 
 
 def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Server:
-    """The server after a round.
+    """Return the server after a round.
 
     Args:
-      server: before.
+      server: the server before the round.
       sent: the masks of the cohort, (k, ...).
-      weights: its models, (k, ...), 0 where they are pruned.
-      present: (k,) bool.
-      now: () int32, the rounds until the end of this one.
+      weights: the cohort's models, (k, ...), 0 where they are pruned.
+      present: (k,) bool, False in empty places.
+      now: () int32, number of rounds including this one.
     """
     counted = jax.tree.map(lambda sent, w: sent.astype(w.dtype), sent, weights)
     sums, counts = tree.weighted_sum(present, weights), tree.weighted_sum(present, counted)
@@ -155,7 +156,7 @@ def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Serv
 
 
 def build(config: Hermes) -> Algorithm:
-    """Receive, prune, train, average what is common."""
+    """Receive, prune, train, and average common entries."""
 
     def init(key, federation, hyper):
         validation.require(federation, "hermes prunes by the accuracy on")
@@ -178,11 +179,11 @@ def build(config: Hermes) -> Algorithm:
         return own_models.predictors(map_clients(client, key, federation, cohort, state.server, own))
 
     def share(client, held, w, federation, hyper):
-        """How much of each layer a client prunes, ()."""
+        """Return the share of each layer that a client prunes, ()."""
         layers = pruning.kernels(client.model, held, config.granularity)
         of_layers = pruning.scalars(layers).astype(float) / tree.scalars(held.params)
         missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)
-        if config.granularity == "channel":  # which have inputs and outputs to lose
+        if config.granularity == "channel":  # which lose inputs and outputs
             missing = 1 - jnp.sqrt(1 - missing)
         good = validation.accuracy(client, w, federation) >= hyper.threshold
         return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
@@ -205,7 +206,7 @@ def build(config: Hermes) -> Algorithm:
                 own_rows(client, federation, hyper),
                 hyper,
             )
-            # Neither gradient nor decay has moved what is pruned; its statistics are of zeros.
+            # Neither gradient nor decay moves pruned entries; their statistics are those of zeros.
             traffic = message(model, held), message(model, own.held)
             return Own(trained.weights, held, now), trained.loss, *traffic, kept_ratio(held)
 
@@ -227,25 +228,25 @@ def build(config: Hermes) -> Algorithm:
         )
 
     def sent(held: Mask) -> Mask:
-        """What a client sends of what it holds: no statistics where they stay local."""
+        """Return the held entries that a client sends: no statistics if they stay local."""
         if config.bn_stats == "aggregate":
             return held
         return held._replace(stats=jax.tree.map(jnp.zeros_like, held.stats))
 
     def message(model, held):
-        """The scalars of a model and its mask, () int32."""
+        """Return the number of scalars of a model and its mask, () int32."""
         return pruning.scalars(sent(held)) + -(-pruning.bits(model, held, config.granularity) // 32)
 
     return Algorithm(init, receive, step, personal=receive)
 
 
 def of_those_present(counts: PerGroup, cohort: Cohort) -> PerGroup:
-    """Per group (k_g,) int32: the counts, 0 in empty places."""
+    """Return the counts per group, (k_g,) int32, with 0 in empty places."""
     return per_group(lambda counts, slots: jnp.where(slots.mask, counts, 0), counts, cohort.groups)
 
 
 def summary(kept: PerGroup, cohort: Cohort) -> dict:
-    """The kept ratios of the round's clients, from (k_g,) of each group."""
+    """Return mean and least of the kept ratios (k_g,) of the round's clients."""
     ratios = jnp.concatenate(kept)
     present = jnp.concatenate([slots.mask for slots in cohort.groups])
     return {"mean": ratios.mean(where=present), "least": ratios.min(where=present, initial=1)}

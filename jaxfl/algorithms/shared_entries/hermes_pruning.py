@@ -1,13 +1,13 @@
-"""What Hermes prunes: masks over the entries of a network, which only shrink.
+"""Pruning in Hermes: masks over the entries of a network, which only shrink.
 
-A mask is a tree of bools in the form of the weights, True where an entry is held. Of every layer but the
-classifier a share of what is left goes, but never the last of it: single weights, those of the least |w|; or
-whole channels, those whose kernels have the least L1 norm (Li et al. 2017, arXiv:1608.08710).
+A mask is a tree of bools in the form of the weights, True where an entry is held. Pruning removes a share of
+what is left of every layer except the classifier, but never the last of it: single weights with the least
+|w|, or whole channels whose kernels have the least L1 norm (Li et al. 2017, arXiv:1608.08710).
 
 A channel takes with it all that no signal passes any more: its kernel, bias and norm, and the inputs that
-other layers have from it alone. How networks join their channels (in a row, by sums, side by side, flattened)
-need not be known for that: with positive weights and without biases an entry has a gradient of exactly 0 if
-and only if nothing passes it (Tanaka et al. 2020, "SynFlow", arXiv:2006.05467).
+other layers have only from it. For that it need not be known how networks join their channels (in a row, by
+sums, side by side, flattened): with positive weights and without biases an entry has a gradient of exactly 0
+if and only if nothing passes it (Tanaka et al. 2020, "SynFlow", arXiv:2006.05467).
 """
 
 import math
@@ -19,31 +19,31 @@ import jax.numpy as jnp
 from jaxfl.authoring import JaxflError, Model, Weights, tree
 
 Mask = Weights  # of bools
-FAINT = 1e-6  # the signal: far from where an activation would saturate
+FAINT = 1e-6  # size of the signal, far from where an activation saturates
 
 
 def whole(weights: Weights) -> Mask:
-    """Nothing is pruned."""
+    """Return the full mask."""
     return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), weights)
 
 
 def only(held: Mask, weights: Weights) -> Weights:
-    """The weights that are held, 0 elsewhere."""
+    """Return the held weights, 0 elsewhere."""
     return jax.tree.map(lambda held, w: jnp.where(held, w, 0), held, weights)
 
 
 def scalars(mask: Any) -> jax.Array:
-    """How many entries of a mask, or of a part of it, are held: () int32."""
+    """Return the number of held entries of a mask or of a part of it, () int32."""
     return tree.total([jnp.int32(0), *(held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask))])
 
 
 def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
-    """The leaves, of some weights or a mask, from which is pruned, by the names of their paths.
+    """Return the leaves of weights or a mask that are pruned, by the names of their paths.
 
     A depthwise convolution (three axes) has the channels of the layer before it, and none of its own.
 
     Raises:
-      JaxflError: if channels are to be pruned, and a layer's weights are no kernel.
+      JaxflError: if channels are to be pruned and a layer's weights are not a kernel.
     """
     named = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(weights.params)}
     for path, leaf in named.items():
@@ -62,18 +62,18 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
 
 
 def bits(model: Model, weights: Weights, granularity: str) -> int:
-    """Bits that tell a mask: one for each channel, or weight, that can be pruned."""
+    """Return the bits of a mask: one per channel, or weight, that can be pruned."""
     found = kernels(model, weights, granularity).values()
     return sum(leaf.shape[-1] if granularity == "channel" else leaf.size for leaf in found)
 
 
 def pruned(model: Model, held: Mask, weights: Weights, share, granularity: str) -> Mask:
-    """The mask after a client has pruned.
+    """Return the mask after a client has pruned.
 
     Args:
-      model: its architecture.
+      model: the client's architecture.
       held: the mask before.
-      weights: by which it chooses.
+      weights: the weights whose size decides.
       share: () in [0, 1], of what is left in each layer, rounded to a whole number. 0 changes nothing.
       granularity: "channel" or "weight".
     """
@@ -94,12 +94,12 @@ def pruned(model: Model, held: Mask, weights: Weights, share, granularity: str) 
 
 
 def largest(held, size, share):
-    """Of the entries held those that stay, when a share of them goes, the smallest first.
+    """Return the mask of the held entries that stay when a share of them goes, the smallest first.
 
     Args:
       held: bools of any shape.
-      size: what is compared, of the same shape.
-      share: ().
+      size: sizes of the entries, of the same shape.
+      share: () in [0, 1].
     """
     order = jnp.argsort(jnp.where(held, size, jnp.inf).reshape(-1))
     left = held.sum(dtype=jnp.int32)
@@ -109,7 +109,7 @@ def largest(held, size, share):
 
 
 def connected(model: Model, before: Mask, after: Mask) -> Mask:
-    """The second mask without what no signal passes in it, but did in the first one."""
+    """Return mask `after` without the entries that a signal passes only in mask `before`."""
     both = jax.tree.map(lambda *masks: jnp.stack(masks), before.params, after.params)
     passed = jax.vmap(lambda params: signal(model, after._replace(params=params)))(both)
     cut = jax.tree.map(lambda passed: passed[0] & ~passed[1], passed)
@@ -127,12 +127,12 @@ def connected(model: Model, before: Mask, after: Mask) -> Mask:
 
 
 def layer(path, leaf) -> tuple:
-    """Whose leaf it is: biases, scales and statistics of as many channels are found by that."""
+    """Return a key that biases, scales and statistics of the same layer and channel count share."""
     return tree.names(path)[:-1], leaf.shape[-1:]
 
 
 def signal(model: Model, held: Mask) -> dict:
-    """Which parameters pass something on from an image to a score, by those that are held; no bias does."""
+    """Return the mask of held parameters that pass a signal from image to score; biases never do."""
     dtype = jnp.result_type(float)
 
     def positive(path, held):

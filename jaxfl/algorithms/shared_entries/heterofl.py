@@ -2,8 +2,8 @@
 
 Diao et al. 2021, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
 Clients", arXiv:2010.01264, Algorithm 1. The architectures of the federation are one network in several
-widths, the widest of which, W, is the server's. W[r] are the first channels of all its hidden layers, a share
-r of them; client i has the width r_i and the classes Y_i:
+widths; the server has the widest one, W. W[r] has the first channels of all its hidden layers, a share r of
+them. Client i has the width r_i and the classes Y_i:
 
     W_i  <- LocalSGD over CE(mask_i f(W_i / r_i)), from W[r_i]       i in S_t
     W_e  <- mean_i (W_i)_e                                           over those i in S_t that hold entry e
@@ -16,14 +16,15 @@ r of them; client i has the width r_i and the classes Y_i:
                 (of all clients in the authors' code, whose one network is tested as a whole);
                 with bn_stats="local", and for scores right after training, over the client's own
 
-Means are uniform, what nobody holds stays, and gradients are clipped to length 1, as in the authors' code.
+Means are uniform, entries that nobody holds stay, and gradients are clipped to norm 1, as in the authors'
+code.
 
-The paper predicts with the whole W, by static statistics over all data; here a client deploys its slice, as
-in pFedClub's comparison, under its mask, as in the authors' code. W needs no scaler there, as its r is 1. A
-slice keeps it: without, every layer that no norm follows would put out r_i times what it did in training
-(CNN4 at r = 1/4, clients with five classes of CIFAR-10: 24 % right instead of 43 %).
+The paper predicts with the whole W and static statistics over all data. Here a client deploys its slice, as
+in pFedClub's comparison, with its mask, as in the authors' code. The paper's W needs no scaler, because its r
+is 1. A slice keeps its scaler: without it, every layer that no norm follows would put out r_i times what it
+did in training (CNN4 at r = 1/4, clients with five classes of CIFAR-10: 24 % right instead of 43 %).
 
-Networks whose layers have other names share nothing: each has a W of its own.
+Networks whose layers have different names share nothing; each has its own W.
 
 Traffic: the slice each way, without static statistics.
 """
@@ -74,17 +75,17 @@ class HeteroFL(Training):
     """Options of HeteroFL."""
 
     clip_norm: float | None = within("(0, inf)", 1.0)
-    """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it."""
+    """Largest norm of a mini-batch gradient; larger ones are scaled down to it."""
     scaler: bool = True
-    """Divide what hidden layers put out by the share of channels that a client has."""
+    """Divide hidden layers' outputs by the share of channels that a client has."""
     masked: bool = True
-    """Make the logits of classes that a client lacks 0, in training and where it predicts."""
+    """Set the logits of classes that a client lacks to 0, in training and prediction."""
     static_bn: bool = True
-    """Gather BatchNorm's statistics before networks are used; otherwise running ones are averaged."""
+    """Gather BatchNorm's statistics before networks are used; otherwise average running ones."""
 
 
 class State(NamedTuple):
-    """Per group: W in the place of the widest network, None elsewhere; what clients keep (n_g, ...)."""
+    """Per group: W in the place of the widest network, None elsewhere; clients' leaves (n_g, ...)."""
 
     hyper: HeteroFL
     shared: PerGroup
@@ -92,10 +93,10 @@ class State(NamedTuple):
 
 
 def build(config: HeteroFL) -> Algorithm:
-    """Slices of W out, means of their entries in."""
+    """Send slices of W, and average their entries."""
 
     def divide(weights):
-        """(kept, shared) leaves. Static statistics are neither."""
+        """Split into (kept, shared) leaves. Static statistics are neither."""
         statistics = "local" if config.static_bn else config.bn_stats
         kept, shared = separate(weights, lambda path: False, statistics)
         return jax.tree.map(lambda leaf: None, kept) if config.static_bn else kept, shared
@@ -108,17 +109,17 @@ def build(config: HeteroFL) -> Algorithm:
         return State(hyper, shared_leaves(shared, places), each_client(kept, federation))
 
     def cut_out(state, federation):
-        """Per group its slice of W, without what clients keep."""
+        """Return each group's slice of W, without the leaves that clients keep."""
         _, form = zip(*(divide(model.form) for model in federation.models), strict=True)
         return hand_out(state.shared, slices(federation.models), form)
 
     def scalers(federation):
-        """Per group r of every leaf of the parameters."""
+        """Return r of every leaf of the parameters, per group."""
         found = rates(federation.models)
         return found if config.scaler else jax.tree.map(lambda r: 1.0, found)
 
     def classes(federation, cohort):
-        """Per group (k_g, C) bool, the classes that clients have."""
+        """Return the classes that clients have, (k_g, C) bool per group."""
         clients = per_group(tree.take, federation.groups, cohort.groups)
         return tuple(client.class_counts > 0 for client in clients)
 
@@ -170,7 +171,7 @@ def build(config: HeteroFL) -> Algorithm:
         kept, sent, used, loss = zip(*map_clients(client, key, federation, cohort, common, own), strict=True)
 
         def weights(model, rows, known):
-            """1 for a client that is there, in the classifier for each class that it has."""
+            """Return 1 for each client present; in the classifier, for each class that it has."""
             present = (rows > 0).astype(rows.dtype)
             of_blocks = dict.fromkeys(model.names, present)
             of_classes = present[:, None] * known.astype(rows.dtype)
@@ -191,7 +192,7 @@ def build(config: HeteroFL) -> Algorithm:
 
 @functools.cache
 def rates(models: tuple[Model, ...]) -> PerGroup:
-    """Per group r of every leaf of the parameters; 1 of what is no kernel or bias of a hidden layer."""
+    """Return r of every leaf of the parameters, per group; 1 if not a kernel or bias of a hidden layer."""
     leaves = {
         tree.names(path): leaf.shape
         for path, leaf in jax.tree.leaves_with_path(tuple(model.form for model in models))
@@ -200,7 +201,7 @@ def rates(models: tuple[Model, ...]) -> PerGroup:
 
     def of_leaf(path, leaf):
         group, _, block, *_ = name = tree.names(path)
-        # A depthwise kernel, of three axes, sums over no other channels: nothing is missing there.
+        # A depthwise kernel, of three axes, sums over no other channels, so nothing is missing there.
         linear = len(leaves.get((*name[:-1], "kernel"), ())) in (2, 4)
         hidden = block not in models[int(group)].head.names
         return leaf.shape[-1] / leaves[places[name].leaf][-1] if linear and hidden else 1.0
@@ -209,17 +210,17 @@ def rates(models: tuple[Model, ...]) -> PerGroup:
 
 
 def scaled(params, r):
-    """Every layer's W / r."""
+    """Return W / r of every layer."""
     return jax.tree.map(lambda leaf, r: leaf if r == 1 else leaf / r, params, r)
 
 
 def masked(logits, known):
-    """Logits (B, C), 0 for classes that a client lacks; `known` is (C,) bool, or None for no mask."""
+    """Set logits (B, C) to 0 for classes that a client lacks; `known` is (C,) bool, or None for no mask."""
     return logits if known is None else jnp.where(known[None], logits, 0)
 
 
 def objective(model: Model, r, known) -> Callable:
-    """CE(mask f(W / r)), as `descend` takes it."""
+    """Return the loss CE(mask f(W / r)), in the form that `descend` takes."""
 
     def loss(w, batch, key):
         logits, stats = model.apply(
@@ -232,7 +233,7 @@ def objective(model: Model, r, known) -> Callable:
 
 
 def predict(model, shared, own, x):
-    """Logits under the mask; the weights are partly shared, partly the client's own, and scaled."""
+    """Return the masked logits; the weights are scaled, and partly shared, partly the client's own."""
     kept, known = own
     weights = tree.combine(shared, kept)
     return masked(model.apply(weights.params, weights.stats, x, train=False)[0], known)

@@ -1,8 +1,9 @@
 """Static batch normalisation, without running statistics (Diao et al. 2021, "HeteroFL", section 3.3).
 
-In training a batch is normalised by itself, and nothing is remembered. Before a network is used it gathers
-what its norms see of some images: the mean over mini-batches, each normalised by itself, of their means and
-of their variances. A batch counts by its rows; in the authors' code all count alike, also a short last one.
+In training each batch is normalised by its own statistics, and none are stored. Before a network is used, its
+norms gather statistics over some images: the mean of the mini-batches' means and of their variances, each
+mini-batch normalised by its own. Mini-batches are weighted by their rows; in the authors' code they are
+weighted uniformly, even a short last one.
 """
 
 import jax
@@ -11,18 +12,18 @@ import jax.numpy as jnp
 from jaxfl.authoring import Client, Federation, Model, fit, server_rows, tree
 
 BATCH = 64  # images
-FAR = 2.0**64  # a start beyond all statistics, so that rounding hides neither these nor the share of a batch
+FAR = 2.0**64  # a start beyond all statistics: rounding hides neither them nor a batch's share
 
 
 def unknown(model: Model) -> dict:
-    """Statistics that nothing reads, in their form: for training, where the batch's own count."""
+    """Return placeholder statistics for training, where norms use those of the batch."""
     return jax.tree.map(jnp.zeros_like, model.form.stats)
 
 
 def rows_of_all(group: Client):
-    """The training rows of all clients of an architecture as one list (n m,), and how many are real, ().
+    """Return the training rows of all clients of an architecture (n m,), and the number of real ones ().
 
-    Newcomers' are not. They are sorted: the order of clients does not matter.
+    Newcomers' rows do not count. Rows are sorted, so that the order of clients does not matter.
     """
     size = jnp.where(group.newcomer, 0, group.size)
     real = jnp.arange(group.rows.shape[1], dtype=jnp.int32)[None] < size[:, None]
@@ -31,18 +32,18 @@ def rows_of_all(group: Client):
 
 
 def gathered(model: Model, params, rows, size, federation: Federation, key) -> dict:
-    """The statistics of a network's norms over some images.
+    """Gather the statistics of a network's norms over some images.
 
     Args:
       model: the network.
       params: its parameters.
-      rows: (m,) int32, of the images.
-      size: () int32, how many are real; without any, means are 0 and variances 1.
-      federation: the images.
-      key: for the order of mini-batches, and for dropout within blocks that normalise.
+      rows: (m,) int32, indices of the images.
+      size: () int32, number of real rows; without any, means are 0 and variances 1.
+      federation: holds the images.
+      key: for the order of mini-batches, and for dropout within normalising blocks.
 
     Returns:
-      In the form of `Weights.stats`.
+      Statistics in the form of `Weights.stats`.
     """
     nothing, dtype = unknown(model), federation.mean.dtype
     norms = tuple(block for block, stats in nothing.items() if jax.tree.leaves(stats))
@@ -54,8 +55,8 @@ def gathered(model: Model, params, rows, size, federation: Federation, key) -> d
             stats = jax.tree.map(lambda leaf: leaf + start, nothing)
             return model.apply(params, stats, batch.x, train=norms, key=key, mask=batch.mask)[1]
 
-        # A norm only tells running statistics, which a batch with statistics b moves by a share s that is its
-        # own: from 0 to s b, from FAR to (1 - s) FAR + s b. The difference gives s, and with it b.
+        # A norm returns only running statistics. A batch with statistics b moves these by the norm's share s:
+        # from 0 to s b, from FAR to (1 - s) FAR + s b. The difference gives s, and with it b.
         both = jax.vmap(moved)(jnp.array([0, FAR], dtype))
         return jax.tree.map(lambda leaf: leaf[0] / (1 - (leaf[1] - leaf[0]) / FAR), both)
 

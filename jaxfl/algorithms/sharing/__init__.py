@@ -1,1 +1,1 @@
-"""Methods in which clients share a model of one architecture, or a part of it."""
+"""Methods in which clients of one architecture share a model or a part of it."""

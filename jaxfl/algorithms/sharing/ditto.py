@@ -1,13 +1,13 @@
-"""Ditto: FedAvg, and beside it a personal model pulled towards the global one.
+"""Ditto: FedAvg, plus a personal model pulled towards the global one.
 
-Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client i's own:
+Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client i's personal one:
 
     v_i <- SGD over CE(v_i) + lam/2 ||v_i - w||^2, E_p epochs; w as received
     w_i <- LocalSGD(w), E epochs
     w   <- sum_i n_i w_i / sum_i n_i
 
-lam is the paper's lambda. v_i starts from the initial w and moves only when client i takes part. What a
-client receives is w; what it deploys is v_i.
+lam is the paper's lambda. v_i starts from the initial w and moves only when client i takes part. A client
+receives w and deploys v_i.
 """
 
 from typing import Any, NamedTuple
@@ -35,20 +35,20 @@ class Ditto(Training):
     """Options of Ditto."""
 
     lam: float = within("[0, inf)", 1.0)
-    """lambda, the pull towards the global model; 0 leaves the personal models alone (Local)."""
+    """lambda, the pull towards the global model; at 0 the personal models train as in Local."""
     personal_epochs: int | None = within("[1, inf)", None)
-    """E_p, epochs of the personal model; by default E."""
+    """E_p, epochs of the personal model per round; by default E."""
 
 
 class State(NamedTuple):
-    """FedAvg's state, and per group the personal models v (n_g, ...)."""
+    """FedAvg's state, and the personal models v per group (n_g, ...)."""
 
     fedavg: Any
     personal: PerGroup
 
 
 def build(config: Ditto) -> Algorithm:
-    """FedAvg for w, a proximal local training for v."""
+    """Build FedAvg for w, and proximal local training for v."""
     fedavg = sharing(config)
 
     def init(key, federation, hyper):

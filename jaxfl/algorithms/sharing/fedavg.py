@@ -5,11 +5,11 @@ McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i rows on client i of
     w_i <- LocalSGD(w)
     w   <- sum_i n_i w_i / sum_i n_i
 
-FedAvg-FT: the same training; before use each client fine-tunes a copy (Yu et al. 2020,
-arXiv:2002.04758): the head, as in CompFL's appendix A, here for E epochs with the training optimizer;
+FedAvg-FT (Yu et al. 2020, arXiv:2002.04758): the same training, but each client fine-tunes a copy before use.
+It fine-tunes the head, as in CompFL's appendix A, here for E epochs with the training optimizer;
 ``ft_part="all"`` fine-tunes the whole model.
 
-FedOpt (FedAvgM, FedAdam, FedYogi): either of them with a `server_optimizer`, see
+FedOpt (FedAvgM, FedAdam, FedYogi): FedAvg or FedAvg-FT with a `server_optimizer`, see
 `jaxfl.mechanisms.server_steps`.
 """
 
@@ -37,16 +37,16 @@ class FedAvgFT(FineTuned, ServerSteps):
     """Options of FedAvg-FT."""
 
     ft_part: Literal["head", "all"] = "head"
-    """What is fine-tuned."""
+    """The part that is fine-tuned."""
 
 
 def build(config: FedAvg) -> Algorithm:
-    """Keep nothing."""
+    """Share all leaves."""
     return sharing(config, memory=server_steps(config))
 
 
 def build_ft(config: FedAvgFT) -> Algorithm:
-    """Keep nothing; fine-tune."""
+    """Share all leaves, and fine-tune before use."""
     return sharing(config, tune=fine_tuning(config), memory=server_steps(config))
 
 

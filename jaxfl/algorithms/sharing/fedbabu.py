@@ -1,4 +1,4 @@
-"""FedBABU: the head stays at its random start while the extractor is learned; fine-tuned before use.
+"""FedBABU: the extractor trains under a head frozen at its initial weights; both are fine-tuned before use.
 
 Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the same for all clients:
 
@@ -6,7 +6,7 @@ Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the sam
     theta   <- sum_i n_i theta_i / sum_i n_i
     before use: (theta_i', phi_i') <- SGD over (theta, phi_0) for ft_epochs epochs
 
-What is received before the fine-tuning has a random head: a low `received` accuracy is no error.
+The received model still has the random head, so a low `received` accuracy is expected.
 """
 
 from jaxfl.authoring import (
@@ -28,7 +28,7 @@ class FedBABU(FineTuned):
 
 
 def build(config: FedBABU) -> Algorithm:
-    """Keep the head, and train the body only."""
+    """Keep the head, and train only the body."""
 
     def phases(model):
         return (Phase(model.body.names, config.length),)

@@ -1,4 +1,4 @@
-"""FedBN: FedAvg whose clients keep their layers of batch normalisation.
+"""FedBN: FedAvg in which clients keep their batch normalisation layers.
 
 Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 arXiv:2102.07623, Algorithm 1. b_i are scales, biases and running statistics of client i's BatchNorm layers, w
@@ -7,9 +7,9 @@ all other weights:
     (w_i, b_i) <- LocalSGD(w, b_i)
     w          <- sum_i n_i w_i / sum_i n_i
 
-The paper's mean is uniform; here clients count by their rows, as in FedAvg. Where networks have LayerNorm
-instead (``vit``), b_i are its scales and biases. One that normalises nothing keeps nothing: then FedBN is
-FedAvg.
+The paper's mean is uniform; here clients are weighted by their rows, as in FedAvg. In networks with LayerNorm
+instead (``vit``), b_i are its scales and biases. A network without normalisation layers keeps nothing: there
+FedBN is FedAvg.
 """
 
 from jaxfl.authoring import Algorithm, Method, ServerSteps, norms, options, server_steps, sharing
@@ -21,7 +21,7 @@ class FedBN(ServerSteps):
 
 
 def build(config: FedBN) -> Algorithm:
-    """Keep the layers that normalise."""
+    """Keep the normalisation layers."""
     return sharing(config, keep=norms, memory=server_steps(config))
 
 

@@ -1,18 +1,18 @@
-"""FedDyn: a dynamic regulariser aligns the stationary points of the clients with that of the federation.
+"""FedDyn: a dynamic regulariser aligns the stationary points of clients and federation.
 
 Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv:2111.04263, Algorithm 1. w is
-the global model as received, S the cohort, N all clients of the architecture, g_i client i's dual variable
-(its gradient at the end of its last round, had it solved its problem) and h the server's state (0 at the
-start):
+the global model as received, S the cohort and N the number of clients of the architecture. g_i is client i's
+dual variable (its gradient at the end of its last round, if it had solved its problem) and h the server's
+state; both are 0 at the start:
 
     w_i <- LocalSGD over CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2
     g_i <- g_i - alpha (w_i - w)
     h   <- h - alpha/N sum_S (w_i - w)
     w   <- mean_S w_i - h / alpha
 
-Means are uniform. The server keeps h / alpha, which is defined for alpha = 0 as well. BatchNorm's statistics
-are averaged, and have no dual variable. As in the authors' code, gradients are clipped at norm 10
-(`clip_norm`). g_i stays on its client: FedAvg's bytes.
+Means are uniform. The server stores h / alpha, which is also defined for alpha = 0. BatchNorm's statistics
+are averaged and have no dual variable. As in the authors' code, gradients are clipped at norm 10
+(`clip_norm`). g_i stays on its client, so traffic is FedAvg's.
 """
 
 import jax
@@ -41,18 +41,18 @@ class FedDyn(Training):
     """Options of FedDyn."""
 
     alpha: float = within("[0, inf)", 0.01)
-    """Strength of the regulariser; as it goes to 0, clients train as FedAvg's."""
+    """Strength of the regulariser; as it goes to 0, clients train as in FedAvg."""
     clip_norm: float | None = within("(0, inf)", 10.0)
-    """Greatest norm of a mini-batch's gradient; a longer one is scaled down to it."""
+    """Largest norm of a mini-batch gradient; larger ones are scaled down to it."""
 
 
 def zeros(w: Weights):
-    """g_i, and h / alpha, before the first round."""
+    """Return the initial g_i, or h / alpha."""
     return jax.tree.map(jnp.zeros_like, w.params)
 
 
 def objective(participant: Participant, blocks):
-    """CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2."""
+    """Return the loss CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2."""
     g_i = participant.memory
     near = proximal(participant.model, participant.received, participant.hyper.alpha, blocks)
 
@@ -64,20 +64,20 @@ def objective(participant: Participant, blocks):
 
 
 def dual(participant: Participant, trained: Trained):
-    """g_i after the round; the server needs no message."""
+    """Return g_i after the round, and no message for the server."""
     alpha, w, w_i = participant.hyper.alpha, participant.received.params, trained.weights.params
     return jax.tree.map(lambda g, w, w_i: g - alpha * (w_i - w), participant.memory, w, w_i), None
 
 
 def aggregate(w: Weights, h, means: Means, hyper: FedDyn):
-    """The server's two lines, h divided by alpha."""
+    """Update w and the server's h / alpha."""
     mean, _, share = means
     h = jax.tree.map(lambda h, mean, w: h - share * (mean - w), h, mean.params, w.params)
     return mean._replace(params=optax.tree.sub(mean.params, h)), h
 
 
 def build(config: FedDyn) -> Algorithm:
-    """FedAvg with another loss, and a memory of clients and server."""
+    """Build FedAvg with another loss and a memory of clients and server."""
     memory = Memory(zeros, zeros, update=dual, aggregate=aggregate, by_rows=False)
     return sharing(config, train=local_training(config, objective=objective), memory=memory)
 

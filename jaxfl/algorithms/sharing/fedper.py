@@ -5,9 +5,9 @@ Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extracto
     (theta_i, phi_i) <- LocalSGD(theta, phi_i)
     theta            <- sum_i n_i theta_i / sum_i n_i
 
-With `share="prefix"` theta is one for clients of all architectures: the layers with which all extractors
-begin. What follows them is personal. So we read the FedPer of DraftFed's comparison on mixed ResNets, which
-does not say where its "base layers" end.
+With `share="prefix"` clients of all architectures share one theta: the first layers that all extractors have
+in common. The layers after them are personal. This is our reading of FedPer in DraftFed's comparison on mixed
+ResNets, which does not say where its "base layers" end.
 """
 
 import functools
@@ -22,11 +22,11 @@ class FedPer(FineTuning):
     """Options of FedPer."""
 
     share: Literal["body", "prefix"] = "body"
-    """The extractor, within each architecture, or its first layers that all architectures have in common."""
+    """The extractor, within each architecture, or the first layers that all architectures have in common."""
 
 
 def build(config: FedPer) -> Algorithm:
-    """Keep the head, or all but the common layers."""
+    """Keep the head, or all layers except the common ones."""
     method = functools.partial(sharing, config, tune=fine_tuning(config))
     return method(keep=head) if config.share == "body" else first_layers(method)
 

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients stay near the model that they received.
+"""FedProx: FedAvg in which clients stay near the model that they received.
 
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks", arXiv:1812.06127, Algorithm 2. w^t is the
 model as received:
@@ -6,9 +6,9 @@ model as received:
     w_i <- LocalSGD over CE(w) + mu/2 ||w - w^t||^2
     w   <- sum_i n_i w_i / sum_i n_i
 
-Algorithm 2 draws clients by their rows and counts them alike; here, as in FedAvg, they are drawn alike and
-count by their rows. Every client trains for E epochs: stragglers and inexact solutions (the paper's gamma)
-are not simulated. The paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
+Algorithm 2 samples clients by their rows and weights them uniformly. Here, as in FedAvg, clients are sampled
+uniformly and weighted by their rows. Every client trains for E epochs: stragglers and inexact solutions (the
+paper's gamma) are not simulated. The paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
 """
 
 from jaxfl.authoring import (
@@ -29,14 +29,14 @@ class FedProx(ServerSteps):
     """Options of FedProx."""
 
     mu: float = within("[0, inf)", 0.01)
-    """Pull towards the model as received; 0 is FedAvg."""
+    """Pull towards the received model; 0 is FedAvg."""
 
 
 def build(config: FedProx) -> Algorithm:
-    """FedAvg with another loss."""
+    """Build FedAvg with another loss."""
 
     def objective(participant, blocks):
-        """CE(w) + mu/2 ||w - w^t||^2."""
+        """Return the loss CE(w) + mu/2 ||w - w^t||^2."""
         return proximal(participant.model, participant.received, participant.hyper.mu, blocks)
 
     train = local_training(config, objective=objective)

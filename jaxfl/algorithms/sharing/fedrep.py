@@ -6,8 +6,8 @@ Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_
     theta_i <- SGD over theta for E epochs         phi_i fixed
     theta   <- sum_i n_i theta_i / sum_i n_i
 
-The paper's mean is uniform; here clients count by their rows. The head comes first, for one epoch; the body
-then trains for as many epochs as other methods do.
+The paper's mean is uniform; here clients are weighted by their rows. The head trains first, for one epoch;
+then the body trains for as many epochs as in other methods.
 """
 
 from jaxfl.authoring import (
@@ -29,7 +29,7 @@ class FedRep(FineTuning):
     """Options of FedRep."""
 
     head_epochs: int = within("[1, inf)", 1)
-    """E_h, epochs of the head before the body's `epochs`."""
+    """E_h, epochs of the head, before the body trains for `epochs`."""
 
 
 def build(config: FedRep) -> Algorithm:

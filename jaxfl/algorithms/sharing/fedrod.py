@@ -1,14 +1,14 @@
-"""FedRoD: a generic head trained on balanced softmax, and a personal head on what remains.
+"""FedRoD: a generic head trained on balanced softmax, and a personal head on the rest.
 
 Chen and Chao 2022, arXiv:2107.00778, section 4 (linear personal head). f is the extractor, G the generic
-and P_i the personal head, n_ic client i's training rows of class c. For each batch, z = f(x):
+and P_i the personal head, n_ic the number of client i's training rows of class c. For each batch, z = f(x):
 
     L_G = CE(G(z) + gamma log n_ic, y)             gradient to f and G
     L_P = CE(stop(G(z)) + P_i(stop(z)), y)         gradient to P_i alone
     f, G <- sum_i n_i (f_i, G_i) / sum_i n_i
 
-The deployed prediction is G(z) + P_i(z), the received one as well, with the newest f and G. P_i starts as a
-copy of the initial G. A class that a client lacks has log 0 = -inf: it drops out of the normaliser.
+The deployed prediction is G(z) + P_i(z); the received one is the same with the newest f and G. P_i starts as
+a copy of the initial G. A class that a client lacks has log 0 = -inf, so it drops out of the normaliser.
 """
 
 import jax
@@ -38,7 +38,7 @@ class FedRoD(Training):
 
 
 def build(config: FedRoD) -> Algorithm:
-    """A model with one more block that stays on the client, "personal": the second head."""
+    """Add to the model a block "personal", the second head, which stays on the client."""
     return sharing(
         config,
         keep=lambda model: lambda path: path[1] == "personal",
@@ -49,14 +49,14 @@ def build(config: FedRoD) -> Algorithm:
 
 
 def with_personal_head(model, weights, hyper):
-    """P_i starts as a copy of G."""
+    """Add P_i, a copy of G."""
     require_plain_head(model)
     (head,) = model.head.names
     return weights._replace(params=weights.params | {"personal": weights.params[head]})
 
 
 def two_heads(participant, blocks):
-    """L_G + L_P; the stopped gradients keep each term to its own parameters."""
+    """Return the loss L_G + L_P; stopped gradients keep each term to its own parameters."""
     client, model, stop = participant.client, participant.model, jax.lax.stop_gradient
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
@@ -76,18 +76,18 @@ def two_heads(participant, blocks):
 
 
 def generic_head(model, params, z, **training):
-    """G(z)."""
+    """Return G(z)."""
     return model.head.apply(params, {}, z, **training)[0]
 
 
 def personal_head(model, params, z, **training):
-    """P_i(z)."""
+    """Return P_i(z)."""
     (head,) = model.head.names
     return model.head.apply({head: params["personal"]}, {}, z, **training)[0]
 
 
 def predict(model, shared, own, x):
-    """G(z) + P_i(z)."""
+    """Return G(z) + P_i(z)."""
     params, stats = tree.combine(shared, own)
     z, _ = model.body.apply(params, stats, x, train=False)
     return generic_head(model, params, z, train=False) + personal_head(model, params, z, train=False)

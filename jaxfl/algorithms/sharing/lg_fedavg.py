@@ -5,8 +5,8 @@ Liang et al. 2020, arXiv:2001.01523, Algorithm 1. theta_i is client i's extracto
     (theta_i, phi_i) <- LocalSGD(theta_i, phi)
     phi              <- sum_i n_i phi_i / sum_i n_i
 
-The authors start from a FedAvg checkpoint and keep each client's best model on test data; we start from
-the common initialisation and keep the last one.
+The authors start from a FedAvg checkpoint and keep each client's best model on test data; we start from the
+common initial weights and keep the last model.
 """
 
 from jaxfl.authoring import Algorithm, FineTuning, Method, body, fine_tuning, options, sharing

@@ -1,4 +1,4 @@
-"""Local training: every client alone, by which collaboration is measured.
+"""Local training: every client trains alone; the baseline for collaboration.
 
 w_i <- LocalSGD(w_i)
 """
@@ -13,7 +13,7 @@ class Local(Training):
     """Options of Local."""
 
     local_schedule: Literal["as_sampled", "all"] = "as_sampled"
-    """Who trains: the round's cohort, or every client in every round (as CompFL's Standalone)."""
+    """Clients that train: the round's cohort, or all in every round (as in CompFL's Standalone)."""
 
 
 def build(config: Local) -> Algorithm:

@@ -1,4 +1,4 @@
-"""Per-FedAvg: the global model is one from which a step of a client's own leads to a good one (MAML).
+"""Per-FedAvg: a global model that one step on a client's own data turns into a good one (MAML).
 
 Fallah et al. 2020, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
 Meta-Learning Approach", arXiv:2002.07948, Algorithm 1. The federation minimises the mean over clients of
@@ -11,17 +11,17 @@ f_i(w - alpha grad f_i(w)). In every local step client i draws independent batch
     w  <- w - beta [g - alpha Hessian f(w; b) g]                                          exact
     w  <- mean_i w_i
 
-fo drops second derivatives and hf takes their differences, as in the paper. Its (I - alpha Hessian(b'')) g
-with a third batch is not offered: exact differentiates through the inner step, so the Hessian is that of b.
-A client deploys w after one adaptation of its own, w~ (``adapt="epoch"``, as FL-bench: a whole epoch of such
-steps).
+As in the paper, fo drops second derivatives and hf replaces them by differences of gradients. The paper's
+(I - alpha Hessian(b'')) g with a third batch is not offered: exact differentiates through the inner step, so
+the Hessian is that of b. A client deploys w~, its w after one step of adaptation (with ``adapt="epoch"``, as
+in FL-bench, after a whole epoch of such steps).
 
-beta is `lr`, with the optimiser, momentum, weight decay and clipping of local training: all of these act on
-the outer step; inner step and adaptation are plain gradient steps. Each batch is drawn from its own order of
-all rows; an epoch has half as many steps as FedAvg's (of hf a third), rounded down but one at least, so it
-looks at about as many rows, whereas ``--steps`` counts outer steps. The server's mean is uniform, per
-architecture. BatchNorm normalises by the batch in all passes; the running statistics are those of the pass on
-b', which is the one by an adapted model. The loss that is reported is f(w~; b').
+beta is `lr`. The optimiser, momentum, weight decay and clipping of local training act on the outer step;
+inner step and adaptation are plain gradient steps. Each batch is drawn from its own order of all rows. An
+epoch has half as many steps as FedAvg's (a third under hf), rounded down but at least one, so it sees about
+as many rows; ``--steps`` counts outer steps. The server's mean is uniform, per architecture. BatchNorm
+normalises by the batch in all passes; its running statistics come from the pass on b', the one of the adapted
+model. The reported loss is f(w~; b').
 """
 
 import dataclasses
@@ -52,23 +52,23 @@ class PerFedAvg(Training):
     """Options of Per-FedAvg."""
 
     variant: Literal["fo", "hf", "exact"] = "fo"
-    """Second derivatives: dropped, by differences of gradients, or exact."""
+    """Second derivatives: dropped, from differences of gradients, or exact."""
     alpha: float | None = within("[0, inf)", None)
-    """Rate of the inner step and of the adaptation before use; by default lr, which in rounds may be on
-    a schedule."""
+    """Learning rate of the inner step and of the adaptation before use; by default lr, which in rounds may
+    be on a schedule."""
     delta: float = within("(0, inf)", 1e-3)
-    """Step of the differences, under variant="hf"."""
+    """Step size of the differences under variant="hf"."""
     adapt: Literal["step", "epoch"] = "step"
-    """What a client does before use, on a copy: one step on one batch, or one epoch of steps."""
+    """Adaptation of a copy before use: one step on one batch, or one epoch of steps."""
 
 
 def inner_rate(hyper: PerFedAvg):
-    """The rate alpha."""
+    """Return the learning rate alpha."""
     return hyper.lr if hyper.alpha is None else hyper.alpha
 
 
 def meta_loss(participant: Participant, variant: str):
-    """f(w~; b'), as a function of w whose gradient is the variant's; its batches are (b, b'[, b''])."""
+    """Return the loss f(w~; b') of w on batches (b, b'[, b'']), with the gradient of the variant."""
     plain, hyper = cross_entropy(participant.model), participant.hyper
     alpha, stop = inner_rate(hyper), jax.lax.stop_gradient
 
@@ -85,7 +85,7 @@ def meta_loss(participant: Participant, variant: str):
         ahead, behind = (
             f(optax.tree.add_scale(w.params, way, g), 2)[0] for way in (hyper.delta, -hyper.delta)
         )
-        # Only its gradient counts, which is the variant's; its value is taken off again.
+        # The surrogate adds only its gradient, the variant's; its value is subtracted again.
         surrogate = optax.tree.vdot(g, w.params) - alpha * (ahead - behind) / (2 * hyper.delta)
         return value + (surrogate - stop(surrogate)), stats
 
@@ -93,7 +93,7 @@ def meta_loss(participant: Participant, variant: str):
 
 
 def build(config: PerFedAvg) -> Algorithm:
-    """FedAvg with another loss, on independent batches, and an adaptation before use."""
+    """Build FedAvg with another loss on independent batches, and an adaptation before use."""
     batches = 3 if config.variant == "hf" else 2
 
     def train(key, participant, federation):

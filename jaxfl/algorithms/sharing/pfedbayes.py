@@ -1,28 +1,28 @@
 """pFedBayes: every client has a distribution over weights, tied to a global one by their divergence.
 
 Zhang et al. 2022, "Personalized Federated Learning via Variational Bayesian Inference", arXiv:2206.07977,
-Algorithm 1. All weights are independent and normal, N(mu, softplus(rho)^2): q_i on client i, q the global
-one. In a round a client receives q, and for every mini-batch b, with eps drawn anew in each step,
+Algorithm 1. All weights are independent and normal, N(mu, softplus(rho)^2); q_i is the distribution of client
+i, q the global one. In a round a client receives q, and for every mini-batch b, with eps drawn anew per step,
 
     q_i <- step over -sum_b log p(y | x, mu_i + softplus(rho_i) eps) + zeta/E_n KL(q_i || q)     R times
     q   <- step over zeta/E_n KL(q_i || q)
 
 and sends q, whose mu and rho the server averages by rows. E_n is the number of the client's mini-batches in
 the round. q_i starts from the initial q, is kept from round to round and moves only when client i takes part.
-What a client receives is q, what it deploys q_i; either predicts by its mean, or by the mean probability over
-some samples. The loss that is reported is -log p, the mean over rows and all R steps.
+A client receives q and deploys q_i. Both predict with their mean weights, or with the mean probability over
+`samples` draws. The reported loss is -log p, the mean over rows and all R steps.
 
-Both steps are those of local training, by default Adam's as the authors'; made anew in each round. A sum over
-rows makes gradients B times as long as elsewhere, so sgd wants a smaller `lr`. Where the authors take 20
-mini-batches of 100 rows a round, these are E epochs of all rows. Their server keeps a part of the old q and
-counts clients alike. Their eps has the deviation 0.001 (``eps_scale``), their mu starts from N(0, 0.1^2);
-here it starts from the weights that all methods start from, and eps is a standard normal number as in the
-paper.
+Both steps use the optimiser of local training, made anew in each round; the default is Adam, as in the
+authors' code. The loss is a sum over rows, so gradients are B times as large as elsewhere and sgd needs a
+smaller `lr`. The authors use 20 mini-batches of 100 rows per round; here a client trains for E epochs on all
+rows. Their server keeps a part of the old q and weights clients uniformly. Their eps has the standard
+deviation 0.001 (``eps_scale``) and their mu starts from N(0, 0.1^2). Here eps is standard normal, as in the
+paper, and mu starts from the initial weights of all methods.
 
 All kernels and biases have a distribution. BatchNorm's scale and bias have none: a client starts a round from
-the received ones, they train with q_i, are averaged, and belong as trained to what the client deploys. Its
-running statistics are those of q_i's passes, as only q_i sees data: they stay with it, and what is sent and
-averaged beside q are the same; under ``bn_stats="local"`` they are not sent.
+the received values, trains them with q_i, sends them to be averaged, and deploys them as trained. Only q_i
+sees data, so BatchNorm's running statistics are those of its passes. They stay with q_i, and the same values
+are sent with q and averaged; under ``bn_stats="local"`` they are not sent.
 """
 
 import math
@@ -72,37 +72,37 @@ class PFedBayes(Training):
     """Options of pFedBayes."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    """Of personal and global distribution alike, made afresh for each client in each round."""
+    """Optimiser of personal and global distribution, made anew for each client in each round."""
     lr: float = client_rate("(0, inf)", 1e-3)
-    """Learning rate of both."""
+    """Learning rate of both distributions."""
     weight_decay: float = within("[0, inf)", 0.0)
-    """As of all methods, of mu, rho and BatchNorm's leaves; the divergence takes its place."""
+    """Weight decay of mu, rho and BatchNorm's leaves; the divergence takes its place."""
     zeta: float = within("[0, inf)", 10.0)
-    """Weight of the divergence, divided by E_n: clients with few mini-batches, or large networks, want less.
-    Without it every client learns for itself."""
+    """Weight of the divergence, divided by E_n; clients with few mini-batches and large networks need less.
+    At 0 every client learns on its own."""
     repeats: int = within("[1, inf)", 5)
     """R, steps of the personal distribution on every mini-batch."""
     rho_0: float = within("[-60, 60]", -3.0)
-    """Initial rho; the deviations start at softplus(rho_0)."""
+    """Initial rho; standard deviations start at softplus(rho_0)."""
     eps_scale: float = within("[0, inf)", 1.0)
-    """Deviation of eps; the authors' code has 0.001, which is hardly any noise."""
+    """Standard deviation of eps; the authors' code has 0.001, which is hardly any noise."""
     samples: int = within("[0, inf)", 0)
-    """Models drawn to predict, whose probabilities are averaged; 0 predicts by the mean weights."""
+    """Models drawn per prediction, whose probabilities are averaged; 0 predicts with the mean weights."""
 
 
 class Gaussian(NamedTuple):
-    """Independent normal distributions N(mu, softplus(rho)^2), two trees alike."""
+    """Independent normal distributions N(mu, softplus(rho)^2), as two trees of the same structure."""
 
     mu: Any
     rho: Any
 
 
 class Posterior(NamedTuple):
-    """What stands in the place of a model's parameters; None for the leaves of the other part.
+    """A replacement for a model's parameters; each part has None at the leaves of the other.
 
     Args:
-      gaussian: of kernels and biases.
-      point: the leaves of layers that normalise.
+      gaussian: distributions of kernels and biases.
+      point: values of the leaves of normalisation layers.
     """
 
     gaussian: Gaussian
@@ -110,7 +110,7 @@ class Posterior(NamedTuple):
 
 
 class State(NamedTuple):
-    """Per group `Weights` of a `Posterior`: the global ones, and the clients' (n_g, ...)."""
+    """`Weights` of a `Posterior` per group: the global ones, and the clients' (n_g, ...)."""
 
     hyper: PFedBayes
     shared: PerGroup
@@ -118,7 +118,7 @@ class State(NamedTuple):
 
 
 def initial_posterior(model, weights: Weights, rho_0) -> Weights:
-    """The posterior before the first round."""
+    """Return the posterior before the first round."""
     point, mean = tree.split(weights, norms(model))
     rho = jax.tree.map(lambda mu: jnp.full_like(mu, rho_0), mean.params)
     params: Any = Posterior(Gaussian(mean.params, rho), point.params)
@@ -126,7 +126,7 @@ def initial_posterior(model, weights: Weights, rho_0) -> Weights:
 
 
 def sampled(posterior: Posterior, key, scale) -> dict:
-    """Parameters of a model: mu + softplus(rho) eps, with eps of some scale."""
+    """Draw a model's parameters mu + softplus(rho) eps, with eps of standard deviation `scale`."""
     mu, rho = posterior.gaussian
     eps = optax.tree.random_like(key, mu)
     w = jax.tree.map(lambda mu, rho, eps: mu + jax.nn.softplus(rho) * (scale * eps), mu, rho, eps)
@@ -134,19 +134,19 @@ def sampled(posterior: Posterior, key, scale) -> dict:
 
 
 def divergence(q: Gaussian, p: Gaussian):
-    """KL(q || p), the sum over all weights."""
+    """Return KL(q || p), summed over all weights."""
 
     def of_leaf(mu, rho, mu_p, rho_p):
         sigma, sigma_p = jax.nn.softplus(rho), jax.nn.softplus(rho_p)
         wider = 2 * (jnp.log(sigma) - jnp.log(sigma_p))
-        # In this form gradients are exactly 0 at q = p: Adam would make whole steps of their rounding.
+        # In this form gradients are exactly 0 at q = p; Adam would turn rounding errors into full steps.
         return (jnp.expm1(wider) - wider + ((mu - mu_p) / sigma_p) ** 2).sum() / 2
 
     return tree.total(jax.tree.leaves(jax.tree.map(of_leaf, *q, *p)))
 
 
 def free_energy(model, q: Gaussian, weight, scale):
-    """The loss of q_i; beside it the mean of -log p."""
+    """Return the loss of q_i, which also gives the mean of -log p."""
     plain = cross_entropy(model)
 
     def loss(q_i, batch, key):
@@ -158,10 +158,10 @@ def free_energy(model, q: Gaussian, weight, scale):
 
 
 def build(config: PFedBayes) -> Algorithm:
-    """Personal distributions that stay, copies of the global one that are averaged."""
+    """Keep personal distributions, and average copies of the global one."""
 
     def divide(model, weights):
-        """(statistics that stay on a client, leaves that are sent)."""
+        """Split into (statistics that stay on a client, leaves that are sent)."""
         return separate(weights, no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
@@ -229,7 +229,7 @@ def build(config: PFedBayes) -> Algorithm:
         return predictors(key, state.hyper, federation, cohort, nothing, own)
 
     def predictors(key, hyper, federation, cohort, shared, own):
-        """Posteriors as they predict; every client draws samples of its own."""
+        """Return predictors of posteriors; every client draws its own samples."""
 
         def of_group(shared, own, i):
             of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, i)
@@ -239,7 +239,7 @@ def build(config: PFedBayes) -> Algorithm:
         return per_group(of_group, shared, own, ids(federation, cohort))
 
     def predict(model, shared, own, x):
-        """Logits of the mean weights, or logarithms of the samples' mean probabilities."""
+        """Return logits of the mean weights, or logarithms of the samples' mean probabilities."""
         (common, scale), (mine, stream) = shared, own
         posterior, stats = tree.combine(common, mine)
 

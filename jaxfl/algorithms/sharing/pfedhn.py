@@ -1,4 +1,4 @@
-"""pFedHN: the server has a hypernetwork, which generates every client's model from the client's embedding.
+"""pFedHN: a hypernetwork on the server generates every client's model from the client's embedding.
 
 Shamsian et al. 2021, "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, Algorithm 1.
 h is the hypernetwork of an architecture, psi its parameters, v_i the embedding of client i:
@@ -7,13 +7,13 @@ h is the hypernetwork of an architecture, psi its parameters, v_i the embedding 
     w~_i <- LocalSGD(w_i),    dw_i <- w_i - w~_i
     (psi, v) <- (psi, v) - server_lr sum_i n_i/n (dh(v_i; psi)/d(psi, v))^T dw_i
 
-The paper's server steps after every client; here once a round, along the mean over the cohort (with momentum,
-weight decay and the norm of the gradient bounded, as in the authors' code). What a client deploys is h(v_i):
-it keeps no model. Embeddings of absent clients stand still, also under momentum and weight decay. Scales and
-biases of BatchNorm are generated too; its running statistics are averaged, as those of all methods here, for
-a client that has never trained has none of its own; with ``bn_stats="local"`` they stay with their clients.
-Clients train as those of all methods do, not by the paper's 50 steps of rate 0.005 with momentum 0.9.
-FedAvg's bytes: w_i down, dw_i up.
+The paper's server steps after every client. Here it steps once a round, along the mean over the cohort (with
+momentum, weight decay and gradient clipping, as in the authors' code). A client deploys h(v_i) and keeps no
+model. Embeddings of absent clients do not move, not even by momentum and weight decay. BatchNorm's scales and
+biases are generated too. Its running statistics are averaged, as in all methods here, because a client that
+has never trained has none of its own; with ``bn_stats="local"`` they stay with their clients. Clients train
+as in all methods here, not by the paper's 50 steps of rate 0.005 with momentum 0.9. Traffic is FedAvg's: w_i
+down, dw_i up.
 """
 
 from typing import Any, NamedTuple
@@ -56,28 +56,28 @@ class PFedHN(Training):
     """Options of pFedHN."""
 
     embedding: int | None = within("[1, inf)", None)
-    """d, size of an embedding; by default 1 + N/4 for N clients."""
+    """d, size of an embedding; by default 1 + N/4, rounded down, for N clients."""
     hidden: int = within("[1, inf)", 100)
     """Units of the hypernetwork's hidden layers."""
     depth: int = within("[0, inf)", 3)
-    """Its hidden layers after the first."""
+    """Number of the hypernetwork's hidden layers after the first."""
     server_lr: float = within("(0, inf)", 0.01)
     """Learning rate of hypernetwork and embeddings."""
     server_momentum: float = within("[0, 1)", 0.9)
-    """Their momentum."""
+    """Momentum of hypernetwork and embeddings."""
     server_weight_decay: float = within("[0, inf)", 1e-3)
-    """Their weight decay."""
+    """Weight decay of hypernetwork and embeddings."""
     server_clip_norm: float = within("(0, inf)", 50.0)
-    """Greatest norm of their gradient; a longer one is scaled down to it."""
+    """Largest norm of their gradient; larger ones are scaled down to it."""
 
 
 class Server(NamedTuple):
-    """What generates the models of one architecture.
+    """The generator of the models of one architecture.
 
     Args:
       psi: the hypernetwork's parameters.
       v: the clients' embeddings (n_g, d).
-      opt_state: the optimiser's, of psi and of v.
+      opt_state: optimiser states of psi and of v.
     """
 
     psi: Any
@@ -86,13 +86,13 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    """What lives between rounds, per group but for `hyper`.
+    """State carried between rounds, per group except for `hyper`.
 
     Args:
       hyper: the options.
       server: a `Server`.
-      stats: BatchNorm's statistics that all share.
-      own_stats: those that stay on their clients (n_g, ...).
+      stats: the BatchNorm statistics that all clients share.
+      own_stats: the BatchNorm statistics that stay on their clients (n_g, ...).
     """
 
     hyper: PFedHN
@@ -102,7 +102,7 @@ class State(NamedTuple):
 
 
 def build(config: PFedHN) -> Algorithm:
-    """Generate, train, pull the differences back through the hypernetwork."""
+    """Generate, train, and pull the differences back through the hypernetwork."""
 
     def hypernetwork(model):
         return Hypernetwork(model, config.hidden, config.depth)
@@ -114,7 +114,7 @@ def build(config: PFedHN) -> Algorithm:
         )
 
     def divide(w):
-        """A model's statistics: (its own, the shared ones)."""
+        """Split a model's statistics into (its own, the shared ones)."""
         return separate(w._replace(params={}), lambda path: False, config.bn_stats)
 
     def init(key, federation, hyper):
@@ -134,12 +134,12 @@ def build(config: PFedHN) -> Algorithm:
         return State(hyper, per_group(server, federation.groups, range(len(own))), shared, own)
 
     def generated(model, shared, own) -> Weights:
-        """A client's model before training, its parameters h(v; psi)."""
+        """Return a client's model before training, with parameters h(v; psi)."""
         (psi, stats), (v, own_stats) = shared, own
         return tree.combine(stats, own_stats)._replace(params=hypernetwork(model).apply({"params": psi}, v))
 
     def origins(state, cohort):
-        """What models are generated from: what all clients share, and the cohort's own (k_g, ...)."""
+        """Return the inputs of generation: those that all clients share, and the cohort's own (k_g, ...)."""
         shared = per_group(lambda server, stats: (server.psi, stats), state.server, state.stats)
         own = per_group(lambda server, stats: (server.v, stats), state.server, state.own_stats)
         return shared, gather(own, cohort)
@@ -152,7 +152,7 @@ def build(config: PFedHN) -> Algorithm:
         return per_group(lambda shared, own: Predictor(shared, own, predict_generated), shared, own)
 
     def serve(model, server, slots, dw, hyper):
-        """The server's step along the sum of dw (k_g, ...), weighted already; its gradient is clipped."""
+        """Take the server's step along the sum of the weighted dw (k_g, ...), with its gradient clipped."""
 
         def models(psi, v):
             return jax.vmap(lambda v: hypernetwork(model).apply({"params": psi}, v))(v)
@@ -161,7 +161,7 @@ def build(config: PFedHN) -> Algorithm:
         gradient: Any
         gradient, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(back(dw), optax.EmptyState())
         psi, state_psi = stepped(server.psi, gradient[0], server.opt_state[0], hyper)
-        v, state_v = tree.take((server.v, server.opt_state[1]), slots)  # those of absent clients stand still
+        v, state_v = tree.take((server.v, server.opt_state[1]), slots)  # absent clients' v stays
         stepped_v = stepped(v, gradient[1], state_v, hyper)
         v, state_v = tree.put((server.v, server.opt_state[1]), slots, stepped_v)
         return Server(psi, v, (state_psi, state_v))
@@ -180,7 +180,7 @@ def build(config: PFedHN) -> Algorithm:
             return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
 
         def of_group(model, server, stats, slots, n, dw, trained):
-            """The server and the shared statistics after the round, the clients' own ones."""
+            """Return server and shared statistics after the round, and the clients' own statistics."""
             own, shared = divide(trained)
             share = tree.shares(n)
             dw = jax.tree.map(lambda d: d * share.reshape(-1, *[1] * (d.ndim - 1)), dw)

@@ -8,18 +8,18 @@ every mini-batch b
     v_i     <- v_i - eta lam (v_i - theta_i)
     w       <- (1 - beta) w + beta sum_i n_i v_i / sum_i n_i                after the round
 
-lam is the paper's lambda, lr its rate of the inner problem. What a client receives is w; what it deploys is
-theta_i of the last round in which it took part, before the first one the initial w. The paper leaves open
-where theta_i starts in a round; in the authors' code it is from w. The loss that is reported is the mean of
+lam is the paper's lambda, lr its learning rate of the inner problem. A client receives w. It deploys theta_i
+of the last round in which it took part, or the initial w before the first. The paper leaves open where
+theta_i starts in a round; in the authors' code it starts from w. The reported loss is the mean of
 CE + lam/2 ||theta_i - v_i||^2 over all inner steps.
 
-The inner steps are those of local training: its optimiser, made once for each client and round, and its rate,
-momentum, weight decay and clipping, by default those of all methods here; the authors' optimiser has no
-momentum and a decay (their mu) of 1e-3. The step of v_i is plain. Where the authors count R mini-batches,
-these are E epochs of all. Their code weighs clients by n_i as we do, the paper all alike.
+The inner steps use the optimiser of local training, made once per client and round, with its learning rate,
+momentum, weight decay and clipping; the defaults are those of all methods here. The authors' optimiser has no
+momentum and a decay (their mu) of 1e-3. The step of v_i is plain. The authors run R mini-batches; here a
+client runs E epochs over all of them. Their code weights clients by n_i as we do, the paper uniformly.
 
-Only theta_i sees data, so BatchNorm's running statistics are its own and stay with it. What is sent with v_i,
-and averaged to those of w, are theta_i's; under ``bn_stats="local"`` w has none.
+Only theta_i sees data, so BatchNorm's running statistics are its own and stay with it. The same statistics
+are sent with v_i and averaged into those of w; under ``bn_stats="local"`` w has none.
 """
 
 from typing import NamedTuple
@@ -64,18 +64,18 @@ class PFedMe(Training):
     """Options of pFedMe."""
 
     lam: float = within("[0, inf)", 15.0)
-    """lambda, pull between personal and global model. Plain inner steps diverge from lr * lam = 2 on."""
+    """lambda, pull between personal and global model. Plain inner steps diverge if lr * lam >= 2."""
     inner_steps: int = within("[0, inf)", 5)
     """K, steps of the personal model on every mini-batch."""
     eta: float = client_rate("[0, inf)", 0.005)
-    """Rate of the client's copy of the global model: it moves by about eta times a gradient on every
-    mini-batch, so it wants to be larger in short runs. It diverges from eta * lam = 2 on."""
+    """Learning rate of the client's copy of the global model. The copy moves by about eta times a gradient on
+    every mini-batch, so short runs need a larger eta. It diverges if eta * lam >= 2."""
     beta: float = within("[0, inf)", 1.0)
-    """How far the server goes from the old global model to the mean of the new ones, or beyond it."""
+    """Server step from the old global model towards the mean of the new ones; above 1 it goes beyond."""
 
 
 class State(NamedTuple):
-    """Per group the global model w, and the personal models theta (n_g, ...)."""
+    """The global model w and the personal models theta (n_g, ...), per group."""
 
     hyper: PFedMe
     shared: PerGroup
@@ -83,10 +83,10 @@ class State(NamedTuple):
 
 
 def build(config: PFedMe) -> Algorithm:
-    """Personal models that stay, copies of the global one that are averaged."""
+    """Keep personal models, and average copies of the global one."""
 
     def divide(model, weights):
-        """(statistics that stay with theta, leaves of w)."""
+        """Split into (statistics that stay with theta, leaves of w)."""
         return separate(weights, no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
@@ -129,7 +129,7 @@ def build(config: PFedMe) -> Algorithm:
             return (theta, loss), optax.tree.sub(sent, w)
 
         def serve(w, change):
-            """By the mean change, so that nothing moves where nobody has moved."""
+            """Step by the mean change, so that w stays exactly where it is if nobody has moved."""
             params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, change.params)
             return Weights(params, optax.tree.add(w.stats, change.stats))
 

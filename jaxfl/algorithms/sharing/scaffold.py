@@ -1,20 +1,22 @@
 """SCAFFOLD: control variates correct the drift of clients.
 
 Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv:1910.06378,
-Algorithm 1 with option II. x is the global model, y_i client i's, c and c_i are the control variates of the
-server and of client i (0 at the start), K the client's steps, N all clients, S the cohort:
+Algorithm 1 with option II. x is the global model, y_i client i's; c and c_i are the control variates of the
+server and of client i (0 at the start). K is the number of the client's steps, N that of all clients, S the
+cohort:
 
     y_i  <- K steps of LocalSGD along g_i(y) - c_i + c, from y_i = x
     c_i' <- c_i - c + (x - y_i) / (a eta_l)
     x    <- x + eta_g mean_S (y_i - x),     c <- c + |S|/N mean_S (c_i' - c_i)
 
 Means are uniform, per architecture. A client sends both differences and receives x and c: twice FedAvg's
-bytes, but for BatchNorm's statistics, which are averaged as the model and have no control variate. (x - y_i)
-/ (a eta_l) is to be a mean of the gradients that moved y_i. Under plain SGD, for which the paper states it, a
-= K. With momentum beta a gradient moves y_i by 1 + beta + beta^2 + ... of eta_l, a term for each step from
-its own on, and a is the sum over all steps, as in FedNova (arXiv:2007.07481): with K in its place c_i would
-swing ever further. Weight decay counts as a part of the gradient. eta_l is `lr`, eta_g `server_lr`, beta
-`momentum`.
+bytes, except for BatchNorm's statistics, which are averaged with the model and have no control variate.
+
+(x - y_i) / (a eta_l) is meant to be a mean of the gradients that moved y_i. Under plain SGD, the paper's
+case, a = K. With momentum beta a gradient moves y_i by eta_l (1 + beta + beta^2 + ...), one term for each
+step from its own on, and a is the sum over all steps, as in FedNova (arXiv:2007.07481). With K in its place
+c_i would oscillate ever more widely. Weight decay counts as part of the gradient. eta_l is `lr`, eta_g
+`server_lr`, beta `momentum`.
 """
 
 from typing import Literal
@@ -60,7 +62,7 @@ def corrected(participant: Participant, blocks):
 
 
 def variate(participant: Participant, trained: Trained):
-    """c_i', and c_i' - c_i for the server; a client without a step keeps its own."""
+    """Return c_i', and c_i' - c_i for the server; a client without a step keeps its c_i."""
     steps, lr, beta = trained.steps, participant.hyper.lr, participant.hyper.momentum
 
     def moved(step, so_far):  # summed step by step: the closed form cancels where beta is near 1
@@ -80,7 +82,7 @@ def variate(participant: Participant, trained: Trained):
 
 
 def aggregate(x: Weights, c, means: Means, hyper: Scaffold):
-    """The server's two averages."""
+    """Update the server's x and c."""
     y, change, share = means
     params = jax.tree.map(lambda x, y: x + hyper.server_lr * (y - x), x.params, y.params)
     return y._replace(params=params), jax.tree.map(lambda c, d: c + share * d, c, change)

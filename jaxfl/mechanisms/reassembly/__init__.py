@@ -3,7 +3,7 @@
 Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly",
 NeurIPS (pFedHR);
 Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS
-(pFedClub). A round on the server, and where each step stands:
+(pFedClub). A round on the server, and the module of each step:
 
     clients' models -> blocks, and what they do on public images        `networks`
     activations before and after blocks -> similarity                   `signatures`

@@ -1,4 +1,4 @@
-"""From blocks in a row to a network: which layers it needs, how large it is, its weights before training."""
+"""From blocks in a row to a network: its layers, its size, and its weights before training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -23,17 +23,17 @@ def layers(
     classes: int,
     stitch: Literal["fit", "dense"] = "fit",
 ) -> list[BlockRef | Stitch]:
-    """Blocks with the stitching layers between them, from images to logits.
+    """Return blocks with the stitching layers between them, from images to logits.
 
     Args:
       blocks: in the order in which they are applied.
-      shape: of an image.
+      shape: shape of an image.
       classes: number of logits.
-      stitch: "fit" stitches where shapes differ, see `stitching.between`; "dense" puts a linear map of
-        everything to everything before every block and at the end, as the authors' code of pFedHR does.
+      stitch: "fit" stitches where shapes differ, see `stitching.between`; "dense" puts a dense linear layer
+        before every block and at the end, as the authors' code of pFedHR does.
 
     Raises:
-      JaxflError: if a dense one is too large.
+      JaxflError: if a dense layer is too large.
     """
     found, dense = [], stitch == "dense"
     for block in blocks:
@@ -61,18 +61,18 @@ def _dense(source: tuple[int, ...], target: tuple[int, ...]) -> Stitch:
 
 
 def size(layers: Sequence[BlockRef | Stitch]) -> int:
-    """|c|, the parameters of a network with those of its stitching layers."""
+    """Return |c|, the number of parameters of a network, with those of its stitching layers."""
     return sum(layer.size if isinstance(layer, Stitch) else layer.parameters for layer in layers)
 
 
 def assemble(
     layers: Sequence[BlockRef | Stitch], networks: Mapping[int, Network], rng: np.random.Generator
 ) -> Chain:
-    """The network: blocks with the weights that their clients gave them, stitches with fresh ones.
+    """Build a network: blocks with their clients' weights, stitches with new ones.
 
     Args:
       layers: see `layers`.
-      networks: by client id, those whose blocks are used.
+      networks: by client id, the networks whose blocks are used.
       rng: draws the stitches' weights.
     """
 

@@ -1,8 +1,8 @@
 """Assembled networks as chains of parts: clients' blocks, and stitching layers between them.
 
-A chain is not compiled as a whole. Its parts are: every block and stitching layer has programs of its own,
-for its output, for the output with what the gradient needs, for the gradient. They are compiled once per
-shape and shared by all chains of a run.
+A chain is not compiled as a whole. Every block and stitching layer has separate programs: for its output, for
+the output with what the gradient needs, and for the gradient. They are compiled once per shape and shared by
+all chains of a run.
 """
 
 import threading
@@ -23,7 +23,7 @@ from jaxfl.models.model import Model, Weights
 class Part(NamedTuple):
     """A block of a client's model or a stitching layer, with its weights; a stitch has no statistics.
 
-    It equals itself alone, as weights are not compared: a part that has learnt is another one.
+    It equals only itself, as weights are not compared: a part that has learnt is another part.
     """
 
     layer: Model | Stitch
@@ -37,26 +37,26 @@ Chain = tuple[Part, ...]
 
 
 def is_stitch(part: Part) -> bool:
-    """Whether a part is a stitching layer, for `train`."""
+    """Return whether a part is a stitching layer, for `train`."""
     return isinstance(part.layer, Stitch)
 
 
 def every_part(part: Part) -> bool:
-    """All of them, for `train`."""
+    """Return True for every part, for `train`."""
     return True
 
 
 def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
-    """What a part puts out for one example."""
+    """Return the shape of a part's output for one example."""
     return layer.target if isinstance(layer, Stitch) else layer.output
 
 
 class CompiledParts:
-    """A cache: the programs of all parts that a run has met, for several threads.
+    """A cache of the programs of all parts that a run has met, for several threads.
 
     Attributes:
-      compilations: how many were compiled.
-      seconds: how long that took.
+      compilations: number of compiled programs.
+      seconds: time spent compiling.
     """
 
     def __init__(self):
@@ -65,21 +65,21 @@ class CompiledParts:
 
     @property
     def compilations(self) -> int:
-        """How many programs were compiled."""
+        """The number of compiled programs."""
         return sum(program.compilations for program in self._programs.values())
 
     @property
     def seconds(self) -> float:
-        """How long that took."""
+        """The seconds spent compiling."""
         return sum(program.seconds for program in self._programs.values())
 
     def program(self, make: Callable[..., Callable], *of, donate: tuple[int, ...] = ()) -> Program:
-        """The program of ``make(*of)``; functions are told apart by `make` and what it is called with.
+        """Return the program of ``make(*of)``; functions are distinguished by `make` and its arguments.
 
         Args:
           make: makes the function.
-          *of: what it is made of.
-          donate: numbers of the arguments whose memory the output may take; the same in every call.
+          *of: arguments of `make`.
+          donate: numbers of the arguments whose memory the output may reuse; the same in every call.
         """
         with self._adding:
             if (make, *of) not in self._programs:
@@ -87,13 +87,13 @@ class CompiledParts:
             return self._programs[make, *of]
 
     def forward(self, part: Part, x, learns: bool = False, key=None) -> tuple[jax.Array, Any, dict]:
-        """What a part puts out.
+        """Compute a part's output.
 
         Args:
-          part: in training mode if it learns, otherwise in evaluation mode.
-          x: a batch of what it takes.
-          learns: whether it is on the way to a gradient with respect to its parameters.
-          key: for dropout then; one of the batch, and the place in the chain.
+          part: the part, in training mode if it learns, otherwise in evaluation mode.
+          x: a batch of its inputs.
+          learns: whether a gradient with respect to its parameters will follow.
+          key: for dropout if it learns: the batch's key, and the place in the chain.
 
         Returns:
           The output, what `backward` takes, and the statistics afterwards.
@@ -104,19 +104,19 @@ class CompiledParts:
         return program.counted(part.weights, x, key if learns else None)
 
     def backward(self, part: Part, x, saved, dy) -> dict[str, Any]:
-        """The gradients with respect to the input "x" and, if the part learns, to its "params"."""
+        """Return the gradients with respect to the input "x" and, if the part learns, to its "params"."""
         return self.program(_backward).counted(saved, (part.weights, x), dy)
 
 
 def run(parts: CompiledParts, chain: Chain, x) -> jax.Array:
-    """What comes out of a chain in evaluation mode, of a batch."""
+    """Return a chain's output for a batch, in evaluation mode."""
     for part in chain:
         x, *_ = parts.forward(part, x)
     return x
 
 
 def run_all(parts: CompiledParts, chain: Chain, x, batch_size: int) -> np.ndarray:
-    """The output (n, ...) of a chain in evaluation mode for any number of rows, in batches of one shape."""
+    """Return a chain's output (n, ...) in evaluation mode for any number of rows, in batches of one shape."""
     x, batch_size = np.asarray(x), min(batch_size, len(x))
     places = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size).reshape(-1, batch_size)
     outputs = [run(parts, chain, x[of_batch]) for of_batch in places]
@@ -126,7 +126,7 @@ def run_all(parts: CompiledParts, chain: Chain, x, batch_size: int) -> np.ndarra
 def gradients(
     parts: CompiledParts, chain: Chain, x, target, loss: Callable, places: Collection[int], key
 ) -> dict[int, tuple[dict, dict]]:
-    """Of a loss with respect to the parameters of some parts.
+    """Return the gradients of a loss with respect to the parameters of some parts.
 
     Args:
       parts: the programs.
@@ -134,11 +134,11 @@ def gradients(
       x: a batch.
       target: what the loss compares logits with.
       loss: ``(logits, target) -> ()``.
-      places: of the parts; these are in training mode, all others in evaluation mode.
+      places: places of these parts, which are in training mode, all others in evaluation mode.
       key: for dropout in them.
 
     Returns:
-      By place the gradient, and the statistics that BatchNorm has afterwards.
+      By place, the gradient and BatchNorm's statistics afterwards.
     """
     first, passed, found = min(places), [], {}
     x = run(parts, chain[:first], x)  # nothing learns before the first of them
@@ -165,15 +165,15 @@ def train(
     trains: Callable[[Part], bool],
     key,
 ) -> Chain:
-    """Adam on some parts of a chain; the others keep their weights to the bit.
+    """Train some parts of a chain by Adam; the others keep their weights to the bit.
 
     Args:
       parts: the programs.
       chain: the network.
-      batches: pairs (batch, target); none is drawn where no part trains.
+      batches: pairs (batch, target); none is drawn if no part trains.
       loss: ``(logits, target) -> ()``, the mean over the batch.
       lr: learning rate.
-      trains: which parts do: `is_stitch`, or any other predicate.
+      trains: which parts train: `is_stitch`, or any other predicate.
       key: for dropout in the blocks that train.
 
     Raises:
@@ -185,7 +185,7 @@ def train(
     learning = [chain[place].layer for place in places]
     has_batchnorm = any(isinstance(layer, Model) and layer.normalised for layer in learning)
     opt_state = {place: optax.adam(lr).init(chain[place].weights.params) for place in places}
-    # Part by part: compiled once per shape. Stitches may be large: gradients and old states give way.
+    # Part by part, so compiled once per shape. Stitches may be large: gradients and old states are donated.
     update = parts.program(_update, donate=(2, 3))
     trained = list(chain)
     for number, (x, target) in enumerate(batches):
@@ -229,7 +229,7 @@ def _forward(layer: Model | Stitch, learns: bool) -> Callable:
 
 
 def _without(back: Callable, given) -> jax.tree_util.Partial:
-    """``(given, dy) -> gradients``, as ``back(dy)``, that holds no array of `given`: it would be a copy."""
+    """Return ``(given, dy) -> gradients``, as ``back(dy)``, without copies of the arrays of `given`."""
     known, (leaves, structure) = jax.tree.leaves(given), jax.tree.flatten(back)
     places = [next((i for i, array in enumerate(known) if array is leaf), None) for leaf in leaves]
 

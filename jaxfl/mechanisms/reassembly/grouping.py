@@ -1,6 +1,6 @@
 """Functionality groups: blocks that do something similar (pFedClub, section 3.2.1).
 
-Both functions return labels (B,) int, 0 to K - 1, one for each block; K may come out smaller than asked.
+Both functions return labels (B,) int, 0 to K - 1, one per block; K may be smaller than asked for.
 """
 
 import numpy as np
@@ -11,16 +11,16 @@ ITERATIONS = 10
 
 
 def kmeans(signatures: Signatures, groups: int, rng: np.random.Generator) -> np.ndarray:
-    """Lloyd's iterations under eq. 1, as in the authors' code.
+    """Group blocks by Lloyd's iterations under eq. 1, as in the authors' code.
 
-    The point of a block is the pair of its activations, the centre of a group the element-wise mean of its
-    members' pairs, narrower ones padded with a constant, the distance 1 / sim (infinite where sim is 0).
-    Centres start at random blocks; a group that loses all its blocks is dropped. CKA centres its arguments,
-    which turns a constant into zeros: features that are centred already are padded with zeros.
+    A block's point is the pair of its activations. A group's centre is the element-wise mean of its members'
+    pairs, narrower ones padded with a constant. The distance is 1 / sim (infinite where sim is 0). Centres
+    start at random blocks; a group that loses all its blocks is dropped. CKA centres its arguments, which
+    turns a constant into zeros, so features that are centred already are padded with zeros.
 
     Args:
-      signatures: of B blocks.
-      groups: K, at most.
+      signatures: signatures of B blocks.
+      groups: largest K.
       rng: draws the initial centres.
     """
     blocks = len(signatures.before)
@@ -33,22 +33,22 @@ def kmeans(signatures: Signatures, groups: int, rng: np.random.Generator) -> np.
         )
         nearest = np.unique((before + after).argmax(axis=1), return_inverse=True)[1]
         if np.array_equal(nearest, labels):
-            break  # and so it would stay
+            break  # converged
         labels = nearest
         members = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
     return labels
 
 
 def kmedoids(similarity: np.ndarray, groups: int) -> np.ndarray:
-    """Partitioning around medoids: K blocks to which all blocks together are as similar as possible.
+    """Group blocks around K medoids, to which all blocks together are as similar as possible.
 
     Kaufman and Rousseeuw 1990, "Finding Groups in Data", chapter 2: medoids are added greedily (BUILD), then
     the best exchange of one of them is made until none helps (SWAP). Nothing is random, and unlike K-means it
-    takes no means of features whose coordinates have nothing to do with each other.
+    takes no means of features whose coordinates are unrelated.
 
     Args:
       similarity: (B, B), eq. 1.
-      groups: K, at most.
+      groups: largest K.
     """
     blocks = range(len(similarity))
 
@@ -72,12 +72,12 @@ def kmedoids(similarity: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _centres(signatures, side, members):
-    """Gram matrices (K, n, n) of the groups' mean activations before or after their blocks."""
+    """Return Gram matrices (K, n, n) of the groups' mean activations before or after their blocks."""
     return np.stack([gram(_mean([signatures.features[a] for a in side[own]])) for own in members])
 
 
 def _mean(features):
-    """Element-wise mean of arrays (n, d) of different d, padded with zeros: (n, max d)."""
+    """Return the element-wise mean of arrays (n, d) of different d, padded with zeros: (n, max d)."""
     total = np.zeros((len(features[0]), max(x.shape[1] for x in features)), features[0].dtype)
     for x in features:
         total[:, : x.shape[1]] += x

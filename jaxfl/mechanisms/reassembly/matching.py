@@ -1,4 +1,4 @@
-"""Which candidate becomes the teacher (pFedClub, section 3.2.3)."""
+"""The choice of the teacher among the candidates (pFedClub, section 3.2.3)."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def mean_cosine(own: np.ndarray, other: np.ndarray) -> float:
-    """Eq. 4: mean over the public images of the cosine between logits (n, C) and (n, C).
+    """Return eq. 4: the mean over the public images of the cosine between logits (n, C) and (n, C).
 
-    Logits of length 0 have cosine 0. If some are not finite the mean counts as -1, the least there is.
+    Logits of length 0 have cosine 0. If some are not finite, the mean is -1, the least possible.
     """
     own, other = np.asarray(own, float), np.asarray(other, float)
     if not (np.isfinite(own).all() and np.isfinite(other).all()):
@@ -18,11 +18,11 @@ def mean_cosine(own: np.ndarray, other: np.ndarray) -> float:
 
 
 def match(own: np.ndarray, candidates: Sequence[np.ndarray]) -> tuple[int, np.ndarray]:
-    """The teacher of a client: the candidate whose logits are most like those of the client's model.
+    """Choose a client's teacher: the candidate whose logits are most similar to those of its model.
 
     Args:
-      own: (n, C), of the client's model on the public images.
-      candidates: S arrays (n, C), of its candidates after stitching.
+      own: (n, C), logits of the client's model on the public images.
+      candidates: S arrays (n, C), logits of its candidates after stitching.
 
     Returns:
       The candidate's number, the first of equals, and alpha (S,), the similarities of all.

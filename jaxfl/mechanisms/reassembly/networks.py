@@ -1,4 +1,4 @@
-"""Clients' networks taken apart: blocks with their shapes, and what they do on public images."""
+"""Clients' networks taken apart: blocks with their shapes, and their activations on public images."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ class Block(NamedTuple):
       model: a slice of the architecture; a block without parameters, such as resizing, is part of the next.
       kind: "conv" or "fc".
       output_shape: of one example.
-      end: its place, and with it its output's, among the architecture's blocks.
+      end: its place among the architecture's blocks, and so that of its output.
     """
 
     model: Model
@@ -45,8 +45,8 @@ class Network:
       client: its id.
       group: number of its architecture.
       position: the client's within the group.
-      blocks: the architecture's.
-      weights: of the client.
+      blocks: blocks of the architecture.
+      weights: weights of the client.
     """
 
     client: int
@@ -57,22 +57,22 @@ class Network:
 
     @property
     def size(self) -> int:
-        """|w_m|, parameters."""
+        """|w_m|, the number of parameters."""
         return sum(block.model.size for block in self.blocks)
 
     @functools.cached_property
     def parts(self) -> Chain:
-        """Its blocks with their weights: the same parts for all networks that are made of them."""
+        """The blocks with their weights: the same parts for all networks made of them."""
         return tuple(Part(block.model, weights_of(self, r)) for r, block in enumerate(self.blocks))
 
 
 @functools.lru_cache(maxsize=64)
 def blocks_of(model: Model) -> tuple[Block, ...]:
-    """The blocks of an architecture, in order."""
+    """Return the blocks of an architecture, in order."""
     found, pending, shape = [], (), model.shape
     for place, block in enumerate(model.blocks):
         pending = (*pending, block)
-        # All architectures that have such a block share its programs: the name is not part of it.
+        # Without the name, all architectures that have such a block share its programs.
         piece = dataclasses.replace(model, name="block", blocks=pending, shape=shape, note="")
         if piece.size == 0:
             continue
@@ -84,7 +84,7 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
 
 
 def require_flattening(model: Model) -> None:
-    """Refuse an architecture with a dense block that takes maps and no vectors, as stitches hand them on.
+    """Refuse an architecture with a dense block that takes only maps, not the vectors that stitches pass on.
 
     Raises:
       JaxflError: naming the block.
@@ -106,7 +106,7 @@ def require_flattening(model: Model) -> None:
 
 
 def networks(weights: PerGroup, federation: Federation, cohort: Cohort) -> dict[int, Network]:
-    """The networks of a cohort by the clients' ids, in their order; weights (n_g, ...) per group."""
+    """Return a cohort's networks by client id, in that order; weights (n_g, ...) per group."""
     found = {}
     for client, g, position, _ in taken_places(federation, cohort):
         own = jax.tree.map(lambda leaf: on_one_device(leaf[position]), weights[g])  # noqa: B023
@@ -115,7 +115,7 @@ def networks(weights: PerGroup, federation: Federation, cohort: Cohort) -> dict[
 
 
 def taken_places(federation: Federation, cohort: Cohort) -> list[tuple[int, int, int, int]]:
-    """The clients of a cohort in the order of their ids: (id, group, position in it, place in the cohort)."""
+    """Return a cohort's clients in order of id: (id, group, position in it, place in the cohort)."""
     return sorted(
         (int(group.id[slots.index[place]]), g, int(slots.index[place]), int(place))
         for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True))
@@ -124,14 +124,14 @@ def taken_places(federation: Federation, cohort: Cohort) -> list[tuple[int, int,
 
 
 def weights_of(network: Network, index: int) -> Weights:
-    """Those of one of its blocks."""
+    """Return the weights of one of a network's blocks."""
     names = network.blocks[index].model.names
     params, stats = ({name: part[name] for name in names} for part in network.weights)
     return Weights(params, stats)
 
 
 def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[BlockRef, ...]:
-    """All blocks, network by network; labels (B,) are their groups."""
+    """Return references to all blocks, network by network; labels (B,) are their groups."""
     blocks = ((network, r, block) for network in all_networks for r, block in enumerate(network.blocks))
     return tuple(
         BlockRef(
@@ -148,11 +148,11 @@ def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[Blo
 
 
 class Look(NamedTuple):
-    """What the networks of a cohort make of public images.
+    """A network's outputs on public images.
 
     Args:
-      activations: R + 1 arrays (n, d), what blocks take and put out: the images and every output, maps
-        averaged over space, as `jaxfl.mechanisms.reassembly.signatures` takes them.
+      activations: R + 1 arrays (n, d): the images and the output of every block, maps averaged over space,
+        as `jaxfl.mechanisms.reassembly.signatures` takes them.
       logits: (P, C).
     """
 
@@ -163,13 +163,13 @@ class Look(NamedTuple):
 def look(
     parts: CompiledParts, weights: PerGroup, federation: Federation, cohort: Cohort, some
 ) -> dict[int, Look]:
-    """What the networks of a cohort make of the public images, by client id.
+    """Return the outputs of a cohort's networks on the public images, by client id.
 
     Args:
       parts: the run's programs.
       weights: (n_g, ...) per group.
       federation: clients and images.
-      cohort: whose networks.
+      cohort: the clients whose networks run.
       some: (n,) int32, numbers of the public images whose activations are wanted.
     """
     seen, operations = jax.device_get(parts.program(_look)(weights, federation, cohort, some))
@@ -181,7 +181,7 @@ def look(
 
 
 def on_one_device(array: jax.Array) -> jax.Array:
-    """A copy on the first device of an array that several hold in full."""
+    """Return the first device's copy of an array that several devices hold in full."""
     return array.addressable_data(0)
 
 

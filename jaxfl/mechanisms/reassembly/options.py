@@ -13,13 +13,13 @@ class Reassembly(Training):
     lam: float = within("[0, inf)", 0.2)
     """lambda, weight of the teacher's predictions."""
     groups: int = within("[1, inf)", 4)
-    """K, groups of blocks."""
+    """K, number of groups of blocks."""
     grouping: Literal["kmeans", "kmedoids"] = "kmeans"
     """How blocks are grouped: K-means on their activations, or medoids by their similarity."""
     pool: Literal["cohort", "known"] = "cohort"
-    """Whose blocks are used: of the round's clients, or the last ones of all clients that ever took part."""
+    """Blocks in use: those of the round's clients, or the latest of all clients that ever took part."""
     candidates: int = within("[1, inf)", 4)
-    """Networks among which a teacher is chosen, at most."""
+    """Largest number of networks among which a teacher is chosen."""
     stitch: Literal["fit", "dense"] = "fit"
     """Stitching layers: small ones where shapes differ, or dense ones before every block (pFedHR's code)."""
     labelled: bool = True
@@ -27,10 +27,10 @@ class Reassembly(Training):
     server_epochs: int = within("[0, inf)", 3)
     """Passes over the public images when the server trains."""
     server_batch: int = within("[1, inf)", 64)
-    """Public images of a mini-batch."""
+    """Public images per mini-batch."""
     server_lr: float = within("(0, inf)", 1e-3)
     """Learning rate of the server's Adam."""
     tau: float = within("(0, inf)", 0.07)
     """Temperature when two views of images are compared."""
     signature_images: int = within("[2, inf)", 1000)
-    """Public images by which blocks are compared, at most."""
+    """Largest number of public images by which blocks are compared."""

@@ -1,22 +1,22 @@
-"""A picture of what the server has assembled."""
+"""A picture of the assembled networks."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_DRAWN = 40  # clients for whose networks a picture has room
+MOST_DRAWN = 40  # clients whose networks fit into a picture
 
 
 def draw_assembled(findings: dict) -> "Figure":
-    """For each of up to 40 clients its own network as a row of blocks, and above it its teacher.
+    """Draw the network of each of up to 40 clients as a row of blocks, and its teacher above it.
 
     Args:
-      findings: of a round; "assembled" is per client {"client", "model", "teacher", "own": blocks, "blocks":
-        blocks}, of a block its client, index, group and kind. Colours are groups, a frame is a block of
-        another client.
+      findings: findings of a round; "assembled" has per client {"client", "model", "teacher", "own": blocks,
+        "blocks": blocks}, and per block its client, index, group and kind. Colours are groups; a frame marks
+        a block of another client.
     """
-    from matplotlib.figure import Figure  # here: who lists or cites methods draws nothing
+    from matplotlib.figure import Figure  # here: listing and citing methods draw nothing
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 

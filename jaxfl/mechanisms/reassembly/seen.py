@@ -1,6 +1,6 @@
-"""What the first parts of networks make of the public images: computed once for all that begin alike.
+"""Outputs of networks' first parts on the public images, computed once for all that begin alike.
 
-Parts that do not learn put out the same in every epoch, and in every network that begins with them.
+Parts that do not learn have the same output in every epoch, and in every network that begins with them.
 """
 
 import math
@@ -16,26 +16,26 @@ ROOM = 2**29  # bytes
 
 
 class Seen:
-    """The public images on their way through networks, of which the latest are remembered.
+    """A cache of the public images on their way through networks; it keeps the latest.
 
-    Several threads may ask; what one has computed the next one finds. The images take up to `room` bytes of
-    the host's memory, and twice as much while the next ones are computed. Where they would not have room
-    after a part, they are left before it. Operations of what is computed anew, for want of room, are not
-    added once more: when that happens depends on who asks first.
+    Several threads may ask; each finds what another has computed. The images take up to `room` bytes of host
+    memory, and twice as much while the next ones are computed. If they would not fit after a part, they stay
+    before it. Operations are not counted again if images are recomputed for lack of room: when that happens
+    depends on which thread asks first.
     """
 
     def __init__(self, parts: CompiledParts, images: np.ndarray, batch_size: int, room: int = ROOM):
-        """Nothing is computed yet; images (P, ...) will go through a part in batches of one size."""
+        """Start empty; images (P, ...) will go through a part in batches of one size."""
         self._parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
         self._remembered = {}
         self._counted = set()
         self._asked = threading.Lock()
 
     def after(self, chain: Chain) -> tuple[int, np.ndarray]:
-        """How far the images have come, and what they are there.
+        """Return how far the images have come in a chain, and what they are there.
 
         Returns:
-          Through how many parts of the chain, all of them if there is room, and (P, ...).
+          The number of parts passed, all of the chain's if there is room, and the images there (P, ...).
         """
         x, room = self._images, takewhile(self._has_room, chain)
         done = 0
@@ -57,6 +57,6 @@ class Seen:
         return len(self._images) * of_one <= self._room
 
     def _forget(self):
-        """The earliest, until the others have room."""
+        """Drop the earliest images until the others fit."""
         while sum(x.nbytes for x in self._remembered.values()) > self._room:
             del self._remembered[next(iter(self._remembered))]

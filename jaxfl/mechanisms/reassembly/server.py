@@ -38,23 +38,23 @@ from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
 
 
 class Server(NamedTuple):
-    """What a server has in a round.
+    """The server's data in a round.
 
     Args:
-      options: the method's, with their rates.
-      networks: by client id, all whose blocks are in the pool.
+      options: the method's options, with their rates.
+      networks: by client id, all networks whose blocks are in the pool.
       cohort: ids of the clients of the round, ascending.
       pool: their blocks, grouped.
-      logits: by client of the cohort, what its own model says of the public images (P, C).
-      classes: C.
+      logits: by client of the cohort, logits (P, C) of its own model on the public images.
+      classes: number of classes, C.
       images: the public images.
       trains: which parts of a network learn there, see `chain.train`.
       parts: the run's programs.
       seen: the public images after the parts that do not learn.
-      rng: of the round.
-      key: of the round, for what needs JAX's randomness.
-      seconds: by step, how long it has taken; see `timed`.
-      at_once: how many networks it works on at the same time, each on a core.
+      rng: NumPy's random generator of the round.
+      key: JAX's key of the round.
+      seconds: by step, the time it has taken; see `timed`.
+      at_once: number of networks that it works on at the same time, each on a core.
     """
 
     options: Reassembly
@@ -83,16 +83,16 @@ def take_apart(
     cohort: Cohort,
     parts: CompiledParts,
 ) -> Server:
-    """Look at clients' models on the public images and group their blocks.
+    """Run clients' models on the public images and group their blocks.
 
     Args:
-      key: of this step.
-      options: with their rates.
+      key: key of this step.
+      options: the method's options, with their rates.
       trains: which parts of assembled networks learn.
       weights: the clients' models (n_g, ...).
-      known: (n_g,) bool, whose models the server has seen before.
+      known: (n_g,) bool, clients whose models the server has seen before.
       federation: clients and public images.
-      cohort: the round's.
+      cohort: the round's cohort.
       parts: the run's programs.
     """
     rng, seconds = np.random.default_rng(np.asarray(jax.random.key_data(key))), {}
@@ -130,7 +130,7 @@ def take_apart(
 
 
 def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
-    """The round with all clients that a server knows: those of the cohort, and others (n_g,) bool."""
+    """Return a cohort of all clients that a server knows: those of the given one, and others (n_g,) bool."""
 
     def of_group(slots, known):
         there = np.array(on_one_device(known))
@@ -141,34 +141,34 @@ def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
 
 
 def layers(server: Server, blocks: Sequence[BlockRef]) -> list:
-    """Blocks with the stitching layers that they need, see `assembly.layers`."""
+    """Return blocks with the stitching layers that they need, see `assembly.layers`."""
     return assembly.layers(blocks, server.images.x.shape[1:], server.classes, server.options.stitch)
 
 
 def size(server: Server, blocks: Sequence[BlockRef]) -> int:
-    """|c|, the parameters of the network that is made of some blocks."""
+    """Return |c|, the number of parameters of the network made of some blocks."""
     return assembly.size(layers(server, blocks))
 
 
 def assembled(server: Server, blocks: Sequence[BlockRef]) -> Chain:
-    """Blocks as a network, with stitching layers that have not learnt yet."""
+    """Return blocks as a network with untrained stitching layers."""
     return assembly.assemble(layers(server, blocks), server.networks, server.rng)
 
 
 def tuned(server: Server, several: Sequence[Sequence[BlockRef]]) -> list[Chain]:
-    """Blocks as networks, of each of which the parts that learn have been trained on the public images."""
+    """Return networks of blocks whose learning parts have been trained on the public images."""
 
     def drawn(blocks):
         network = assembled(server, blocks)
         learns = any(map(server.trains, network))
         return network, tuning.draws(len(server.images.y), server.options, server.rng) if learns else []
 
-    # What is random is drawn in order, before they learn at the same time.
+    # Random numbers are drawn in order, before the networks learn at the same time.
     return _at_once(server, lambda both: _learnt(server, *both), list(map(drawn, several)))
 
 
 def logits_of(server: Server, several: Sequence[Chain]) -> list[np.ndarray]:
-    """What networks say of the public images (P, C), in evaluation mode."""
+    """Return networks' logits (P, C) on the public images, in evaluation mode."""
 
     def of_network(network):
         images, rest = begun(server, network)
@@ -189,9 +189,9 @@ def _learnt(server: Server, network: Chain, drawn: Sequence[tuning.Draw]) -> Cha
 
 
 def _at_once(server: Server, function: Callable, several: Sequence) -> list:
-    """``[function(one) for one in several]``, of which some run at the same time.
+    """Return ``[function(one) for one in several]``; some run at the same time.
 
-    A part's program is too small for two cores, so every core has a network of its own.
+    A part's program is too small for two cores, so each core works on a different network.
     """
     with ThreadPoolExecutor(server.at_once) as threads:
         # In copies of this context, where operations are collected.
@@ -200,22 +200,22 @@ def _at_once(server: Server, function: Callable, several: Sequence) -> list:
 
 
 def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:
-    """The public images after the first parts of a network, which do not learn, and the parts to come."""
+    """Return the public images after a network's first parts, which do not learn, and the remaining parts."""
     frozen = itertools.takewhile(lambda part: not server.trains(part), network)
     done, x = server.seen.after(tuple(frozen))
     return server.images._replace(x=x), network[done:]
 
 
 def predictions(server: Server, network: Chain, x) -> np.ndarray:
-    """Logits (n, C) of a network on images (n, H, W, C), in batches of one shape."""
+    """Return logits (n, C) of a network on images (n, H, W, C), in batches of one shape."""
     return chain.run_all(server.parts, network, x, server.options.server_batch)
 
 
 @contextlib.contextmanager
 def timed(seconds: dict[str, float], parts: CompiledParts, name: str) -> Iterator[None]:
-    """Adds the time of a block to those of its name, and of its compilations to "compilation".
+    """Add the time of a ``with`` block to the seconds of its name, and that of compiling to "compilation".
 
-    Threads that compile at the same time count each for itself, up to the time of the block.
+    Threads that compile at the same time are counted separately, up to the time of the block.
     """
     begun, before = time.perf_counter(), parts.seconds
     yield

@@ -1,12 +1,12 @@
-"""What blocks do to the public images, and how alike two blocks are by it (pFedClub, eq. 1).
+"""Activations before and after blocks on the public images, and the similarity of blocks (pFedClub, eq. 1).
 
-A block is judged by the activations before and after it, two blocks by linear CKA (Kornblith et al. 2019,
-arXiv:1905.00414): with K = H X X^T H, H centring over the n images,
+A block is described by the activations before and after it. Two blocks are compared by linear CKA (Kornblith
+et al. 2019, arXiv:1905.00414): with K = H X X^T H, H centring over the n images,
 
     CKA(X, Y) = <K_x, K_y> / (||K_x|| ||K_y||)         Frobenius; 0 where a norm is 0
     sim(a, b) = CKA(X_a, X_b) + CKA(Y_a, Y_b)          X before the block, Y after it
 
-CKA does not see rotations and scale of the features, so blocks of different widths compare.
+CKA ignores rotation and scale of the features, so blocks of different widths can be compared.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ import numpy as np
 
 
 class Signatures(NamedTuple):
-    """The activations of all models of a round, and between which of them each block stands.
+    """The activations of all models of a round, and those before and after each block.
 
-    Neighbouring blocks share an activation: a model of R blocks has R + 1. All is float32, 4 n (n + d) bytes
-    for each activation; with n = 1,000 that is 4 megabytes for its Gram matrix, whatever d.
+    Neighbouring blocks share an activation: a model of R blocks has R + 1. All are float32: 4 n (n + d) bytes
+    per activation. With n = 1,000 its Gram matrix takes 4 megabytes, whatever d.
 
     Args:
       features: A arrays (n, d) centred over the images; d differs.
@@ -35,12 +35,12 @@ class Signatures(NamedTuple):
 
 
 def signatures(models: Sequence[Sequence[np.ndarray]]) -> Signatures:
-    """The signatures of all blocks, model by model and within a model from first to last.
+    """Return the signatures of all blocks, model by model and within a model from first to last.
 
     Args:
-      models: for each of them the R + 1 activations on the same n public images in evaluation mode, the
-        images themselves and the output of every block; maps (n, h, w, c), for which their means over space
-        (n, c) do as well, or vectors (n, d).
+      models: for each, the R + 1 activations on the same n public images in evaluation mode: the images
+        themselves and the output of every block. They are maps (n, h, w, c), or their means over space
+        (n, c), or vectors (n, d).
     """
     numbers = np.split(np.arange(sum(map(len, models))), np.cumsum([len(model) for model in models])[:-1])
     pooled = tuple(features(activation) for model in models for activation in model)
@@ -57,9 +57,9 @@ def signatures(models: Sequence[Sequence[np.ndarray]]) -> Signatures:
 
 
 def features(activation: np.ndarray) -> np.ndarray:
-    """(n, h, w, c) or (n, d) -> (n, c) or (n, d) float32: maps averaged over space, centred over images.
+    """Average maps over space and centre over images: (n, h, w, c) or (n, d) -> (n, c) or (n, d) float32.
 
-    An activation that is not finite, from a model that diverged, becomes 0: it is like nothing.
+    An activation that is not finite, from a model that diverged, becomes 0: it is similar to nothing.
     """
     x = np.asarray(activation, np.float32)
     if not np.isfinite(x).all():
@@ -70,18 +70,18 @@ def features(activation: np.ndarray) -> np.ndarray:
 
 
 def gram(features: np.ndarray) -> np.ndarray:
-    """(n, d) centred -> (n, n), the centred Gram matrix over its Frobenius norm; 0 where that is 0."""
+    """Return the centred Gram matrix over its Frobenius norm, or 0 if that is 0: (n, d) centred -> (n, n)."""
     x = _over_norm(features)  # first, so that no square of a square overflows
     return _over_norm(x @ x.T)
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Linear CKA of all pairs: (a, n, n), (b, n, n), each from `gram`, -> (a, b) in [0, 1]."""
+    """Return linear CKA of all pairs: (a, n, n), (b, n, n), each from `gram`, -> (a, b) in [0, 1]."""
     return x.reshape(len(x), -1) @ y.reshape(len(y), -1).T
 
 
 def similarity(signatures: Signatures) -> np.ndarray:
-    """Eq. 1 for all pairs of blocks: (B, B) in [0, 2]."""
+    """Return eq. 1 for all pairs of blocks: (B, B) in [0, 2]."""
     alike = cka(signatures.grams, signatures.grams)
     before, after = (alike[np.ix_(side, side)] for side in (signatures.before, signatures.after))
     return before + after

@@ -1,4 +1,4 @@
-"""Methods whose server assembles a teacher for every client: all but how it does.
+"""Methods whose server assembles a teacher for every client: everything except the assembly.
 
 w_m is client m's model, w*_m its teacher, D_p the public images. In a round
 
@@ -8,9 +8,9 @@ w_m is client m's model, w*_m its teacher, D_p the public images. In a round
 and w*_m teaches client m when it takes part again; before its first teacher a client learns alone. A client
 deploys w_m; nothing replaces it before a round.
 
-The server's step is irregular and runs between rounds. As a teacher is frozen, what stays of it are its
-logits on the client's own training images: the client would compute the same. The ledger counts the teacher
-itself. Where `augment` changes the student's images, the teacher has seen them as they are.
+The server's step is irregular and runs between rounds. As a teacher is frozen, only its logits on the
+client's own training images are kept: the client would compute the same. The ledger counts the teacher
+itself. Where `augment` changes the student's images, the teacher has seen them unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, 
 
 
 class Teacher(NamedTuple):
-    """What a method has assembled for a client.
+    """The teacher that a method has assembled for a client.
 
     Args:
       network: w*_m.
-      parameters: |w*_m|.
+      parameters: |w*_m|, the number of its parameters.
       own: the blocks of the client's own model, see `blocks.describe`.
-      blocks: those of the teacher; a method may add entries to each.
-      alpha: (S,), how like the client's model each of S candidates was.
+      blocks: the blocks of the teacher; a method may add entries to each.
+      alpha: (S,), the similarity of each of S candidates to the client's model.
     """
 
     network: Chain
@@ -59,7 +59,7 @@ class State(NamedTuple):
     Args:
       hyper: the options.
       weights: the clients' models (n_g, ...).
-      teacher_logits: of the clients' teachers on their training rows (n_g, m, outputs).
+      teacher_logits: logits of the clients' teachers on their training rows (n_g, m, outputs).
       has_teacher: (n_g,) bool; a client has one from its first round on.
       teacher_size: (n_g,) int32, parameters and BatchNorm statistics of the teachers.
     """
@@ -76,7 +76,7 @@ def learning_from_teachers(
     assemble: Callable[[Server], Mapping[int, Teacher]],
     trains: Callable[[Part], bool],
 ) -> Algorithm:
-    """Build a method from the way in which its server assembles teachers.
+    """Build a method from its server's way of assembling teachers.
 
     Args:
       config: the method's options.
@@ -138,12 +138,12 @@ def learning_from_teachers(
 
 
 def from_teacher(model, teacher_logits, lam):
-    """CE + lam KL(softmax teacher || softmax student).
+    """Return the loss CE + lam KL(softmax teacher || softmax student).
 
     Args:
-      model: the student's.
+      model: the student.
       teacher_logits: (m, outputs), on the client's training rows.
-      lam: (), 0 without a teacher.
+      lam: (), weight of KL; 0 without a teacher.
 
     Returns:
       ``(weights, batch, key) -> (value, stats)``, see `jaxfl.core.training.descend`.
@@ -160,13 +160,13 @@ def from_teacher(model, teacher_logits, lam):
 
 
 def with_teachers(server: Server, state: State, federation, teachers: Mapping[int, Teacher]) -> State:
-    """The state in which some clients have new teachers: logits on their own rows, and sizes."""
+    """Return the state with some clients' new teachers: logits on their own rows, and sizes."""
     logits, has, sizes = (
         list(of_groups) for of_groups in (state.teacher_logits, state.has_teacher, state.teacher_size)
     )
     for client, teacher in teachers.items():
         g, i = server.networks[client].group, server.networks[client].position
-        # All rows, padding as well: one number of batches for all clients.
+        # All rows, also padding, so that all clients have the same number of batches.
         x = on_one_device(federation.inputs(federation.groups[g].rows[i]))
         logits[g] = logits[g].at[i].set(predictions(server, teacher.network, x))
         has[g] = has[g].at[i].set(True)
@@ -175,7 +175,7 @@ def with_teachers(server: Server, state: State, federation, teachers: Mapping[in
 
 
 def findings(server: Server, teachers: Mapping[int, Teacher]) -> dict:
-    """What was assembled, and how long it took."""
+    """Return what was assembled, and how long it took."""
     assembled = [
         {
             "client": client,

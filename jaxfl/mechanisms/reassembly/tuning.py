@@ -1,4 +1,4 @@
-"""What a server trains assembled networks on: public images with their labels, or two views of each."""
+"""Training data of assembled networks: public images with their labels, or two views of each."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,8 +21,8 @@ class Images(NamedTuple):
     Args:
       x: (P, H, W, C), normalised.
       y: (P,) int32.
-      mean, std: (1, 1, 1, C), that they were normalised by.
-      low, top: (), the least value of an image, or 0 where none is negative, and the largest one.
+      mean, std: (1, 1, 1, C), by which they were normalised.
+      low, top: (), the least value of an image, or 0 if none is negative, and the largest one.
     """
 
     x: np.ndarray
@@ -34,7 +34,7 @@ class Images(NamedTuple):
 
 
 def images_of(federation: Federation) -> Images:
-    """The federation's public images."""
+    """Return the federation's public images."""
     rows = np.asarray(federation.public)
     arrays = federation.inputs(rows), federation.labels[rows], federation.mean, federation.std
     ends = jnp.minimum(federation.images.min(), 0), federation.images.max()
@@ -43,15 +43,15 @@ def images_of(federation: Federation) -> Images:
 
 
 def cross_entropy(logits, labels):
-    """Mean cross-entropy of logits (B, C) and labels (B,) (pFedClub, eq. 2)."""
+    """Return the mean cross-entropy of logits (B, C) and labels (B,) (pFedClub, eq. 2)."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def contrast(logits, pairs_and_tau):
-    """Normalised temperature-scaled cross-entropy of logits (2B, C) (pFedClub, eq. 3).
+    """Return the normalised temperature-scaled cross-entropy of logits (2B, C) (pFedClub, eq. 3).
 
     Args:
-      logits: of two views of each image.
+      logits: logits of two views of each image.
       pairs_and_tau: (2B,) int32, where two rows with the same number are of one image; (), the temperature.
     """
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
@@ -59,11 +59,11 @@ def contrast(logits, pairs_and_tau):
 
 
 class Draw(NamedTuple):
-    """What is random in a batch.
+    """The random choices of a batch.
 
     Args:
-      places: (B,), of its images.
-      views: seeds their views; 0 where labels are used.
+      places: (B,), places of its images.
+      views: seed of their views; 0 if labels are used.
     """
 
     places: np.ndarray
@@ -71,7 +71,7 @@ class Draw(NamedTuple):
 
 
 def draws(total: int, options: Reassembly, rng: np.random.Generator) -> list[Draw]:
-    """The batches of some epochs over so many images: `server_batch`, or all where there are fewer."""
+    """Draw the batches of all epochs over `total` images: `server_batch` each, or all if there are fewer."""
     batch, found = min(options.server_batch, total), []
     for _ in range(options.server_epochs):
         # The last batch is filled up from the start: all have one shape.
@@ -84,11 +84,11 @@ def draws(total: int, options: Reassembly, rng: np.random.Generator) -> list[Dra
 def objective(
     images: Images, options: Reassembly, parts: CompiledParts, drawn: Sequence[Draw]
 ) -> tuple[Callable, Iterator]:
-    """A loss, and the batches (x, target) that `chain.train` takes.
+    """Return a loss, and the batches (x, target) that `chain.train` takes.
 
     Args:
-      images: P of them, with labels perhaps after some parts of a network.
-      options: with their rates.
+      images: P images; with labels, perhaps after some parts of a network.
+      options: the method's options, with their rates.
       parts: the run's programs.
       drawn: which images, and which views of them, see `draws`.
     """
@@ -98,7 +98,7 @@ def objective(
 
 
 def two_views(key, images: Images):
-    """Two random views of each image (B, H, W, C), one set after the other: (2B, H, W, C), normalised."""
+    """Draw two views of each image (B, H, W, C), one set after the other: (2B, H, W, C), normalised."""
     values = jnp.clip((images.x * images.std + images.mean - images.low) / (images.top - images.low), 0, 1)
     views = jnp.concatenate([view(one, values) for one in jax.random.split(key)])
     return (views * (images.top - images.low) + images.low - images.mean) / images.std

@@ -14,7 +14,7 @@ from jaxfl.data.colour import grey, jittered, with_hue
 
 
 def view(key, images: jax.Array) -> jax.Array:
-    """One random view of each image (B, H, W, C) with values in [0, 1]; only three channels have a hue."""
+    """Draw a view of each image (B, H, W, C) with values in [0, 1]; only three channels have a hue."""
     keys = jax.random.split(key, len(images))
     return jax.vmap(_view)(keys, images)
 
@@ -35,7 +35,7 @@ def _view(key, image):
 
 
 def _cropped(key, image):
-    """A square share of 80 to 100 % of the area, resized to the whole."""
+    """Crop a square share of 80 to 100 % of the area, and resize it to the whole."""
     area, place = jax.random.split(key)
     height, width, channels = image.shape
     side = jnp.sqrt(jax.random.uniform(area, (), image.dtype, 0.8, 1.0))

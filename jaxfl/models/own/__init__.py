@@ -1,8 +1,8 @@
 """Networks of the user's own as models: Flax Linen, Flax NNX, Equinox, or plain functions.
 
-`functions.py` is the ground: a block is a function that draws weights and one that applies them. `chain.py`
+`functions.py` is the base: a block is a function that draws weights and one that applies them. `chain.py`
 divides a network that is written as one module into such blocks, by watching it call its layers; the three
-libraries differ only in how that is done. Each is imported once somebody asks for it.
+libraries differ only in how that is done. NNX and Equinox are imported on first use.
 """
 
 import importlib

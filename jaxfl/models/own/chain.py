@@ -1,14 +1,13 @@
 """A network written as one module, divided into blocks where it is a chain.
 
-The module is watched while it calls its layers: the modules that are its own attributes. A block begins where
-one of them is called, and is all that happens from there to the beginning of the next block, with the
-activations, pooling and reshaping between two calls. To apply a block alone, the whole module is called: what
-layers before the block put out is zeros, at its first layer the block's own input takes the place of what
-came in, and at the first layer of the next block the call ends. None of the zeros has an effect on what comes
-out, so the compiler drops all that is computed with them.
+The module is watched while it calls its layers: the modules that are its attributes. A block begins where one
+of them is called and covers everything up to the next block, including activations, pooling and reshaping
+between two calls. To apply one block, the whole module is called: layers before the block return zeros, the
+block's input replaces that of its first layer, and the call ends at the first layer of the next block. None
+of the zeros affects the output, so the compiler drops everything computed with them.
 
-So a block can only begin where nothing but the input of that layer leads on: where no connection goes around
-it, and no weights are used on both sides. What the traced program uses says so.
+So a block can begin only where everything after depends on nothing but that layer's input: no connection goes
+around it, and no weights are used on both sides. The traced program shows both.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from jaxfl.models.model import Block, Model, Weights
 from jaxfl.models.own.functions import OwnBlock
 
 Path = tuple[str, ...]  # of a leaf: layer, ..., name
-EXAMPLES = 13  # that a network is watched with: an axis of this length is the batch of a layer's input
+EXAMPLES = 13  # batch of the watched network: an axis of this length is the batch of a layer's input
 
 
 class Network:
@@ -46,27 +45,27 @@ class Network:
 
     @property
     def kind(self) -> type:
-        """Of module, whose `__call__` it is."""
+        """Class of the module."""
         raise NotImplementedError
 
     def draw(self, key: jax.Array) -> Weights:
-        """Initial weights."""
+        """Draw initial weights."""
         raise NotImplementedError
 
     def given(self, *trained: Any) -> Weights:
-        """The flat weights of a network trained elsewhere, in the form that its library has for them."""
+        """Return the flat weights of a network trained elsewhere, given in its library's form."""
         raise NotImplementedError
 
     def inward(self, x: jax.Array) -> jax.Array:
-        """Maps (B, H, W, C), or any other array, as the module has them."""
+        """Convert maps (B, H, W, C), or any other array, to the module's form."""
         return x
 
     def outward(self, y: jax.Array) -> jax.Array:
-        """The inverse of `inward`."""
+        """Invert `inward`."""
         return y
 
     def run(self, weights: Weights, x, walk: "Walk", *, train: bool, key, mask) -> tuple[jax.Array, dict]:
-        """Calls the module under `walk.through`: what comes out, and all statistics."""
+        """Call the module under `walk.through`; return its output and all statistics."""
         raise NotImplementedError
 
 
@@ -74,7 +73,7 @@ class Network:
 
 
 class _End(Exception):
-    """A walk has come to its end, with what is handed on there."""
+    """The end of a walk, with the value that is passed on there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +81,11 @@ class Walk:
     """One call of a module, from the input of one of its layers to that of another.
 
     Attributes:
-      start: number of the call of a layer where it starts; None is the module's own input.
-      stop: number of the call where it ends; None is the module's own output.
-      z: what that layer is given at the start.
-      before: what the calls before put out.
-      told: is told ``(layer, module, input, output)`` of every call, if somebody wants to know.
+      start: number of the layer call where it starts; None is the module's own input.
+      stop: number of the layer call where it ends; None is the module's own output.
+      z: input of the layer at the start.
+      before: outputs of the calls before the start.
+      told: gets ``(layer, module, input, output)`` of every call, if given.
     """
 
     start: int | None = None
@@ -96,11 +95,11 @@ class Walk:
     told: Callable[[str, Any, Any, Any], None] | None = None
 
     def through(self, forward: Callable[[Callable], Any]) -> Any:
-        """What a module puts out at the walk's end.
+        """Return the value at the walk's end.
 
         Args:
-          forward: calls the module; it is given what to do in place of every call of one of its layers,
-            ``called(layer, module, input, call)``.
+          forward: calls the module; it is given ``called(layer, module, input, call)``, which replaces every
+            call of a layer.
         """
         number, inside, level = itertools.count(), False, _level()
 
@@ -127,7 +126,7 @@ class Walk:
 
 
 def _level():
-    """In which transformation a program is traced."""
+    """Return the transformation in which a program is traced."""
     return core.get_opaque_trace_state(convention="flax")
 
 
@@ -135,10 +134,10 @@ class Call(NamedTuple):
     """A call of a layer.
 
     Attributes:
-      layer: its name.
-      kind: of module.
-      input: its shape and dtype; None where it is not one array.
-      output: shapes and dtypes.
+      layer: name of the layer.
+      kind: name of its class.
+      input: shape and dtype of its input; None where that is not one array.
+      output: shapes and dtypes of its output.
     """
 
     layer: str
@@ -149,7 +148,7 @@ class Call(NamedTuple):
 
 @functools.cache
 def calls(network: Network, examples: int = EXAMPLES, train: bool = False) -> tuple[Call, ...]:
-    """All calls of a module's layers, in order, on a batch of so many examples."""
+    """Return all calls of a module's layers, in order, on a batch of this many examples."""
     found, key = [], jax.random.key(0) if train else None
 
     def told(layer, module, value, y):
@@ -170,7 +169,7 @@ def calls(network: Network, examples: int = EXAMPLES, train: bool = False) -> tu
 
 @functools.cache
 def leaves(network: Network) -> Weights:
-    """Shapes and dtypes of a network's weights."""
+    """Return shapes and dtypes of a network's weights."""
     return jax.eval_shape(network.draw, jax.random.key(0))
 
 
@@ -191,10 +190,10 @@ class Section(OwnBlock):
     """A block of a network.
 
     Attributes:
-      network: whose.
+      network: network that it is part of.
       start: see `Walk`.
       stop: see `Walk`.
-      paths: of its leaves.
+      paths: paths of its leaves.
     """
 
     network: Network
@@ -204,11 +203,11 @@ class Section(OwnBlock):
 
     @property
     def kind(self):
-        """What modules its layers are."""
+        """Classes of the layers in it."""
         return "+".join(call.kind for call in calls(self.network)[self.start or 0 : self.stop])
 
     def draw(self, key, x):
-        """Its part of what the whole network draws.
+        """Draw the whole network's weights and return the block's part.
 
         Raises:
           JaxflError: if the network gives it inputs of another shape.
@@ -224,7 +223,7 @@ class Section(OwnBlock):
         return Weights(*(self._named(part) for part in self.network.draw(key)))
 
     def run(self, weights, x, *, train, key, mask):
-        """The network from the block's first layer to the next one's."""
+        """Run the network from the block's first layer to the next one's."""
         own = {path[self.prefix :]: path for path in self.paths}
         everything = Weights(
             *(
@@ -244,7 +243,7 @@ class Section(OwnBlock):
 
     @property
     def prefix(self) -> int:
-        """How much all paths have in common: the name of the layer, where it is a single one."""
+        """Length of the prefix that all paths share: the name of the layer, if there is only one."""
         levels = zip(*(path[:-1] for path in self.paths), strict=False)
         return len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
 
@@ -253,7 +252,7 @@ class Section(OwnBlock):
 
 
 def _zeros(shapes: Any, x: jax.Array) -> Any:
-    """Arrays of 0 with these shapes; floats have the precision of x."""
+    """Return arrays of 0 with these shapes; floats have the precision of x."""
 
     def of_leaf(leaf):
         return jnp.zeros(leaf.shape, x.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
@@ -262,15 +261,16 @@ def _zeros(shapes: Any, x: jax.Array) -> Any:
 
 
 def real_rows(mask: jax.Array, x: jax.Array, where: str) -> jax.Array:
-    """Which examples of a layer's input are real, as BatchNorm's `mask`: (B, 1, ...) bool.
+    """Return which examples of a layer's input are real, as BatchNorm's `mask`: (B, 1, ...) bool.
 
     Args:
-      mask: (B,) bool, of the batch.
-      x: (B, ...).
-      where: the network is defined.
+      mask: (B,) bool, real rows of the batch.
+      x: (B, ...), input of the layer.
+      where: place where the network is defined.
 
     Raises:
-      JaxflError: if the network has folded another axis into the batch: whose row is whose nobody knows.
+      JaxflError: if the network has folded another axis into the batch, so that the examples of rows are
+        unknown.
     """
     if len(x) != len(mask):
         raise JaxflError(
@@ -284,11 +284,11 @@ def real_rows(mask: jax.Array, x: jax.Array, where: str) -> jax.Array:
 
 
 class Uses(NamedTuple):
-    """What the result of a part of a network depends on.
+    """Dependencies of the result of a part of a network.
 
     Attributes:
-      paths: leaves.
-      earlier: of the calls before the part, the numbers of those whose outputs it uses; -1 is the image.
+      paths: paths of the leaves that it uses.
+      earlier: numbers of the calls before the part whose outputs it uses; -1 is the image.
     """
 
     paths: frozenset[Path]
@@ -296,13 +296,13 @@ class Uses(NamedTuple):
 
 
 def uses(network: Network, start: int | None, stop: int | None) -> Uses:
-    """What a part of a network depends on beside its own input; `start` and `stop` as of a `Walk`."""
+    """Return what a part of a network depends on besides its input; `start` and `stop` as in `Walk`."""
     found, weights, x = calls(network), leaves(network), _images(network)
     z = x if start is None else found[start].input
     before = [call.output for call in found[: start or 0]]
 
     def part(weights, x, z, before):
-        """In use and in training, of which each may leave out what the other one has."""
+        """Run the part in evaluation and in training, of which each may use what the other does not."""
         walk, key = Walk(start, stop, z, before), jax.random.key(0)
         return [
             network.run(weights, x, walk, train=train, key=key if train else None, mask=None)[0]
@@ -324,15 +324,15 @@ def uses(network: Network, start: int | None, stop: int | None) -> Uses:
 def chain(
     name: str, network: Network, classes: int, *, head: str | None = None, blocks: Sequence[str] | None = None
 ) -> Model:
-    """A network as a model.
+    """Make a model of a network.
 
     Args:
-      name: the architecture's.
-      network: the network.
-      classes: outputs.
+      name: name of the architecture.
+      network: network to divide.
+      classes: number of outputs.
       head: layer with which the head begins; by default the last one with weights that does more than
         normalise.
-      blocks: layers with which blocks begin; by default each with weights, but for those that normalise.
+      blocks: layers with which blocks begin; by default each with weights, except those that normalise.
 
     Raises:
       JaxflError: if there is no such layer, or a block cannot begin there.
@@ -356,7 +356,7 @@ def chain(
             users.setdefault(path, []).append(-1 if start is None else start)
 
     def obstacle(i: int) -> str:
-        """Why no block can begin at a call, or nothing."""
+        """Return why no block can begin at a call, or nothing."""
         if i not in parts_from:
             return "it is not called with one batch of floats outside of every loop"
         for start, part in parts_from.items():
@@ -378,7 +378,7 @@ def chain(
     shapes = {path: leaf.shape for part in leaves(network) for path, leaf in part.items()}
 
     def maps(i: int) -> bool:
-        """Whether a layer has more than vectors: one that only normalises belongs to what comes before it."""
+        """Return whether a layer has more than vectors; one that only normalises begins no block."""
         return any(len(shapes[path]) > 1 for path in parts_from[i].paths)
 
     last = first[head] if head else next(filter(maps, reversed(weighted)), weighted[-1])
@@ -407,7 +407,7 @@ def chain(
 
 
 def _place(path: Path, users: dict[Path, list[int]]) -> int:
-    """Where a leaf is used first; if nothing uses it, such as a counter, where those of its layer are."""
+    """Return the first use of a leaf; for an unused one, such as a counter, that of its layer's leaves."""
     for length in range(len(path), 0, -1):
         near = [of[0] for other, of in users.items() if other[:length] == path[:length]]
         if near:
@@ -416,17 +416,17 @@ def _place(path: Path, users: dict[Path, list[int]]) -> int:
 
 
 def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:
-    """The weights of a network that was trained elsewhere, by the names that `--init-from` reads.
+    """Return the weights of a network trained elsewhere, by the names that `--init-from` reads.
 
-    ``np.savez("pretrained.npz", **named_arrays(model, variables))`` is a file for it.
+    ``np.savez("pretrained.npz", **named_arrays(model, variables))`` writes a file for it.
 
     Args:
       model: the same network, from `from_linen`, `from_nnx` or `from_equinox`.
-      *trained: Linen's variables, {"params": ..., "batch_stats": ...}; the module of NNX; or that of Equinox
+      *trained: Linen's variables, {"params": ..., "batch_stats": ...}; an NNX module; or an Equinox module
         and its state, if it has one.
 
     Raises:
-      JaxflError: if the network has leaves that are not there.
+      JaxflError: if the network has leaves that are missing there.
     """
     sections = {name: module for name, module in model.blocks if isinstance(module, Section)}
     if not sections:

@@ -1,4 +1,4 @@
-"""Modules of Equinox as models."""
+"""Equinox modules as models."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from jaxfl.models.own.functions import accepted
 from jaxfl.models.own.intercept import intercepted, layers
 from jaxfl.models.own.modes import modes, require_modes
 
-BATCH = "batch"  # the axis that BatchNorm is told to average over
+BATCH = "batch"  # the axis that BatchNorm averages over
 
 
 def from_equinox(
@@ -29,26 +29,26 @@ def from_equinox(
     head: str | None = None,
     blocks: Sequence[str] | None = None,
 ) -> Model:
-    """An Equinox module as a model: ``make(key)(x)`` maps one image (C, H, W) to logits (classes,).
+    """Make a model of an Equinox module: ``make(key)(x)`` maps one image (C, H, W) to logits (classes,).
 
-    It is mapped over a batch under the axis name "batch", which its BatchNorm has to have. If its `__call__`
-    has the parameters ``state`` and ``key``, it is given them; with a state it returns ``(y, state)``.
-    Dropout is off in evaluation. Equinox's BatchNorm knows no padding: an epoch's last batch, if it is
-    shorter than others, is filled up with its own rows, taken in turn.
+    The module is mapped over a batch under the axis name "batch", which its BatchNorm must use. If its
+    `__call__` has the parameters ``state`` and ``key``, it gets them; with a state it returns ``(y, state)``.
+    Dropout is off in evaluation. Equinox's BatchNorm has no mask: an epoch's last batch, if it is shorter
+    than others, is filled up with its own rows, taken in turn.
 
     Args:
-      name: the architecture's.
+      name: name of the architecture.
       make: makes the module, ``lambda key: Net(key=key)``.
       shape: (H, W, C) of an image.
-      classes: outputs.
-      head: name of the attribute, the layer, with which the head begins; by default the last one with
-        weights that does more than normalise. An entry of a list is ``layers_0``.
+      classes: number of classes.
+      head: attribute name of the layer with which the head begins; by default the last one with weights that
+        does more than normalise. An entry of a list is ``layers_0``.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
-        but for those that only normalise.
+        except those that only normalise.
 
     Raises:
-      JaxflError: naming file and line, if it cannot be made or called like this, a block cannot begin with
-        such a layer, or it holds arrays that are not floats.
+      JaxflError: naming file and line, if the module cannot be made or called like this, a block cannot begin
+        with such a layer, or it holds arrays that are not floats.
     """
     if isinstance(make, eqx.Module):
         raise JaxflError(
@@ -64,7 +64,7 @@ def from_equinox(
 
 @dataclasses.dataclass(frozen=True)
 class Equinox(Network):
-    """See `Network`."""
+    """An Equinox module as a `Network`."""
 
     make: Callable
     shape: tuple[int, ...]
@@ -72,19 +72,19 @@ class Equinox(Network):
 
     @property
     def kind(self):
-        """Of the module."""
+        """Class of the module."""
         return type(self._abstract[0])
 
     def inward(self, x):
-        """(B, H, W, C) to (B, C, H, W)."""
+        """Convert (B, H, W, C) to (B, C, H, W)."""
         return jnp.moveaxis(x, -1, 1) if x.ndim == 4 else x
 
     def outward(self, y):
-        """(B, C, H, W) to (B, H, W, C)."""
+        """Convert (B, C, H, W) to (B, H, W, C)."""
         return jnp.moveaxis(y, 1, -1) if y.ndim == 4 else y
 
     def draw(self, key):
-        """What the module starts with."""
+        """Draw the module's initial weights."""
         module, state = eqx.nn.make_with_state(self.make)(key)
         for path, leaf in named(eqx.filter(module, eqx.is_array)).items():
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -95,12 +95,12 @@ class Equinox(Network):
         return self.given(module, state)
 
     def given(self, module, state=None):
-        """Of a module and its state."""
+        """Return the weights of a module and its state."""
         arrays = named(eqx.filter(module, eqx.is_inexact_array))
         return Weights(arrays, floats(state_paths(module, state), state) if state else {})
 
     def run(self, weights, x, walk, *, train, key, mask):
-        """Watched by other calls of the layers' classes, on one example."""
+        """Run the module, on one example each, with its layers' calls intercepted."""
         form, state_form = self._abstract
         shapes, rest = eqx.partition(form, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
         arrays = [weights.params[path] for path in named(shapes)]
@@ -158,7 +158,7 @@ class Equinox(Network):
 
 
 def filled(mask: jax.Array) -> jax.Array:
-    """Rows of a batch: the real ones (B,) where they are, and again, in turn, where there is padding."""
+    """Return rows of a batch (B,): real ones in their places, and again, in turn, in those of padding."""
     rows = jnp.arange(len(mask), dtype=jnp.int32)
     first = jnp.argsort(~mask).astype(jnp.int32)  # real rows first, in order
     return jnp.where(mask, rows, first[rows % jnp.maximum(mask.sum(dtype=jnp.int32), 1)])
@@ -168,12 +168,12 @@ def filled(mask: jax.Array) -> jax.Array:
 
 
 def named(module: Any) -> dict[Path, Any]:
-    """The arrays of a module by their paths."""
+    """Return the arrays of a module by their paths."""
     return {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(module)}
 
 
 def state_paths(module: Any, state: eqx.nn.State) -> list[Path]:
-    """The paths of a state's arrays, in their order: beside the parameters of the layer that has them."""
+    """Return the paths of a state's arrays, in order: beside the parameters of the layer that has them."""
     found = []
     for path, index in jax.tree.leaves_with_path(module, is_leaf=_is_index):
         if _is_index(index):
@@ -184,13 +184,13 @@ def state_paths(module: Any, state: eqx.nn.State) -> list[Path]:
 
 
 def floats(paths: list[Path], state: eqx.nn.State) -> dict[Path, jax.Array]:
-    """The arrays of a state, by paths, as floats: clients' are averaged."""
+    """Return the arrays of a state, by paths, as floats, because those of clients are averaged."""
     dtype = jnp.result_type(float)
     return {path: leaf.astype(dtype) for path, leaf in zip(paths, jax.tree.leaves(state), strict=True)}
 
 
 def like(form: eqx.nn.State, leaves: list[jax.Array]) -> eqx.nn.State:
-    """The inverse of `floats`: flags and counters are rounded."""
+    """Invert `floats`; flags and counters are rounded."""
 
     def cast(leaf, array):
         array = array if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.round(array)
@@ -201,12 +201,12 @@ def like(form: eqx.nn.State, leaves: list[jax.Array]) -> eqx.nn.State:
 
 
 def newest_of(values: list[Any]) -> eqx.nn.State:
-    """The last state among some values."""
+    """Return the last state among some values."""
     return [value for value in values if isinstance(value, eqx.nn.State)][-1]
 
 
 def exchanged(y: Any, kind: type, new: Any) -> Any:
-    """What a layer puts out, with `new` in place of everything of a kind."""
+    """Return a layer's output with `new` in place of everything of a kind."""
     return tuple(new if isinstance(part, kind) else part for part in y) if isinstance(y, tuple) else y
 
 

@@ -14,15 +14,15 @@ from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.model import Block, Model, Weights
 
-GIVEN = ("stats", "train", "key", "mask")  # beside parameters and inputs, to those functions that name them
+GIVEN = ("stats", "train", "key", "mask")  # besides parameters and inputs, for functions that name them
 
 
 class OwnBlock:
-    """What stands where other blocks have a Linen module: `draw` and `run`, called as a module is.
+    """Replacement for a block's Linen module: `draw` and `run`, called as a module is.
 
     Attributes:
-      kind: what tells blocks with leaves of the same names and shapes apart.
-      uncut: why a narrower network is no slice of it.
+      kind: distinguishes blocks with leaves of the same names and shapes.
+      uncut: reason why a narrower network is not a slice of it.
     """
 
     uncut = "is part of a network of your own, of which jaxfl does not know how channels are ordered"
@@ -33,20 +33,20 @@ class OwnBlock:
         raise NotImplementedError
 
     def draw(self, key: jax.Array, x: jax.Array) -> Weights:
-        """Initial weights for inputs like x (1, ...)."""
+        """Draw initial weights for inputs like x (1, ...)."""
         raise NotImplementedError
 
     def run(self, weights: Weights, x: jax.Array, *, train: bool, key, mask) -> tuple[jax.Array, dict]:
-        """The block's output, and its statistics."""
+        """Return the block's output and its statistics."""
         raise NotImplementedError
 
     def lazy_init(self, key, x, *, train, mask) -> dict:
-        """As Linen's."""
+        """Draw variables, as Linen's `lazy_init`."""
         weights = self.draw(key, jnp.zeros(x.shape, x.dtype))
         return {"params": weights.params, "batch_stats": weights.stats}
 
     def apply(self, variables, x, *, train, mask, rngs=None, mutable=()) -> tuple[jax.Array, dict]:
-        """As Linen's. A block with a convolution leaves what it puts out, maps, as its tap."""
+        """Apply the block, as Linen's `apply`; maps that a block with a convolution returns are its tap."""
         weights = Weights(variables["params"], variables.get("batch_stats", {}))
         y, stats = self.run(weights, x, train=train, key=(rngs or {}).get("dropout"), mask=mask)
         new: dict[str, Any] = {"batch_stats": stats}
@@ -67,11 +67,11 @@ class Functions(OwnBlock):
 
     @property
     def kind(self) -> str:
-        """Where the function is defined."""
+        """Place where the function is defined."""
         return line_of(self.function)
 
     def draw(self, key, x):
-        """What `init` returns, as weights."""
+        """Return the output of `init` as weights."""
         found = self.init(key, x)
         weights = found if isinstance(found, Weights) else Weights(found, {})
         for tree in weights:
@@ -84,7 +84,7 @@ class Functions(OwnBlock):
         return weights
 
     def run(self, weights, x, *, train, key, mask):
-        """What `function` returns; statistics stay as they are if it does not name them."""
+        """Return the output of `function`; statistics stay as they are if it does not name them."""
         given = accepted(self.function, dict(stats=weights.stats, train=train, key=key, mask=mask))
         found = self.function(weights.params, x, **given)
         y, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, weights.stats)
@@ -100,19 +100,19 @@ class Functions(OwnBlock):
 def from_functions(
     name: str, blocks: Mapping[str, tuple[Callable, Callable]], shape: tuple[int, ...], classes: int
 ) -> Model:
-    """A model of plain functions: a pair (init, apply) for each block, in order; the last is the head.
+    """Make a model of plain functions: a pair (init, apply) for each block, in order; the last is the head.
 
     ``init(key, x) -> params`` draws a dict (of dicts) of arrays by name for inputs like x (1, ...), and
-    ``apply(params, x) -> y`` maps a batch of them. An apply that has a parameter ``train`` (bool), ``key``
-    (for dropout; None in evaluation) or ``mask`` ((B,) bool, the real rows of a padded batch; None: all) is
-    given it. One with a parameter ``stats`` has statistics that it returns as well, ``(y, stats)``; then init
-    returns ``jaxfl.models.Weights(params, stats)``.
+    ``apply(params, x) -> y`` maps a batch of them. An apply with a parameter ``train`` (bool), ``key`` (for
+    dropout; None in evaluation) or ``mask`` ((B,) bool, the real rows of a padded batch; None: all) gets it.
+    One with a parameter ``stats`` gets statistics and returns them as well, ``(y, stats)``; then init returns
+    ``jaxfl.models.Weights(params, stats)``.
 
     Args:
-      name: the architecture's.
+      name: name of the architecture.
       blocks: {name: (init, apply)}.
       shape: (H, W, C) of an image.
-      classes: outputs of the last block.
+      classes: number of outputs of the last block.
 
     Raises:
       JaxflError: if there is no block, or a function cannot be called like this, naming its file and line.
@@ -130,7 +130,7 @@ def from_functions(
 
 
 def accepted(function: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what is offered by name that which a function has parameters for."""
+    """Return those of the offered arguments for which a function has parameters."""
     return {name: offered[name] for name in inspect.signature(function).parameters if name in offered}
 
 

@@ -1,4 +1,4 @@
-"""Calls of modules that are plain Python objects, watched: those of NNX and of Equinox."""
+"""Interception of calls of modules that are plain Python objects: those of NNX and of Equinox."""
 
 import contextlib
 import inspect
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def layers(module: Any, kind: type) -> dict[str, Any]:
-    """The modules that are a module's own attributes, or in lists, tuples and dicts of these: by name."""
+    """Return by name the modules among a module's attributes, or in lists, tuples and dicts of these."""
     found = {}
 
     def look(name: str, value: Any) -> None:
@@ -26,12 +26,12 @@ def layers(module: Any, kind: type) -> dict[str, Any]:
 
 
 def in_front(call: Callable, inputs: tuple, options: dict) -> tuple[tuple, dict]:
-    """What a module is called with, its input in front also where it was named: ``head(inputs=x)``.
+    """Put the input of a call in front, also where it was named: ``head(inputs=x)``.
 
     Args:
-      call: the `__call__` of its class.
-      inputs: without names.
-      options: by their names.
+      call: `__call__` of the module's class.
+      inputs: arguments without names.
+      options: arguments by their names.
     """
     if inputs or not options:
         return inputs, options
@@ -44,9 +44,9 @@ def in_front(call: Callable, inputs: tuple, options: dict) -> tuple[tuple, dict]
 
 @contextlib.contextmanager
 def intercepted(modules: list[Any], intercept: Callable) -> Iterator[None]:
-    """Within, calls of some modules are ``intercept(module, call, inputs, options)``.
+    """Replace calls of some modules, within, by ``intercept(module, call, inputs, options)``.
 
-    Their classes have another `__call__` for that long.
+    Their classes have another `__call__` meanwhile.
     """
     watched = {id(module) for module in modules}
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Modules of Flax Linen as models."""
+"""Flax Linen modules as models."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ def from_linen(
     head: str | None = None,
     blocks: Sequence[str] | None = None,
 ) -> Model:
-    """A Flax Linen module as a model: ``module(x)`` maps images (B, H, W, C) to logits (B, classes).
+    """Make a model of a Flax Linen module: ``module(x)`` maps images (B, H, W, C) to logits (B, classes).
 
-    Its `__call__` may have one more parameter, by which it is told whether it trains: ``train``, ``training``
-    or ``is_training``, or ``deterministic``, which is the opposite. BatchNorm leaves out the padding of a
-    batch. Dropout has a key.
+    Its `__call__` may have one more parameter that says whether it trains: ``train``, ``training`` or
+    ``is_training``, or ``deterministic``, which is the opposite. BatchNorm leaves out the padding of a batch.
+    Dropout gets a key.
 
     Args:
-      name: the architecture's.
+      name: name of the architecture.
       module: the network, not bound to weights.
       shape: (H, W, C) of an image.
-      classes: outputs.
+      classes: number of classes.
       head: name of the layer with which the head begins; by default the last one with weights that does more
         than normalise.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
-        but for those that only normalise.
+        except those that only normalise.
 
     Raises:
       JaxflError: naming file and line, if it cannot be called like this, a block cannot begin with such a
@@ -66,18 +66,18 @@ def from_linen(
 
 @dataclasses.dataclass(frozen=True)
 class Linen(Network):
-    """See `Network`."""
+    """A Linen module as a `Network`."""
 
     module: nn.Module
     shape: tuple[int, ...]
 
     @property
     def kind(self):
-        """Of the module."""
+        """Class of the module."""
         return type(self.module)
 
     def draw(self, key):
-        """What Linen's `init` draws."""
+        """Draw initial weights by Linen's `init`."""
         x = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
         variables = nn.meta.unbox(self.module.lazy_init(key, x, **modes(self.module.__call__, False)))
         others = [collection for collection in variables if collection not in COLLECTIONS]
@@ -89,12 +89,12 @@ class Linen(Network):
         return self.given(variables)
 
     def given(self, variables):
-        """Of what `init` or training returned."""
+        """Return the flat weights in variables that `init` or training returned."""
         variables = nn.meta.unbox(variables)
         return Weights(*(flatten_dict(dict(variables.get(collection, {}))) for collection in COLLECTIONS))
 
     def run(self, weights, x, walk, *, train, key, mask):
-        """Watched by an interceptor."""
+        """Run the module with its layers' calls intercepted."""
 
         def forward(module, x):
             def through(called):

@@ -1,4 +1,4 @@
-"""What a module's `__call__` is told besides its input, by the names that libraries have for it."""
+"""The training flag of a module's `__call__`, by the names that libraries have for it."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ NAMES = {"train": True, "training": True, "is_training": True, "deterministic": 
 
 
 def modes(call, train: bool) -> dict[str, Any]:
-    """Whether it trains, under the name for which a function has a parameter; nothing if it has none."""
+    """Return the training flag under the name that a function has for it; nothing if it has none."""
     return accepted(call, {name: positive == train for name, positive in NAMES.items()})
 
 
 def require_modes(kind: type, *arguments: str, **options: Any) -> None:
-    """Refuse a class of modules that cannot be called like this.
+    """Raise `JaxflError` if a class of modules cannot be called like this.
 
     Raises:
       JaxflError: naming its file and line, its parameters and those that it may have.

@@ -1,4 +1,4 @@
-"""Modules of Flax NNX as models."""
+"""Flax NNX modules as models."""
 
 import dataclasses
 import functools
@@ -27,25 +27,25 @@ def from_nnx(
     head: str | None = None,
     blocks: Sequence[str] | None = None,
 ) -> Model:
-    """A Flax NNX module as a model: ``make(rngs)(x)`` maps images (B, H, W, C) to logits (B, classes).
+    """Make a model of a Flax NNX module: ``make(rngs)(x)`` maps images (B, H, W, C) to logits (B, classes).
 
-    It trains after its method ``train()``, not after ``eval()``; a parameter of its `__call__` may tell it as
-    well, as of `from_linen`. BatchNorm leaves out the padding of a batch. What draws at random has a key of
-    its own.
+    It trains after its method ``train()``, not after ``eval()``; a parameter of its `__call__` may say so as
+    well, as in `from_linen`. BatchNorm leaves out the padding of a batch. Each stream of random numbers has
+    its own key.
 
     Args:
-      name: the architecture's.
+      name: name of the architecture.
       make: makes the module, ``lambda rngs: Net(rngs=rngs)``.
       shape: (H, W, C) of an image.
-      classes: outputs.
-      head: name of the attribute, the layer, with which the head begins; by default the last one with
-        weights that does more than normalise. An entry of a list is ``layers_0``.
+      classes: number of classes.
+      head: attribute name of the layer with which the head begins; by default the last one with weights that
+        does more than normalise. An entry of a list is ``layers_0``.
       blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
-        but for those that only normalise.
+        except those that only normalise.
 
     Raises:
-      JaxflError: if it cannot be made or called like this, a block cannot begin with such a layer, or it has
-        variables besides parameters (Param) and statistics (BatchStat), naming its file and line.
+      JaxflError: naming file and line, if the module cannot be made or called like this, a block cannot begin
+        with such a layer, or it has variables besides parameters (Param) and statistics (BatchStat).
     """
     if isinstance(make, nnx.Module):
         raise JaxflError(
@@ -60,7 +60,7 @@ def from_nnx(
 
 
 class Parts(NamedTuple):
-    """What a module consists of: its form, and its variables by their kinds."""
+    """Parts of a module: its form, and its variables by their kinds."""
 
     graph: Any
     params: Any
@@ -70,30 +70,30 @@ class Parts(NamedTuple):
 
 
 def parted(module: nnx.Module) -> Parts:
-    """A module, taken apart."""
+    """Split a module into its parts."""
     return Parts(*nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...))
 
 
 def named(state) -> dict[tuple[str, ...], Any]:
-    """Variables by their paths."""
+    """Return variables by their paths."""
     paths = [tuple(map(str, path)) for path, _ in nnx.to_flat_state(state)]
     return dict(zip(paths, jax.tree.leaves(state), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Nnx(Network):
-    """See `Network`."""
+    """An NNX module as a `Network`."""
 
     make: Callable
     shape: tuple[int, ...]
 
     @property
     def kind(self):
-        """Of the module."""
+        """Class of the module."""
         return type(self._abstract)
 
     def draw(self, key):
-        """What the module starts with."""
+        """Draw the module's initial weights."""
         module = self.make(nnx.Rngs(key))
         parts = parted(module)
         others = sorted({"/".join(path) for path in named(parts.others)})
@@ -105,12 +105,12 @@ class Nnx(Network):
         return self.given(module)
 
     def given(self, module):
-        """Of a module."""
+        """Return the weights of a module."""
         parts = parted(module)
         return Weights(named(parts.params), named(parts.stats))
 
     def run(self, weights, x, walk, *, train, key, mask):
-        """Watched by other calls of the layers' classes."""
+        """Run the module with its layers' calls intercepted."""
         parts = self._form
         params, stats = (
             jax.tree.unflatten(jax.tree.structure(form), [part[path] for path in named(form)])
@@ -153,7 +153,7 @@ class Nnx(Network):
 
 
 def _drawing(draws, key):
-    """Streams of random numbers that begin with a key."""
+    """Return streams of random numbers that begin with a key."""
     key = jax.random.key(0) if key is None else key
     found, structure = jax.tree.flatten(draws)
 

@@ -55,33 +55,34 @@ GIVEN = ("shape", "classes")  # what every model is built for; not the user's to
 
 
 def options_of(factory: Callable) -> dict[str, Any]:
-    """What a choice of a factory may say, with types: the factory's options, and `features`; see `build`."""
+    """Return a factory's options with their types, and `features`; see `build`."""
     own = choices.keywords(factory, GIVEN)
     return own | {"features": own.get("features", int)}
 
 
 def described(factory: Callable) -> list[choices.Option]:
-    """A factory's options in words, and `features`."""
+    """Return a factory's options in words, and `features`."""
     own = choices.described(factory, GIVEN)
     if any(option.name == "features" for option in own):
         return own
-    every = choices.Option("features", "none", "How many the classifier gets; by default the network's own.")
+    every = choices.Option("features", "none", "how many the classifier gets; by default the network's own.")
     return [*own, every]
 
 
 def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
-    """The network of a choice; ``path/to/my.py:object`` names a factory of one's own.
+    """Build the network of a choice; ``path/to/my.py:object`` names a factory of your own.
 
-    Every network takes ``features=NUMBER``, how many features its classifier gets: methods that compare them
-    need equally many of all architectures. A factory's own option of that name comes first.
+    Every network takes ``features=NUMBER``, the number of features that its classifier gets: methods that
+    compare features need the same number in all architectures. A factory's own option of that name takes
+    precedence.
 
     Args:
       choice: ``name,option=value``.
       shape: (H, W, C) of an image.
-      classes: outputs.
+      classes: number of classes.
 
     Raises:
-      JaxflError: if there is no such factory, it has no such option, or what it returns is no model for
+      JaxflError: if the factory or one of its options does not exist, or what it returns is no model for
         these images and classes.
     """
     name, texts = choices.split(choice)

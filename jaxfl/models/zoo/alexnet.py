@@ -19,14 +19,14 @@ def alexnet(
     usual form for 32x32 images: small kernels, stride 2 in the first layer, no response normalisation.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
-        dropout: Probability of dropping an input of a dense layer, at least 0 and below 1.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
+      dropout: probability of dropping an input of a dense layer, at least 0 and below 1.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch, dropout = has_norm(norm), probability("dropout", dropout)
     convs = [

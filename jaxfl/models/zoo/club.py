@@ -1,8 +1,8 @@
-"""The four convolutional networks of pFedClub, whose blocks it takes apart and assembles anew.
+"""The four convolutional networks of pFedClub, which takes their blocks apart and assembles them anew.
 
 Wang et al. 2024, "Controllable heterogeneous model aggregation for personalized federated learning"
 (pFedClub), appendix B, for 32x32 colour images. It gives kernels, poolings and order; the widths are
-those of its authors' code.
+from its authors' code.
 """
 
 from jaxfl.models.blocks import ConvBlock, DenseBlock
@@ -21,14 +21,14 @@ def cnn1(
     """Two 5x5 convolutions of 10 and 64 channels, a dense layer of 50, dropout before the head.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
-        dropout: Probability of dropping a feature, at least 0 and below 1.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
+      dropout: probability of dropping a feature, at least 0 and below 1.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     convs = _convs([(5, 0, 2, 10), (5, 0, 2, 64)], width, norm)
     denses = [DenseBlock(scaled(width, 50), dropout=probability("dropout", dropout))]
@@ -46,14 +46,14 @@ def cnn2(
     """Like cnn1, with a third 5x5 convolution of 128 channels.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
-        dropout: Probability of dropping a feature, at least 0 and below 1.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
+      dropout: probability of dropping a feature, at least 0 and below 1.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     convs = _convs([(5, 0, 2, 10), (5, 0, 2, 64), (5, 0, 1, 128)], width, norm)
     denses = [DenseBlock(scaled(width, 50), dropout=probability("dropout", dropout))]
@@ -70,17 +70,17 @@ def cnn3(
 ) -> Model:
     """Five 5x5 convolutions of 6 to 128 channels, dense layers of 1024, 128 and 64.
 
-    The convolutions pad ("same"): without, a 32x32 image would not last for the paper's poolings.
+    The convolutions pad ("same"): without it, a 32x32 image would be too small for the paper's poolings.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
-        dropout: Probability of dropping a feature after the first dense layer, at least 0 and below 1.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
+      dropout: probability of dropping a feature after the first dense layer, at least 0 and below 1.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     layers = [(5, 2, 2, 6), (5, 2, 2, 16), (5, 2, 1, 32), (5, 2, 2, 64), (5, 2, 1, 128)]
     first, *others = (scaled(width, features) for features in (1024, 128, 64))
@@ -103,15 +103,15 @@ def cnn4(
     code's; the paper prints 5x5 for the first and the fourth.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "none" leaves out BatchNorm.
-        dropout: Probability of dropping a feature after the first dense layer, at least 0 and below 1.
-        channel_dropout: Probability of dropping a channel after the fourth convolution, likewise.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "none" leaves out BatchNorm.
+      dropout: probability of dropping a feature after the first dense layer, at least 0 and below 1.
+      channel_dropout: probability of dropping a channel after the fourth convolution, at least 0 and below 1.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     layers = [
@@ -133,7 +133,7 @@ def cnn4(
 
 
 def _convs(layers: list[tuple[int, int, int, int]], width: float, norm: NormName) -> list[ConvBlock]:
-    """Returns a block for each (kernel, padding, pooling, channels)."""
+    """Return a block for each (kernel, padding, pooling, channels)."""
     batch = has_norm(norm)
     return [
         ConvBlock(scaled(width, channels), kernel, padding, pool, batch, not batch)

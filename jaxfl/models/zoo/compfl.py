@@ -1,4 +1,4 @@
-"""Small convolutional networks for CompFL, its two experts of unequal size among them.
+"""Small convolutional networks for CompFL, including its two experts of unequal size.
 
 Xu et al., "Cooperative multiple model training for personalized federated learning over
 heterogeneous devices" (CompFL).
@@ -21,13 +21,13 @@ def cifar_small(
     """Convolutions of 16, 32 and 64 channels, a dense layer of 128, leaky ReLU (slope 0.01).
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     convs = _convs([(5, 0, 16), (5, 1, 32), (3, 1, 64)], width, norm, nn.leaky_relu)
     denses = [DenseBlock(scaled(width, 128), activation=nn.leaky_relu)]
@@ -43,16 +43,16 @@ def fmnist_small(
 ) -> Model:
     """The small Fashion-MNIST expert: convolutions of 16 and 32 channels, a dense layer of 128.
 
-    The paper gives the number of layers only; the sizes follow its first author's code.
+    The paper gives only the number of layers; the sizes follow its first author's code.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     convs = _convs([(5, 0, 16), (5, 1, 32)], width, norm, nn.relu)
     denses = [DenseBlock(scaled(width, 128))]
@@ -71,13 +71,13 @@ def fmnist_large(
     The paper says that it has more layers than the small one; the sizes are ours.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     convs = _convs([(3, 1, 32), (3, 1, 64), (3, 1, 128)], width, norm, nn.relu)
     denses = [DenseBlock(scaled(width, features)) for features in (256, 128)]
@@ -87,7 +87,7 @@ def fmnist_large(
 def _convs(
     layers: list[tuple[int, int, int]], width: float, norm: NormName, activation: Activation
 ) -> list[ConvBlock]:
-    """Returns a block with 2x2 max pooling for each (kernel, padding, channels)."""
+    """Return a block with 2x2 max pooling for each (kernel, padding, channels)."""
     batch = has_norm(norm)
     return [
         ConvBlock(scaled(width, channels), kernel, padding, 2, batch, not batch, activation)

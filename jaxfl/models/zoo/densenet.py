@@ -19,18 +19,18 @@ from jaxfl.models.zoo.stem import ImageNetStem, StemName, first_block
 class DenseLayer(nn.Module):
     """Norm, ReLU, 1x1 convolution to 4 growth; norm, ReLU, 3x3 convolution to growth; joined to the input.
 
-    `pool` is what the network's last layer applies at its end, after one more norm and ReLU. The tap of
-    the 3x3 convolution is its own channels, without a norm: that of the next layer is over all channels
-    so far. The network's last tap is the output of its last norm, over all channels.
+    The network's last layer applies `pool` at its end, after one more norm and ReLU. The tap of the 3x3
+    convolution is its own channels, without a norm: the norm of the next layer is over all channels so far.
+    The network's last tap is the output of its last norm, over all channels.
     """
 
     growth: int
     pool: Callable[[jax.Array], jax.Array] | None = None
-    extends = ("norm", "conv1")  # which see its input, see `jaxfl.models.repeated`
+    extends = ("norm", "conv1")  # layers that see its input, see `jaxfl.models.repeated`
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H, W, C + growth), or to (B, C + growth) with a global `pool`."""
+        """Map (B, H, W, C) to (B, H, W, C + growth), or to (B, C + growth) with a global `pool`."""
         x = to_maps(x)
         y = nn.relu(Norm(name="norm")(x, train=train, mask=mask))
         y = Conv(4 * self.growth, 1, norm=True, bias=False, name="conv1")(y, train=train, mask=mask)
@@ -51,7 +51,7 @@ class Transition(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H // 2, W // 2, C // 2)."""
+        """Map (B, H, W, C) to (B, H // 2, W // 2, C // 2)."""
         x = to_maps(x)
         half = x.shape[axis("C")] // 2
         x = nn.relu(Norm(name="norm")(x, train=train, mask=mask))
@@ -69,18 +69,18 @@ def densenet121(
 ) -> Model:
     """6, 12, 24 and 16 layers that add 32 channels each; 120 convolutions.
 
-    Huang et al. 2017, table 1. Every layer is a block, so that a network can be cut after each of them; it
-    hands on all channels so far.
+    Huang et al. 2017, table 1. Every layer is a block, so that a network can be cut after each of them; its
+    output has all channels so far.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
-            convolution with BatchNorm and 3x3 max pooling, both with stride 2.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
+        convolution with BatchNorm and 3x3 max pooling, both with stride 2.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     return _densenet("densenet121", (6, 12, 24, 16), 32, shape, classes, width, stem)
 
@@ -97,10 +97,10 @@ def densenet161(
     Source and errors are those of `densenet121`.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        stem: "cifar" or "imagenet", see `densenet121`.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      stem: "cifar" or "imagenet", see `densenet121`.
     """
     return _densenet("densenet161", (6, 12, 36, 24), 48, shape, classes, width, stem)
 
@@ -117,10 +117,10 @@ def densenet169(
     Source and errors are those of `densenet121`.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        stem: "cifar" or "imagenet", see `densenet121`.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      stem: "cifar" or "imagenet", see `densenet121`.
     """
     return _densenet("densenet169", (6, 12, 32, 32), 32, shape, classes, width, stem)
 
@@ -137,10 +137,10 @@ def densenet201(
     Source and errors are those of `densenet121`.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        stem: "cifar" or "imagenet", see `densenet121`.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      stem: "cifar" or "imagenet", see `densenet121`.
     """
     return _densenet("densenet201", (6, 12, 48, 32), 32, shape, classes, width, stem)
 
@@ -154,7 +154,7 @@ def _densenet(
     width: float,
     stem: StemName,
 ) -> Model:
-    """Stem, as many layers between transitions as `counts` says, and the classifier."""
+    """Build the stem, `counts` layers between transitions, and the classifier."""
     features, growth = scaled(width, 2 * growth), scaled(width, growth)
     plain = ConvBlock(features, 3, 1, bias=False, activation=jax.nn.identity)  # the first layer normalises
     body = [first_block(stem, cifar=plain, imagenet=ImageNetStem(features))]

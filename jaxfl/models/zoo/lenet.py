@@ -18,13 +18,13 @@ def lenet(
     ReLU and max pooling.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     convs = [ConvBlock(scaled(width, c), 5, pool=2, norm=batch, bias=not batch) for c in (6, 16)]

@@ -20,19 +20,19 @@ def lenet5(
 ) -> Model:
     """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 (depth 4: and 64).
 
-    FedCMD's tables XI (depth 3), XII (depth 2) and XIII (depth 4). The convolutions keep their bias
-    before BatchNorm. The tables print three input channels for the second convolution and a single
-    pooling; what fits their dense layers is six channels and two poolings.
+    FedCMD's tables XI (depth 3), XII (depth 2) and XIII (depth 4). The convolutions keep their bias before
+    BatchNorm. The tables print three input channels for the second convolution and a single pooling; their
+    dense layers fit six channels and two poolings.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "none" leaves out the BatchNorm after the convolutions.
-        depth: Number of dense layers including the classifier: 2, 3 (the main variant) or 4.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "none" leaves out the BatchNorm after the convolutions.
+      depth: number of dense layers including the classifier: 2, 3 (the main variant) or 4.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     if depth not in (2, 3, 4):
         raise JaxflError(f"depth is {depth}; lenet5 has 2, 3 or 4 dense layers.")

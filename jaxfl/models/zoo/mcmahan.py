@@ -21,14 +21,14 @@ def mcmahan(
     reproductions on 32x32 images do not ("valid").
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "batch" adds BatchNorm after the convolutions.
-        padding: "auto" is "valid" for images of at least 32x32 and "same" for smaller ones.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "batch" adds BatchNorm after the convolutions.
+      padding: "auto" is "valid" for images of at least 32x32 and "same" for smaller ones.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     choice("padding", padding, ("auto", "same", "valid"))
     if padding == "auto":

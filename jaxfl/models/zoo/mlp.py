@@ -14,17 +14,17 @@ def mlp(
     norm: NormName = "none",
     hidden: int = 100,
 ) -> Model:
-    """Flatten, hidden layer, ReLU, classifier: 784-100-10 on 28x28 gray images.
+    """Flatten, hidden layer, ReLU, classifier: 784-100-10 on 28x28 grey images.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden features.
-        norm: "batch" adds BatchNorm before the ReLU.
-        hidden: Number of hidden features.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden features.
+      norm: "batch" adds BatchNorm before the ReLU.
+      hidden: number of hidden features.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     if hidden < 1:
         raise JaxflError(f"hidden is {hidden}; mlp needs at least one hidden feature.")

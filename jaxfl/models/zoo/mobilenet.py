@@ -22,7 +22,7 @@ class Separable(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', features), or to (B, features) with `mean`."""
+        """Map (B, H, W, C) to (B, H', W', features), or to (B, features) with `mean`."""
         norm: dict[str, Any] = {"norm": self.norm, "bias": not self.norm}
         steps = (
             (DepthwiseConv(3, self.stride, name="depthwise", **norm), nn.relu),
@@ -35,9 +35,9 @@ class Separable(nn.Module):
 class InvertedResidual(nn.Module):
     """1x1 convolution to `expanded` channels, depthwise convolution, 1x1 convolution without activation.
 
-    Sandler et al. 2018, figure 3; Howard et al. 2019, figure 4. Without `expanded` the first one is left
-    out. With `squeezed` a gate of so many features follows the second one. The input is added where the
-    shape stays.
+    Sandler et al. 2018, figure 3; Howard et al. 2019, figure 4. Without `expanded` the first convolution is
+    left out. With `squeezed` a gate of that many features follows the second one. The input is added where
+    the shape stays the same.
     """
 
     features: int
@@ -50,7 +50,7 @@ class InvertedResidual(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', features)."""
+        """Map (B, H, W, C) to (B, H', W', features)."""
         norm: dict[str, Any] = {"norm": self.norm, "bias": not self.norm}
         run = functools.partial(chain, self, train=train, mask=mask)
         x = y = to_maps(x)
@@ -64,13 +64,13 @@ class InvertedResidual(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Scales the channels of maps by what their means tell (Hu et al. 2018, arXiv:1709.01507)."""
+    """Gate that scales channels of maps by a function of their means (Hu et al. 2018, arXiv:1709.01507)."""
 
     features: int
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Returns maps of the same shape."""
+        """Return maps of the same shape."""
         y = nn.relu(Linear(self.features, name="squeeze")(spatial_mean(x), train=train, mask=mask))
         y = Linear(x.shape[axis("C")], name="excite")(y, train=train, mask=mask)
         return x * to_maps(nn.hard_sigmoid(y)[:, None, None])
@@ -88,13 +88,13 @@ def mobilenet_v1(
     arXiv:1704.04861, table 1.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     layers = [
@@ -128,13 +128,13 @@ def mobilenet_v2(
     arXiv:1801.04381, table 2. A change of width has no shortcut, as in the paper.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     conv = functools.partial(ConvBlock, norm=batch, bias=not batch, activation=nn.relu6)
@@ -170,17 +170,17 @@ def mobilenet_v3(
 ) -> Model:
     """V3-Small: a stem, 11 inverted residuals, most with a gate, hard swish (Howard et al. 2019).
 
-    arXiv:1905.02244, table 2. The gates have a quarter of the expanded channels, to the next multiple of
-    eight, as in the authors' code.
+    arXiv:1905.02244, table 2. The gates have a quarter of the expanded channels, rounded to the next multiple
+    of eight, as in the authors' code.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels and features.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels and features.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch, relu, swish = has_norm(norm), nn.relu, nn.hard_swish
     conv = functools.partial(ConvBlock, norm=batch, bias=not batch, activation=swish)

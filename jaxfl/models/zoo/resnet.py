@@ -20,13 +20,13 @@ def resnet9(
     contest.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
 
@@ -57,15 +57,15 @@ def resnet18(
     He et al. 2016, arXiv:1512.03385, table 1.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-        stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
-            convolution and 3x3 max pooling, both with stride 2.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
+        convolution and 3x3 max pooling, both with stride 2.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), shape, classes, width, norm, stem)
 
@@ -83,11 +83,11 @@ def resnet50(
     Source and errors are those of `resnet18`.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-        stem: "cifar" or "imagenet", see `resnet18`.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      stem: "cifar" or "imagenet", see `resnet18`.
     """
     return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, width, norm, stem)
 
@@ -105,11 +105,11 @@ def resnet101(
     Source and errors are those of `resnet18`.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-        stem: "cifar" or "imagenet", see `resnet18`.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      stem: "cifar" or "imagenet", see `resnet18`.
     """
     return _resnet("resnet101", Bottleneck, (3, 4, 23, 3), shape, classes, width, norm, stem)
 
@@ -127,11 +127,11 @@ def resnet152(
     Source and errors are those of `resnet18`.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-        stem: "cifar" or "imagenet", see `resnet18`.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      stem: "cifar" or "imagenet", see `resnet18`.
     """
     return _resnet("resnet152", Bottleneck, (3, 8, 36, 3), shape, classes, width, norm, stem)
 
@@ -146,7 +146,7 @@ def _resnet(
     norm: NormName,
     stem: StemName,
 ) -> Model:
-    """Stem, as many blocks in each stage as `counts` says, and the classifier."""
+    """Build the stem, `counts` blocks in each stage, and the classifier."""
     batch, features = has_norm(norm), scaled(width, 64)
     small = ConvBlock(features, 3, 1, norm=batch, bias=not batch)
     body = [first_block(stem, cifar=small, imagenet=ImageNetStem(features, batch))]

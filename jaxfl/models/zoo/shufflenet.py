@@ -14,9 +14,9 @@ from jaxfl.models.model import Block, Model
 class ShuffleUnit(nn.Module):
     """Two branches of `half` channels each, interleaved (Ma et al. 2018, figures 3c and 3d).
 
-    At stride 1 half of the input's channels pass as they are. At stride 2 both branches convolve all of
-    them, the main one without a change of their number before its depthwise convolution, as in the code that
-    the federated papers use; the authors' own changes it before.
+    At stride 1 half of the input's channels pass unchanged. At stride 2 both branches convolve all of them.
+    The main branch keeps their number before its depthwise convolution, as in the code that the federated
+    papers use; the authors' own code changes it before.
     """
 
     half: int
@@ -26,7 +26,7 @@ class ShuffleUnit(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H', W', 2 half)."""
+        """Map (B, H, W, C) to (B, H', W', 2 half)."""
         pointwise = functools.partial(Conv, kernel=1, norm=self.norm, bias=not self.norm)
         depthwise = functools.partial(DepthwiseConv, 3, self.stride, self.norm, not self.norm)
         x = to_maps(x)
@@ -55,13 +55,13 @@ def shufflenet(
     of the federated papers that use it.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        width: Factor on the hidden channels; the paper's own 0.5x and 2x scale less evenly.
-        norm: "none" leaves out BatchNorm and gives the convolutions a bias.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      width: factor on the hidden channels; the paper's own 0.5x and 2x scale less evenly.
+      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     conv = functools.partial(ConvBlock, norm=batch, bias=not batch)

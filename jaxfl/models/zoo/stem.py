@@ -20,7 +20,7 @@ class ImageNetStem(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to (B, H/4, W/4, features), rounded up."""
+        """Map (B, H, W, C) to (B, H/4, W/4, features), rounded up."""
         layer = Conv(self.features, 7, 2, 3, self.norm, not self.norm, name="conv")
         x = layer(to_maps(x), train=train, mask=mask)
         leave_tap(self, x)
@@ -28,10 +28,10 @@ class ImageNetStem(nn.Module):
 
 
 def first_block(stem: StemName, imagenet: nn.Module, cifar: nn.Module) -> Block:
-    """Returns the block "stem" with the module that the option `stem` of a factory asks for.
+    """Return the block "stem" with the module that the option `stem` of a factory asks for.
 
     Raises:
-        JaxflError: If it is neither "cifar" nor "imagenet".
+      JaxflError: if it is neither "cifar" nor "imagenet".
     """
     modules = {"cifar": cifar, "imagenet": imagenet}
     return Block("stem", modules[choice("stem", stem, tuple(modules))])

@@ -20,7 +20,7 @@ class PatchEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps (B, H, W, C) to tokens (B, H / patch, W / patch, features)."""
+        """Map (B, H, W, C) to tokens (B, H / patch, W / patch, features)."""
         batch, height, width, channels = x.shape
         rows, columns = height // self.patch, width // self.patch
         x = x.reshape(batch, rows, self.patch, columns, self.patch, channels)
@@ -32,10 +32,10 @@ class PatchEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Attention and a perceptron of two layers, each after a LayerNorm and beside a shortcut.
+    """Attention and a perceptron of two layers, each after a LayerNorm and with a shortcut.
 
-    `mean` makes it the network's last one: a LayerNorm and the mean of all tokens stand at its end.
-    Its tap is what it puts out before these, the tokens in their places in the image.
+    `mean` marks the network's last encoder, which ends with a LayerNorm and the mean of all tokens. Its tap
+    is its output before these, the tokens in their places in the image.
     """
 
     heads: int
@@ -45,7 +45,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Maps tokens (B, H, W, d) to the same shape, or to (B, d) with `mean`."""
+        """Map tokens (B, H, W, d) to the same shape, or to (B, d) with `mean`."""
         dtype, (batch, height, width, features) = jnp.result_type(float), x.shape
 
         def norm(name, x):
@@ -91,16 +91,16 @@ def vit(
     keep their places in the image from block to block.
 
     Args:
-        shape: (H, W, C) of the images.
-        classes: Number of classes.
-        patch: Pixels along the side of a patch, by which height and width are divided without rest.
-        width: Factor on the features, 192 of a token.
-        depth: Number of encoders.
-        heads: Of attention, by which the features are divided without rest.
-        dropout: Probability of dropping what attention or perceptron add, at least 0 and below 1.
+      shape: (H, W, C) of the images.
+      classes: number of classes.
+      patch: side of a patch in pixels; height and width of images are multiples of it.
+      width: factor on the 192 features of a token.
+      depth: number of encoders.
+      heads: number of attention heads; the number of features is a multiple of it.
+      dropout: probability of dropping an output of attention or perceptron, at least 0 and below 1.
 
     Raises:
-        JaxflError: If an argument is out of range.
+      JaxflError: if an argument is out of range.
     """
     features, dropout = scaled(width, 192), probability("dropout", dropout)
     if tuple(shape[:2]) == (1, 1):

@@ -323,7 +323,7 @@ def it_votes_in_rounds_of_fedavg():
         assert_same(fedcmd.shared, fedavg.shared, tolerance=1e-6)
         assert_same(report.loss, expected.loss, tolerance=1e-6)
     (of_clients,), (globally,) = fedcmd.weights, fedcmd.shared
-    assert_same(of_clients, tree.stack(globally, len(SIZES)))
+    assert_same(of_clients, tree.repeat(globally, len(SIZES)))
 
 
 def all_start_from_the_global_model_though_the_last_vote_is_lost():
@@ -334,7 +334,7 @@ def all_start_from_the_global_model_though_the_last_vote_is_lost():
     begun, _ = one_round("fedcmd", voted, mixed(), 2, (0, 3), **options)
     assert all(layers.any() for layers in begun.personal_layers)
     for own, shared in zip(begun.weights, begun.shared, strict=True):
-        assert_same(own, tree.stack(shared, len(jax.tree.leaves(own)[0])))
+        assert_same(own, tree.repeat(shared, len(jax.tree.leaves(own)[0])))
     assert_same(begun.won, voted.won)
     later, _ = one_round("fedcmd", begun, mixed(), 3, (0, 3), **options)
     assert differ(later.weights, begun.weights)

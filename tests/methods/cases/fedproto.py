@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, assert_same, differ, tiny_partition, tiny_source
+from conftest import CLASSES, SIZES, assert_same, differ, tiny_partition, tiny_source
 from reference import nets
 from reference.class_means import of_client
 from reference.training import cross_entropy, descend
@@ -21,7 +21,7 @@ from jaxfl.models.blocks import DenseBlock
 from jaxfl.models.model import Block, Weights
 from methods import recording
 from methods.cases import NORMALISED, Case, Comparison, local_statistics
-from methods.rounds import EVERYONE, TRAINING, alike, billed, federated, mlp, run
+from methods.rounds import EVERYONE, TRAINING, alike, billed, federated, mlp, normalised, run
 
 
 def start(clients, initial, options):
@@ -148,6 +148,11 @@ def a_class_that_nobody_has_keeps_its_prototype():
     assert jax.device_get(report.up[0]).sum() == z.shape[1] + 2
 
 
+def a_client_that_cannot_train_is_idle_though_it_computes_class_means():
+    ((_, report),) = run("fedproto", normalised(), (EVERYONE,), **TRAINING)
+    assert report.idle[0].tolist() == [size == 1 for size in SIZES] and any(report.idle[0].tolist())
+
+
 def where_clients_count_alike_they_send_no_numbers_of_rows():
     up, *_ = billed("fedproto", alike(), uniform=True, **TRAINING)
     (d,) = alike().models[0].head.shape
@@ -173,5 +178,6 @@ fedproto = Case(
         features_far_from_zero_are_told_apart,
         a_class_that_nobody_has_keeps_its_prototype,
         where_clients_count_alike_they_send_no_numbers_of_rows,
+        a_client_that_cannot_train_is_idle_though_it_computes_class_means,
     ),
 )
