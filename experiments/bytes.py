@@ -50,8 +50,8 @@ ROWS = [
 LEGEND = """
 D: pixels. C: classes. P: numbers in the client's network, p: in the smallest one, h: its hidden units. d:
 features before the classifier. k: classes that the client has, K: that some client has. R: public images of a
-round; C + 1 means that their row numbers are sent, too. T: numbers in the client's last teacher. Hermes prunes
-half of the units in each of the three rounds; its last number is the mask, 32 units a number.
+round; C + 1 means that their row numbers are sent, too. T: numbers in the client's last teacher. Hermes
+prunes half of the units in each of the three rounds; its last number is the mask, 32 units a number.
 """
 
 
