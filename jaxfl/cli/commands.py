@@ -20,6 +20,7 @@ from jaxfl.config.commands import (
     Logs,
     Output,
     Profile,
+    Repetition,
     RunFolder,
     Seeds,
     StudyPart,
@@ -98,11 +99,12 @@ def _of_a_run() -> dict[str, Any]:
 
 def _repeat(arguments: list[str]) -> None:
     name, arguments = _positional(arguments, "run", "RUN")
-    where, logs, profile, limit, processes = parse("run --from RUN", arguments, **_of_a_run())
+    again, *others = parse("run --from RUN", arguments, repetition=Repetition(), **_of_a_run())
+    where, logs, profile, limit, processes = others
     _join(processes)
     with Bar() as bar:
         options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
-        folder, result = runs.repeat(Path(name), where.run_dir, **options)
+        folder, result = runs.repeat(Path(name), where.run_dir, again.seed, **options)
     print_result(result, folder)
 
 

@@ -77,7 +77,9 @@ def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
-    """Return a choice's name and options as text; a file's path may hold commas, and an option name a file.
+    """Return a choice's name and options as text.
+
+    A file's path may hold commas, and so may a value in brackets, such as a network with options.
 
     >>> split("dirichlet,alpha=0.5,min-samples=4")
     ('dirichlet', {'alpha': '0.5', 'min_samples': '4'})
@@ -85,9 +87,11 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
     ('a,b.py:mine', {'k': '1'})
     >>> split("fedkemf,knowledge=my.py:net")
     ('fedkemf', {'knowledge': 'my.py:net'})
+    >>> split("fedkemf,knowledge=[mlp,hidden=16],lr=1")
+    ('fedkemf', {'knowledge': 'mlp,hidden=16', 'lr': '1'})
     """
     path, rest = _file_and_rest(choice)
-    name, *pairs = rest.split(",")
+    name, *pairs = re.split(r",(?![^\[]*\])", rest)
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -96,7 +100,7 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
         key = key.strip().replace("-", "_")
         if key in options:
             raise JaxflError(f"{choice!r} gives {key} twice; give it once.")
-        options[key] = value.strip()
+        options[key] = re.sub(r"^\[(.*)\]$", r"\1", value.strip())
     return (path + name).strip(), options
 
 
@@ -106,7 +110,8 @@ def join(name: str, options: Mapping[str, str]) -> str:
     >>> join("ditto", {"lam": "0.1"})
     'ditto,lam=0.1'
     """
-    return ",".join([name, *(f"{key}={value}" for key, value in options.items())])
+    values = {key: f"[{value}]" if "," in value else value for key, value in options.items()}
+    return ",".join([name, *(f"{key}={value}" for key, value in values.items())])
 
 
 def absolute(choice: str) -> str:

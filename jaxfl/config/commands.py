@@ -116,6 +116,15 @@ class Continuation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Repetition:
+    """What differs from the repeated run."""
+
+    seed: int | None = within("[0, 4294967295]", None)
+    """Seed of initial weights, client sampling and mini-batches; by default the run's. Partition and options
+    stay."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Export:
     """The models to write, and their folder."""
 

@@ -121,7 +121,7 @@ def divide(
         known = [np.arange(source.classes)] * clients
         train, tested = _cut(held, test_fraction, test_rng)
         tested = [rows[:max_test] for rows in tested]
-        advice = "raise test_fraction, or give every client more rows"
+        advice = "raise test_fraction, give clients more rows, or take the data's test rows (--test source)"
     require_everyone("test", tested, advice)
     train, validation = _cut(train, validation_fraction, validation_rng)
     if validation_fraction and not any(map(len, validation)):

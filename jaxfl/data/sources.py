@@ -55,7 +55,7 @@ class Source(NamedTuple):
     numbers: np.ndarray | None = None
 
 
-def load(name: str, data_dir: str | Path | None = None) -> Source:
+def load(name: str, data_dir: str | Path | None = None, labelled: bool = True) -> Source:
     """Load a data set by its name or path.
 
     Args:
@@ -74,19 +74,21 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
 
         Without a test part, a fixed stratified fifth of the rows becomes it.
       data_dir: folder of tensorflow-datasets' sets, ``~/tensorflow_datasets`` by default.
+      labelled: whether images must have labels. If not, an ``.npz`` may lack them, and a folder may hold
+        images without sub-folders: all are training rows of class 0 then.
 
     Raises:
       JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
     """
     path = as_path(name)
     if name == "digits":
-        read: Any = _npz(DIGITS)
+        read: Any = _npz(DIGITS, labelled)
     elif name.startswith(hf.PREFIX):
         read = hf.read(name)
     elif path.suffix == ".npz":
-        read = _npz(path)
+        read = _npz(path, labelled)
     elif is_folder(name):
-        read = _folder(path)
+        read = _folder(path, labelled)
     elif path.suffix and path.is_file():
         raise JaxflError(
             f"{name} is a file, of which only .npz are read; numpy.savez writes one of the arrays images or "
@@ -178,9 +180,11 @@ def from_arrays(
     return Source(name, images[order], labels[order], train[order], classes, columns, moved)
 
 
-def _npz(path: Path):
+def _npz(path: Path, labelled: bool):
     arrays = npz.read(path, required=())
     name = "features" if "features" in arrays and "images" not in arrays else "images"
+    if not labelled and name in arrays and "labels" not in arrays:
+        return _without_labels(arrays[name])
     if missing := [what for what in ("labels", name) if what not in arrays]:
         lacks = " and ".join(missing).replace("images", "images or features")
         raise JaxflError(
@@ -196,7 +200,14 @@ def _npz(path: Path):
     return examples, labels, split, len(np.unique(labels)), columns
 
 
-def _folder(path: Path):
+def _without_labels(images: np.ndarray):
+    return images, np.zeros(len(images), int), np.ones(len(images), bool), 1
+
+
+def _folder(path: Path, labelled: bool):
+    if not labelled and not any(entry.is_dir() for entry in _visible(path)):
+        files = _visible(path)
+        return _without_labels(_stacked(files, path))
     divided = (path / "train").is_dir() and (path / "test").is_dir()
     alone = path / "train"
     if not divided and alone.is_dir() and any(entry.is_dir() for entry in _visible(alone)):
@@ -217,18 +228,24 @@ def _folder(path: Path):
         if (part / name).is_dir()
         for file in _visible(part / name)
     ]
-    if not files:
-        raise JaxflError(f"{path} has no images; give every class a sub-folder of images.")
+    images = _stacked([file for file, *_ in files], path)
     paths, labels, train = zip(*files, strict=True)
-    images = [_image(file) for file in paths]
-    for file, image in zip(paths, images, strict=True):
+    columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
+    return images, np.array(labels), np.array(train) if divided else None, len(names), columns
+
+
+def _stacked(files: Sequence[Path], folder: Path) -> np.ndarray:
+    """Read images of one size and mode, (N, H, W) or (N, H, W, 3)."""
+    if not files:
+        raise JaxflError(f"{folder} has no images; give every class a sub-folder of images.")
+    images = [_image(file) for file in files]
+    for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
             raise JaxflError(
-                f"{file} has height, width and colours {image.shape}, but {paths[0]} has "
+                f"{file} has height, width and colours {image.shape}, but {files[0]} has "
                 f"{images[0].shape}; bring all images to one size and mode."
             )
-    columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
-    return np.stack(images), np.array(labels), np.array(train) if divided else None, len(names), columns
+    return np.stack(images)
 
 
 def _visible(folder: Path) -> list[Path]:

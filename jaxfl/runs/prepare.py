@@ -201,7 +201,8 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
         return None
     of_source = {key: options.pop(key) for key in hf.OPTIONS if name.startswith(hf.PREFIX) and key in options}
     options = choices.convert(name, {"size": int, "labels": bool}, options)
-    other = load_source(setup.replace(dataset=choices.join(name, of_source)))
+    other_set = setup.replace(dataset=choices.join(name, of_source))
+    other = load_source(other_set, labelled=options.get("labels", False))
     return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
 
 
@@ -276,11 +277,11 @@ def _check_saved(setup: Setup) -> None:
             )
 
 
-def load_source(setup: Setup) -> Source:
+def load_source(setup: Setup, labelled: bool = True) -> Source:
     """Load the data set; a user's own is ``my.py:function``, from `data_dir` to a `Source`."""
     name, _, _ = setup.data.dataset.partition(":")
     if not name.endswith(".py"):
-        return load(setup.data.dataset, setup.machine.data_dir)
+        return load(setup.data.dataset, setup.machine.data_dir, labelled)
     found = choices.lookup("data set", {}, setup.data.dataset)
     require_call(name, found, "data_dir")
     with own_code():

@@ -78,13 +78,14 @@ def run(
         return folder, _only(proceed(job, [begun], data.client_devices, spent, profile))
 
 
-def repeat(old: Path, folder: Path | None = None, **options) -> tuple[Path, dict]:
-    """Repeat an earlier run on its partition; the rest is as in `run`.
+def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **options) -> tuple[Path, dict]:
+    """Repeat an earlier run on its partition, perhaps with another seed; the rest is as in `run`.
 
     The user's own files are used as they are now; the observer is warned of the first that has changed.
     """
     config = store.read_config(old)
     setup, variant = restore(old, config)
+    setup = setup if seed is None else setup.replace(seed=seed)
     if config.get("beyond_target", False):
         setup = setup.replace(stop_at_target=False)
     if files := code.changed(code.latest(config, store.read_metrics(old))):

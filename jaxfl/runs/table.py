@@ -23,10 +23,12 @@ class Cell(NamedTuple):
     std: float | None
 
     def text(self, between: str = " ± ") -> str:
-        """Return ``91.27 ± 0.31``, or a dash without a value."""
+        """Return ``91.27 ± 0.31``, small numbers as ``0.0281``, or a dash without a value."""
         if math.isnan(self.mean):
             return "-"
-        return f"{self.mean:.2f}" + ("" if self.std is None else f"{between}{self.std:.2f}")
+        small = 0 < abs(self.mean) < 0.1  # such as the megabytes of class means
+        decimals = 2 - math.floor(math.log10(abs(self.mean))) if small else 2
+        return f"{self.mean:.{decimals}f}" + ("" if self.std is None else f"{between}{self.std:.{decimals}f}")
 
 
 OF_ACCURACY = {  # of the deployed models, beside the mean: title, and name in a result

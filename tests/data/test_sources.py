@@ -207,6 +207,20 @@ def test_folder_with_train_and_test(tmp_path):
     assert (source.images[..., 0] == images).all()
 
 
+def test_public_images_need_no_labels(tmp_path):
+    images, flat = random_images(6, 8, 9), tmp_path / "flat"
+    flat.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(flat / f"{number}.png")
+    np.savez(tmp_path / "public.npz", images=images)
+    for path in (flat, tmp_path / "public.npz"):
+        source = load(str(path), labelled=False)
+        check(source, 6, 0, (8, 9, 1), 1)
+        np.testing.assert_array_equal(source.images[..., 0], images)
+        with pytest.raises(JaxflError, match="lacks labels|give every class a sub-folder"):
+            load(str(path))
+
+
 def test_folder_refusals(tmp_path):
     write_images(tmp_path / "half" / "train" / "dog", random_images(2, 4, 4))
     with pytest.raises(JaxflError, match="has train, but no test beside it"):

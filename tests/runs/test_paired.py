@@ -1,5 +1,6 @@
 """How much better one method is than another: pairs, and what Student's t makes of them."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -112,6 +113,20 @@ def test_tables_hold_the_ends_of_intervals():
     assert "| -1.50 [-2.00, +0.25], inside the spread |" in as_markdown(table)
     assert "Student's t over 3 seeds." in as_markdown(table)
     assert "& $-$1.50 [$-$2.00, $+$0.25], inside the spread &" in as_latex(table)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (91.268, 0.314, "91.27 ± 0.31"),
+        (0.1, None, "0.10"),
+        (0.02812, 0.0004, "0.0281 ± 0.0004"),
+        (0.0, 0.0, "0.00 ± 0.00"),
+        (math.nan, None, "-"),
+    ],
+)
+def test_a_small_number_keeps_three_digits(mean, std, text):
+    assert Cell(mean, std).text() == text
 
 
 def test_labels_keep_the_form_of_a_table():

@@ -367,8 +367,10 @@ def test_report_tells_what_all_methods_share_where_it_differs(compared, tmp_path
 @pytest.mark.parametrize("values", [("mlp,hidden=8", "mlp,hidden=12"), ("my.py:net", "My.py:net")])
 def test_labels_tell_texts_apart(values):
     variants = [choose("fedkemf", own={"knowledge": value}) for value in values]
-    labels = [f"fedkemf,knowledge={value}" for value in values]
+    shown = [f"[{value}]" if "," in value else value for value in values]
+    labels = [f"fedkemf,knowledge={value}" for value in shown]
     assert [variant.label for variant in variants] == labels
+    assert [choose(label).config for label in labels] == [variant.config for variant in variants]
     assert report._labels([described(variant, Setup()) for variant in variants]) == labels
 
 
@@ -687,6 +689,10 @@ def test_links_stay_with_the_run_whatever_becomes_of_their_file(drawn, dataset, 
     assert_same_run(folder, original)
     cli.main(["run", "--from", str(original), "--run-dir", str(tmp_path / "repeated")])
     assert metrics(tmp_path / "repeated")[-1]["accuracy"] == metrics(original)[-1]["accuracy"]
+    cli.main(["run", "--from", str(original), "--seed", "5", "--run-dir", str(tmp_path / "other")])
+    assert metrics(tmp_path / "other")[0]["client_loss"] != metrics(original)[0]["client_loss"]
+    repeated, other = (read(tmp_path / name / "config.json")["options"] for name in ("repeated", "other"))
+    assert other == repeated | {"seed": 5}
 
 
 def test_links_are_of_the_methods_that_use_them(dataset, tmp_path):

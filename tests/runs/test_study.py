@@ -262,7 +262,7 @@ def test_options_that_no_text_holds(tmp_path):
     of_fedkemf = [variants[0] for variants, _ in planned]
     assert [variant.config.knowledge for variant in of_fedkemf] == ["mlp,hidden=8", "mlp,hidden=12"]
     assert [variant.config.clip_norm for variant in of_fedkemf] == [None, None]
-    assert of_fedkemf[0].label == "fedkemf,knowledge=mlp,hidden=8"
+    assert of_fedkemf[0].label == "fedkemf,knowledge=[mlp,hidden=8]"
 
 
 def test_a_folder_of_something_else_is_refused(toy, tmp_path):

@@ -59,7 +59,8 @@ class FedKEMF(ServerDistillation):
     """Options of FedKEMF."""
 
     knowledge: str = "smallest"
-    """The knowledge network: a model of the zoo, with options (cnn1), or the federation's smallest."""
+    """The knowledge network: a model with its options (mlp,hidden=16; after a comma in brackets:
+    fedkemf,knowledge=[mlp,hidden=16]), or the federation's smallest."""
     ensemble: Literal["mean", "max", "vote"] = "mean"
     """Combination of clients' logits into one teacher; vote takes each class's share of clients."""
     server_start: Literal["mean", "previous"] = "mean"

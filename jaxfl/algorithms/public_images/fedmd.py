@@ -9,8 +9,9 @@ Algorithm 1. s_m are client m's predictions on the round's public images D_r, S_
                               w_n <- SGD over the distance of f(w_n, D_r) from t
 
 The paper exchanges class scores and measures |f - t| (`signal="logit"`); MNFL compares soft predictions by
-KL, which is the default. The paper's round begins with the second half of ours. If public labels do not mean
-the same as the clients', clients do not train before the rounds.
+KL, which is the default. At MNFL's temperature and weight that pull is weak (`kl_weight`). The paper's round
+begins with the second half of ours. If public labels do not mean the same as the clients', clients do not
+train before the rounds.
 """
 
 from typing import Literal
