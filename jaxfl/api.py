@@ -253,7 +253,7 @@ def _folder(path: str | Path) -> Path:
     try:
         return as_path(path)
     except TypeError:
-        raise JaxflError(f"A run's folder is a path or a text, not {path!r}.") from None
+        raise JaxflError(f"A run's folder must be a path or a string, not {path!r}.") from None
 
 
 def _several(flag: str, names: Any, *kinds: Any) -> tuple[Any, ...]:
@@ -261,5 +261,5 @@ def _several(flag: str, names: Any, *kinds: Any) -> tuple[Any, ...]:
         return (names,)
     what = "name or function" if kinds else "name"
     if not isinstance(names, Sequence) or not all(isinstance(name, (str, *kinds)) for name in names):
-        raise JaxflError(f"--{flag} is one {what} or a list of some, not {names!r}.")
+        raise JaxflError(f"--{flag} must be one {what} or a list of them, not {names!r}.")
     return tuple(names)

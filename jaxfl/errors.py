@@ -33,13 +33,13 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
         return f"did you mean {close[0]!r}?"
     if len(known) > 40:
         return f"none of the {len(known)} known names is similar."
-    return f"known are {', '.join(known)}." if known else "there are none."
+    return f"choose from {', '.join(known)}." if known else "there are none."
 
 
 def beyond_cohort(what: str) -> JaxflError:
     """Return the error about something that needs all clients, not only a cohort: `jaxfl.core.host_state`."""
     return JaxflError(
-        f"{what}, and --client-state host has those of a cohort alone at hand; leave out --client-state host."
+        f"{what}, but --client-state host keeps only a cohort in memory; leave out --client-state host."
     )
 
 
@@ -76,7 +76,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise JaxflError(f"{path} is no text: {error}.") from error
+        raise JaxflError(f"{path} is not a text file: {error}.") from error
 
 
 def optional(package: str, extra: str, what: str) -> ModuleType:

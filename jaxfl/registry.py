@@ -54,25 +54,27 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
         name of one that all runs have.
     """
     if not isinstance(choice, str | Method):
-        raise JaxflError(f"{choice!r} is no method; give the name of one, or a jaxfl.Method, one by one.")
+        raise JaxflError(
+            f"{choice!r} is not a method; give the name of one or a jaxfl.Method, one at a time."
+        )
     name, options = choices.split(choice) if isinstance(choice, str) else (choice.name, {})
     found = choices.lookup("method", METHODS, name) if isinstance(choice, str) else choice
     if not isinstance(found, Method):
-        raise JaxflError(f"{name} is a {type(found).__name__}, not a jaxfl.Method; name one of these.")
+        raise JaxflError(
+            f"{name} is a {type(found).__name__}, not a jaxfl.Method; name an object that is one."
+        )
     config = found.config
     if not (
         isinstance(config, type) and issubclass(config, Training) and "__dataclass_fields__" in vars(config)
     ):
-        raise JaxflError(
-            f"{name}: config has to be a subclass of jaxfl.Training, decorated by jaxfl.options."
-        )
+        raise JaxflError(f"{name}: config must be a subclass of jaxfl.Training, decorated by jaxfl.options.")
     if not callable(found.build):
-        raise JaxflError(f"{name}: build has to be a function that makes an Algorithm of a config.")
+        raise JaxflError(f"{name}: build must be a function that makes an Algorithm from a config.")
     own, shared = hints(found.config), [*hints(Setup), *hints(Processes), *OF_COMMANDS]
     for option in own:
         if option in shared:
             raise JaxflError(
-                f"{own_code.line_of(found.config)}: {found.name} has an option {option!r} of its own, which "
-                f"is the name of an option of every run (--{option.replace('_', '-')}); rename its own."
+                f"{own_code.line_of(found.config)}: {found.name} has its own option {option!r}, which is "
+                f"also an option of every run (--{option.replace('_', '-')}); rename its own."
             )
     return found, choices.convert(found.name, typing.get_type_hints(found.config), options)

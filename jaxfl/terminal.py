@@ -106,7 +106,7 @@ def print_exported(files: list[Path]) -> None:
 def print_app(files: list[Path]) -> None:
     """Name the files of an app for Flower."""
     folder = files[0].parent
-    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; how to run it stands in README.md")
+    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; README.md says how to run it")
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Bench:
     torch: bool = True
     """Whether the PyTorch loop takes its turn, with fedavg, fedper, fedrep and ditto; never in `methods`."""
     grow: tuple[int, ...] = ()
-    """FIRST LAST: train FIRST clients, twice as many, and so on up to LAST or until memory refuses; then
+    """FIRST LAST: train FIRST clients, twice as many, and so on up to LAST or until memory runs out; then
     once more the number that fitted."""
     checksum: bool = False
     """Record a checksum of what was trained: equal checksums mean equal bits."""

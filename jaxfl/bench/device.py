@@ -164,7 +164,7 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
     """
     check("bench device", options)
     if options.out is None:
-        raise JaxflError("Say where to: jaxfl bench device --out FOLDER.")
+        raise JaxflError("Say where to write: jaxfl bench device --out FOLDER.")
     chosen = {name: choices.lookup("part", PARTS, name) for name in options.parts or PARTS}
     if options.small:
         chosen = {name: part._replace(limit_s=LONGEST_S) for name, part in chosen.items()}
@@ -185,7 +185,7 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
             said = summarised(folder, ends)
             say(f"{name}: {ends[name]['seconds']:.0f} s. {ends[name]['ended']}")
     if later:
-        how = f"{len(later)} parts are left, for the next may not end within --max-seconds"
+        how = f"{len(later)} parts are left, because the next may not end within --max-seconds"
         them = f"with --parts {' '.join(later)}" if options.parts else f"as it is ({' '.join(later)})"
         raise Interrupted(f"{how}; repeat the command {them} to go on.", OUT_OF_TIME)
     return said
@@ -204,9 +204,11 @@ def _ends(folder: Path, small: bool) -> dict[str, dict]:
         _ = [(end["asks"], float(end["seconds"]), end["ended"]) for end in ends.values()]
         others = [name for name, end in ends.items() if ("--small" in shlex.split(end["command"])) != small]
     except (ValueError, TypeError, AttributeError, KeyError):
-        raise JaxflError(f"{folder / ENDS} is damaged; delete it, and all parts are measured anew.") from None
+        raise JaxflError(
+            f"{folder / ENDS} is damaged; delete it, and all parts are measured again."
+        ) from None
     if others:
-        what = "was measured in earnest" if small else "is a rehearsal (--small)"
+        what = "was measured without --small" if small else "is a rehearsal (--small)"
         raise JaxflError(f"{folder} {what} ({' '.join(others)}); choose another folder for --out.")
     return ends
 
@@ -257,7 +259,7 @@ def _how(code: int | None, part: Part, folder: Path, name: str) -> str:
     """Return how a process has ended, in a sentence: its own if it printed one."""
     if code is None:
         kept = len(_records(folder, name)) or "no"
-        return f"Its {part.limit_s} s were over; it had written {kept} records by then."
+        return f"Its limit of {part.limit_s} s was reached; it had written {kept} records by then."
     if code == 0:
         return "Done."
     log = folder / f"{name}.log"

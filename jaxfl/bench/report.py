@@ -110,7 +110,8 @@ def check_writable(path: Path | None) -> None:
         return
     if path.is_dir() or path.suffix == ".png":
         raise JaxflError(
-            f"--out {path} is no file for records; name one like records.json, beside which a picture goes."
+            f"--out {path} is not a file for records; name one like records.json, and a picture "
+            "goes beside it."
         )
     probe = path.with_suffix(f"{UNFINISHED}.probe")
     with writing(path):
@@ -135,9 +136,9 @@ def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], No
     except (ValueError, TypeError, KeyError, AttributeError):  # somebody has changed it
         records, same = [], False
     if not same:
-        say(f"{kept} is of another command, version or machine, or damaged; all is measured anew.")
+        say(f"{kept} is from another command, version or machine, or damaged; all is measured again.")
         return []
-    say(f"{len(records)} records of this command are there already; it continues after them.")
+    say(f"{len(records)} records of this command exist already; it continues after them.")
     return records
 
 

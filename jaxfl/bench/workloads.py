@@ -226,7 +226,7 @@ def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> t
     except JaxflError as error:
         if name not in SHAPES:
             raise
-        say(f"Random images take the place of {name}, which changes no time. {error}")
+        say(f"Random images take the place of {name}, which does not change the times. {error}")
         return _random(name, SHAPES[name], workload.images), "random"
     rows = np.r_[np.arange(min(workload.images, source.train.sum())), np.flatnonzero(~source.train)]
     return source._replace(**{name: getattr(source, name)[rows] for name in PER_ROW}), "real"

@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> None:
         parse("run METHOD", arguments, federation=Setup(), method=Training(), **others)
     if "--from" in arguments:
         raise JaxflError(
-            "jaxfl run --from RUN repeats a run with its method and its options; leave out what stands "
+            "jaxfl run --from RUN repeats a run with its method and its options; leave out what comes "
             "before --from."
         )
     choice, arguments = _positional(arguments, "run", "METHOD")
@@ -147,7 +147,7 @@ def _study(arguments: list[str]) -> None:
     if arguments == ["--list"]:
         table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
         if not found:
-            raise JaxflError(f"There are no studies in {STUDIES.absolute()}; go to a clone of jaxfl.")
+            raise JaxflError(f"There are no studies in {STUDIES.absolute()}; run this in a clone of jaxfl.")
         for name, study in found.items():
             runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
             table.add_row(name, study.title, study.claim, str(runs_of))
@@ -198,14 +198,14 @@ def _resume(arguments: list[str]) -> None:
 def _export(arguments: list[str]) -> None:
     name, (wanted, code) = _named(arguments, "export", "RUN", export=Export(), code=ChangedCode())
     if wanted.out is None:
-        raise JaxflError(f"Say where to: jaxfl export {name} --out FOLDER.")
+        raise JaxflError(f"Say where to write: jaxfl export {name} --out FOLDER.")
     print_exported(load(Path(name), code.changed_code).export(wanted.out, wanted.client or None))
 
 
 def _flower(arguments: list[str]) -> None:
     name, (app,) = _named(arguments, "flower", "RUN", app=Flower())
     if app.out is None:
-        raise JaxflError(f"Say where to: jaxfl flower {name} --out FOLDER.")
+        raise JaxflError(f"Say where to write: jaxfl flower {name} --out FOLDER.")
     print_app(flower.write(Path(name), app.out, app.after))
 
 
@@ -318,13 +318,13 @@ COMMANDS = {
     ),
     "compare": Command(
         "compare METHOD ...",
-        "several on one federation; an ablation is compfl,kd=false; options: --help",
+        "train several methods on one federation; an ablation is compfl,kd=false; options: --help",
         _compare,
         flags=True,
     ),
     "study": Command(
         "study FILE | --list",
-        "methods under several settings, stated in a file of TOML; options: --help",
+        "methods under several settings, given in a TOML file; options: --help",
         _study,
         flags=True,
     ),
@@ -340,7 +340,7 @@ COMMANDS = {
         _flower,
         flags=True,
     ),
-    "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they go on", _watch),
+    "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they run", _watch),
     "partition": Command(
         "partition [--from RUN]",
         "draw and save a partition, or that of a run, also for other programs; options: --help",
@@ -349,12 +349,12 @@ COMMANDS = {
     ),
     "bench": Command(
         "bench [WORKLOAD ... | device]",
-        "speed, beside a PyTorch loop; all that a device should tell; options: jaxfl bench --help",
+        "speed, beside a PyTorch loop; all measurements of a device; options: jaxfl bench --help",
         _bench,
         flags=True,
     ),
     "list": Command(
-        "list [NAME ...]", "methods, models, data sets, partitions; of each named the options", _list
+        "list [NAME ...]", "methods, models, data sets, partitions; the options of each named", _list
     ),
     "cite": Command("cite METHOD", "BibTeX", _cite),
 }

@@ -63,7 +63,7 @@ def _help() -> RichTable:
     for command in COMMANDS.values():
         table.add_row(f"jaxfl {command.usage}", command.does)
     table.add_row("", "")
-    table.add_row("jaxfl --version", "of jaxfl and what it stands on")
+    table.add_row("jaxfl --version", "of jaxfl and the packages it uses")
     table.add_row("@FILE", "stands for the arguments in a file")
     table.add_row("path/my.py:object", "stands for a method, model, data set or partition of your own")
     return table

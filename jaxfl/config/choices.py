@@ -148,7 +148,7 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
             raise JaxflError(f"{name} is a {type(found).__name__}; name a function that makes a {kind}.")
         return found
     if name.endswith(".py"):
-        raise JaxflError(f"{name} is a file; add which {kind} in it you mean: {name}:NAME.")
+        raise JaxflError(f"{name} is a file; add the name of the {kind} in it: {name}:NAME.")
     if name not in table:
         advice = f"options follow a comma, NAME,{name}." if "=" in name else nearest(name, table)
         raise JaxflError(f"There is no {kind} {name!r}; {advice}")
@@ -163,7 +163,7 @@ def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> 
             raise JaxflError(f"{name} has no option {key!r}; {nearest(key, types)}")
         if not alternatives(types[key]):
             raise JaxflError(
-                f"{name}: {key} is annotated as {types[key]}, which is not read from text; annotate it as "
+                f"{name}: {key} is annotated as {types[key]}, which cannot be read from text; annotate it as "
                 "bool, int, float, str, Path, a Literal or a tuple of one of these."
             )
         try:

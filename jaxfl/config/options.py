@@ -49,9 +49,9 @@ def _check_declared(cls: type) -> None:
             narrowed = set(alternatives(known[name])) <= set(alternatives(kind))
             if not narrowed and typing.get_origin(known[name]) is not typing.Literal:
                 raise JaxflError(
-                    f"The option {name!r} of {cls.__name__} is {_of_kind(known[name])}, and "
+                    f"The option {name!r} of {cls.__name__} is {_of_kind(known[name])}, but "
                     f"{_of_kind(kind)} in {base.__name__}, which it extends; "
-                    "declare it so, or give it another name."
+                    "declare it as there, or rename it."
                 )
     for field in dataclasses.fields(cls):
         interval = field.metadata.get("interval")
@@ -59,8 +59,8 @@ def _check_declared(cls: type) -> None:
             _inside(0, interval or "[0, 1]")
         except (TypeError, ValueError, IndexError):
             raise JaxflError(
-                f"The option {field.name!r} of {cls.__name__} lies in {interval!r}, which is no interval; "
-                'write one such as "[0, inf)".'
+                f"The option {field.name!r} of {cls.__name__} lies in {interval!r}, which is not an "
+                'interval; write one such as "[0, inf)".'
             ) from None
 
 
@@ -110,7 +110,7 @@ def hints(cls: type) -> dict[str, Any]:
     try:
         annotations = typing.get_type_hints(cls)
     except NameError as error:
-        raise JaxflError(f"An option of {cls.__name__} has a type that nobody knows: {error}.") from None
+        raise JaxflError(f"An option of {cls.__name__} has an unknown type: {error}.") from None
     for name, annotation in annotations.items():
         part = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
         found |= hints(annotation) if part else {name: annotation}

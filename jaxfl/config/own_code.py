@@ -175,8 +175,8 @@ def in_a_line(error: BaseException) -> str:
     first, _, more = str(error).strip().partition("\n")
     if isinstance(error, TRACED):
         first = (
-            "a value that is traced is used where a number has to be known; choose by jnp.where or cond, "
-            "loop by fori_loop or scan, and compute by jax.numpy"
+            "a value that is traced is used where a known number is needed; choose with jnp.where or cond, "
+            "loop with fori_loop or scan, and compute with jax.numpy"
         )
     elif first.startswith("pytree structure error"):  # where and how they differ is below
         first += " " + " ".join(more.split())[:300]

@@ -76,7 +76,7 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise JaxflError(
                 f"{line_of(algorithm.init)}: init puts a random key into state{jax.tree_util.keystr(path)}; "
-                "nothing random belongs there, for step is given the round's key."
+                "nothing random belongs there, because step is given the round's key."
             )
     for name in ("prepare", "step"):
         step = getattr(algorithm, name)
@@ -115,10 +115,10 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
     except Exception as error:
         if isinstance(error, jax.errors.UnexpectedTracerError):
             raise JaxflError(
-                f"{line_of(f)}: in {name} a traced value is used outside of what traced it, or kept. Around "
-                "descend, fit and sweep take map_clients, fori_loop, scan and cond of jaxfl.authoring, not "
-                "vmap and those of jax.lax, for they count operations; keep no traced value in a list or a "
-                "variable of outside."
+                f"{line_of(f)}: in {name} a traced value is used outside the function that traced it, or "
+                "kept; around descend, fit and sweep use map_clients, fori_loop, scan and cond of "
+                "jaxfl.authoring, which count operations, not vmap and those of jax.lax; keep no traced "
+                "value in a list or an outer variable."
             ) from None
         if isinstance(error, JaxflError):
             raise
@@ -157,13 +157,13 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
     )
     for leaf in [leaf for leaf in old if leaf not in new] + [leaf for leaf in new if leaf not in old]:
         verb = "drops" if leaf in old else "adds"
-        refuse(f"{verb} state{leaf}; the state has to keep the form that init gives it")
+        refuse(f"{verb} state{leaf}; the state must keep the form that init gives it")
     for leaf in old:
         was, is_now = (_dtype_and_shape(its[leaf]) for its in (old, new))
         if was != is_now:
-            refuse(f"makes state{leaf} {is_now}, which was {was}; the state has to keep its form")
+            refuse(f"makes state{leaf} {is_now}, which was {was}; the state must keep its form")
     if jax.tree.structure(before) != jax.tree.structure(after):
-        refuse("returns a state of other containers than init; the state has to keep its form")
+        refuse("returns a state whose containers differ from those of init; the state must keep its form")
     places = [slots.mask.shape for slots in cohort.groups]
     reported = {"loss": ("a float", "f"), "up": ("an int32", "i"), "down": ("an int32", "i")}
     if name == "host":  # it trains no client
@@ -197,7 +197,7 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         try:
             json.dumps(info.findings, default=_listed)
         except (TypeError, ValueError) as error:
-            refuse(f"reports Info.findings that JSON does not hold ({in_a_line(error)})")
+            refuse(f"reports Info.findings that JSON cannot hold ({in_a_line(error)})")
 
 
 def _check_predictors(name: str, f: Callable, predictors: Any, federation: Federation, cohort) -> None:
@@ -211,7 +211,7 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
         if any(leaf.shape[:1] != slots.mask.shape for leaf in jax.tree.leaves(one.stacked)):
             raise JaxflError(
                 f"{line_of(f)}: a Predictor of {name} has stacked leaves without an entry for each client of "
-                "the cohort; what clients share belongs into shared."
+                "the cohort; put what clients share into shared."
             )
         require_call("predict", one.predict, "model", "shared", "own", "x")
         own = tree.one(one.stacked)

@@ -201,7 +201,7 @@ def _summed(f, weights, at_once: int, *args):
     _, parts = jax.eval_shape(lambda: f(*jax.tree.map(lambda leaf: leaf[0], entries[1])))
     for part in jax.tree.leaves(parts):
         if not jnp.issubdtype(part.dtype, jnp.inexact):
-            raise ValueError(f"a sum over clients is of floats, and a part of it is {part.dtype}; convert it")
+            raise ValueError(f"a sum over clients takes floats, but a part of it is {part.dtype}; convert it")
     nothing = jax.tree.map(jnp.zeros_like, parts if alone else tree.one(parts))
 
     def add(total, entry):
@@ -251,7 +251,7 @@ def per_group(f, *groups) -> PerGroup:
     for entries in groups:
         if not isinstance(entries, Iterable):
             kind = type(entries).__name__
-            raise ValueError(f"here belongs a tuple with an entry for each architecture, and not a {kind}")
+            raise ValueError(f"expected a tuple with an entry for each architecture, not a {kind}")
     return tuple(f(*entries) for entries in zip(*groups, strict=True))
 
 

@@ -89,12 +89,12 @@ def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
     found = _entries(made, window)
     there = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
     if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, there))):
-        raise beyond_cohort("What a client begins with goes by others than itself")
+        raise beyond_cohort("What a client begins with depends on other clients")
     of_server = [
         jax.tree.map(lambda o, leaf: leaf if o == SERVER else (), owners, its) for its in (made.state, alone)
     ]
     if not _equal(*of_server):
-        raise beyond_cohort("What the server begins with goes by which clients are there")
+        raise beyond_cohort("What the server begins with depends on which clients there are")
     # Copied, because an array that occurs twice cannot be donated.
     copied = jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
     return OnHost(copied, owners)
@@ -126,7 +126,7 @@ def _form(init: Callable, key, federation: Federation, hyper: Any) -> tuple[Any,
             return SERVER
         (g, shape), *others = grown
         if others or shape != (one.shape[0] + 1, *one.shape[1:]):
-            raise beyond_cohort("The method's state is not divided by clients")
+            raise beyond_cohort("The method's state does not have one entry per client")
         return g
 
     count = len(federation.groups)
@@ -268,7 +268,7 @@ def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) ->
     """
     first, second = (f(*seen(state, federation, cohort, stranger)) for stranger in STRANGERS)
     if not _equal(first, second):
-        raise beyond_cohort("What clients receive or deploy goes by others than themselves")
+        raise beyond_cohort("What clients receive or deploy depends on clients outside the cohort")
     return first
 
 
@@ -287,7 +287,7 @@ def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Coh
         theirs = jax.tree.map(lambda o, leaf: leaf if o == SERVER else leaf[1:], kept.owners, state)
         outcomes.append((theirs, jax.device_get(report)))
     if not _equal(*outcomes):
-        raise beyond_cohort("A round goes by clients that are not in its cohort")
+        raise beyond_cohort("A round depends on clients that are not in its cohort")
 
 
 def _equal(one: Any, other: Any) -> bool:

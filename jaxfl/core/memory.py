@@ -138,13 +138,15 @@ def explained(federation: Federation | None = None) -> Iterator[None]:
 
 def _advice(federation: Federation | None) -> str:
     if federation is None:
-        return "while the data were put on it; end what else uses it, or take fewer or smaller images"
+        return (
+            "while the data were put on it; end other programs that use it, or take fewer or smaller images"
+        )
     at_once = federation.clients_at_once
     if at_once > 1:
         return f"with --clients-at-once {at_once}; start again with --clients-at-once {at_once // 2}"
     advice = (
-        "lower --batch-size or --eval-every, change --devices (all hold the data set), or keep what clients "
-        "have on the host (--client-state host)"
+        "lower --batch-size or --eval-every, change --devices (all hold the data set), or keep clients' "
+        "state on the host (--client-state host)"
     )
     return f"with --clients-at-once {at_once}; {advice}"
 

@@ -139,8 +139,8 @@ def _like(leaves: Any, arrays: Arrays) -> Any:
     if sizes != given:
         apart = sorted(name for name, _ in sizes.items() ^ given.items())
         raise JaxflError(
-            f"The arrays of a round are not those of the run: {apart[0]} differs; let the server and all "
-            "clients name the same run."
+            f"The arrays of a round are not those of the run: {apart[0]} differs; give the server and all "
+            "clients the same run."
         )
 
     def found(path, leaf):

@@ -104,7 +104,7 @@ def factors(choice: str, rounds: int) -> np.ndarray | None:
         require_call("a schedule", schedule, "rounds")
         found = np.asarray(schedule(jnp.arange(rounds)))
     if found.dtype.kind not in "iuf":
-        raise JaxflError(f"{line_of(make)}: the factors of --schedule {choice} are no numbers.")
+        raise JaxflError(f"{line_of(make)}: the factors of --schedule {choice} are not numbers.")
     if found.shape not in ((), (rounds,)):
         raise JaxflError(
             f"--schedule {choice} has factors {found.shape} for {rounds} rounds, not one for each."
@@ -115,7 +115,7 @@ def factors(choice: str, rounds: int) -> np.ndarray | None:
         t = int(np.argmax(bad))
         raise JaxflError(
             f"--schedule {choice} multiplies the rates of round {t + 1} of {rounds} by {found[t]:g}; rates "
-            "have to stay positive."
+            "must stay positive."
         )
     return found
 
@@ -131,8 +131,8 @@ def at_rate(one_round: Step, factor) -> Step:
         found = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_options) if is_options(leaf)]
         if not found:
             raise JaxflError(
-                "--schedule finds no learning rates: the state of the method does not hold the options "
-                "(hyper) that its init is given."
+                "--schedule finds no learning rates: the method's state lacks the options (hyper) that its "
+                "init is given; keep them in it."
             )
         return jax.tree.map(
             lambda leaf: _times(leaf, factor) if is_options(leaf) else leaf, state, is_leaf=is_options

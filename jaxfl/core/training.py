@@ -383,17 +383,17 @@ def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
     """
     parts = ("value", "statistics") if tally is None else ("value", "statistics", "observed")
     if not isinstance(found, tuple) or len(found) != len(parts):
-        raise JaxflError(f"{line_of(loss)}: a loss returns ({', '.join(parts)}), and nothing else.")
+        raise JaxflError(f"{line_of(loss)}: a loss must return ({', '.join(parts)}) and nothing else.")
     shape, dtype = jnp.shape(found[0]), jnp.result_type(found[0])
     if shape or not jnp.issubdtype(dtype, jnp.floating):
         raise JaxflError(
-            f"{line_of(loss)}: a loss returns one number, a mean over rows such as mean(losses, batch), but "
-            f"its value is {dtype.name}{list(shape)}."
+            f"{line_of(loss)}: a loss must return one number, a mean over rows such as mean(losses, batch), "
+            f"but its value is {dtype.name}{list(shape)}."
         )
     if jax.tree.structure(found[1]) != jax.tree.structure(stats):
         raise JaxflError(
-            f"{line_of(loss)}: after its value, a loss returns the statistics of all blocks, as model.apply "
-            "gives them, or as it was given them where it does not apply a block."
+            f"{line_of(loss)}: after its value, a loss must return the statistics of all blocks: as "
+            "model.apply returns them, or unchanged for a block that it does not apply."
         )
 
 

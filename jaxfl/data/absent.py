@@ -14,7 +14,7 @@ class Absent:
     """Placeholder for arrays that are not loaded: reading it raises `NotAtHand`, even under tracing."""
 
     def _refuse(self, *_):
-        raise NotAtHand("The images are not at hand; load the data set.")
+        raise NotAtHand("The images are not available; load the data set.")
 
     __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse

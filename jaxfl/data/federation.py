@@ -107,7 +107,7 @@ class Federation:
     def require_all(self) -> None:
         """Raise `JaxflError` if this federation holds only a window of the clients."""
         if self.is_window:
-            raise beyond_cohort("The method goes by all clients")
+            raise beyond_cohort("The method needs all clients")
 
     @property
     def newcomers(self) -> PerGroup:
@@ -374,8 +374,8 @@ def _check(partition: Partition, models: Sequence[tuple[Model, int]]) -> None:
     clients = len(partition.train)
     if sum(count for _, count in models) != clients:
         raise JaxflError(
-            f"The models are given to {sum(count for _, count in models)} clients, but the partition "
-            f"has {clients}; let the counts add up to {clients}."
+            f"The models are given to {sum(count for _, count in models)} clients, but the partition has "
+            f"{clients}; make the counts add up to {clients}."
         )
     for model, _ in models:
         if model.classes != partition.outputs:

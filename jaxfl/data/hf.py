@@ -40,11 +40,15 @@ def read(choice: str):
         raise JaxflError(f"{PREFIX}{name} has no split train; it has {', '.join(splits) or 'none'}.")
     kinds = parts[0].features
     if len(parts) > 1 and set(kinds) - set(parts[1].features):
-        raise JaxflError(f"{PREFIX}{name} has other columns in test than in train; save both alike.")
+        raise JaxflError(
+            f"{PREFIX}{name} has different columns in test and train; save both with the same ones."
+        )
     image = _image_column(datasets, name, kinds, options.get("image"))
     label = _label_column(datasets, name, kinds, options.get("label"))
     if len({str(getattr(part.features[label], "names", None)) for part in parts}) > 1:
-        raise JaxflError(f"{PREFIX}{name}: {label} numbers its classes otherwise in test than in train.")
+        raise JaxflError(
+            f"{PREFIX}{name}: {label} numbers its classes differently in test and train; number both alike."
+        )
     train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
     columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
     if label not in columns:
@@ -77,7 +81,7 @@ def _splits(datasets, name: str, config: str | None) -> dict:
     except Exception as error:  # of the network, the hub, readers of files: there is no common type
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         mend = (
-            "look at its files"
+            "check its files"
             if folder.is_dir()
             else "check the name and the network, or name a folder of its files"
         )
@@ -164,7 +168,7 @@ def _images(name: str, parts, key: str, kind) -> np.ndarray:
     shapes = sorted({image.shape for image in found})
     if len(shapes) != 1:
         raise JaxflError(
-            f"{PREFIX}{name}: {key} has {len(shapes)} sizes, as {shapes[0]} and {shapes[-1]}; bring all to "
-            "one size and mode."
+            f"{PREFIX}{name}: {key} has {len(shapes)} sizes, such as {shapes[0]} and {shapes[-1]}; bring all "
+            "to one size and mode."
         )
     return np.stack(found)

@@ -43,7 +43,9 @@ def training_moments(source: Source) -> tuple[np.ndarray, np.ndarray]:
       JaxflError: if there are none.
     """
     if not source.train.any():
-        raise JaxflError(f"{source.name} has no training images, by which images are normalised.")
+        raise JaxflError(
+            f"{source.name} has no training images, which are needed to normalise all images; add some."
+        )
     return moments(source.images[source.train])
 
 

@@ -49,12 +49,12 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
         known = np.isin(labels, np.nonzero(relabel >= 0)[0])
         if len(images) != len(labels) or not known.all():
             raise JaxflError(
-                f"Client {client} has {len(images)} {what} images and {len(labels)} labels, of which "
-                f"{known.sum()} are classes that it knows; give one such label for each image."
+                f"Client {client} has {len(images)} {what} images and {len(labels)} labels, {known.sum()} of "
+                "them of classes that it knows; give one such label for each image."
             )
 
     if not len(own.labels):
-        raise JaxflError(f"Client {client} has no training images; give it one at least.")
+        raise JaxflError(f"Client {client} has no training images; give it at least one.")
     test_images, test_labels = own[2:] if len(own.test_labels) else own[:2]  # placeholders: `test_size` is 0
 
     def filled(array):  # clients whose rows are filled up to the same number share a program

@@ -98,8 +98,12 @@ def divide(
     pool = np.setdiff1d(pool, without)
     if not len(pool):
         kind = "training row" if test == "source" else "row"
-        beside = ", beside those of --disjoint-from" if len(without) else ""
-        raise JaxflError(f"No {kind} of {source.name} is left for clients{beside}; change that, or --test.")
+        beside = (
+            " besides those of --disjoint-from; change that, the data"
+            if len(without)
+            else "; change the data"
+        )
+        raise JaxflError(f"No {kind} of {source.name} is left for clients{beside} or --test.")
     held_out = _of_every_class(pool, source.labels, public, public_rng)
     pool = np.setdiff1d(pool, held_out)
     if clients is not None and clients > len(pool):
@@ -161,20 +165,21 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
     rows = np.concatenate([rows[: rounded_down(share, len(rows))] for rows in by_class])
     if share and not len(rows):
         raise JaxflError(
-            f"A share of {share} of every class holds out no row; raise --public held-out,share=0.1."
+            f"A share of {share} of every class holds out no row; raise it, as in --public "
+            "held-out,share=0.1."
         )
     return rows
 
 
 def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public):
     if test not in ("own", "source"):
-        raise JaxflError(f'test is {test!r}; it has to be "own" or "source".')
+        raise JaxflError(f'test is {test!r}; it must be "own" or "source".')
     if labels not in ("unified", "independent", "permuted"):
-        raise JaxflError(f'labels is {labels!r}; it has to be "unified", "independent" or "permuted".')
+        raise JaxflError(f'labels is {labels!r}; it must be "unified", "independent" or "permuted".')
     if clients is not None and clients < 1:
         raise JaxflError(f"A federation of {clients} clients is empty; it needs at least 1.")
     if seed < 0:
-        raise JaxflError(f"The seed is {seed}; it has to be 0 or more.")
+        raise JaxflError(f"The seed is {seed}; it must be 0 or more.")
     if max_test is not None and max_test < 1:
         raise JaxflError(f"max_test is {max_test}; every client needs at least 1 test row.")
     for name, value in (
@@ -183,7 +188,7 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
         ("The public share", public),
     ):
         if not 0 <= value < 1:
-            raise JaxflError(f"{name} is {value}; it has to be from 0 up to, not including, 1.")
+            raise JaxflError(f"{name} is {value}; it must be at least 0 and below 1.")
 
 
 def _source_test(source: Source, known, max_test: int | None, rng) -> list[np.ndarray]:
@@ -258,7 +263,7 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
             made += f", the one of client {wrong[0]} with {part.dtype.name}{list(part.shape)}{span}"
     whom = "client" if clients is None else f"of {clients} clients"
     raise JaxflError(
-        f"The partitioner has to return, for each {whom}, an array of positions from 0 to {rows - 1}, but "
+        f"The partitioner must return, for each {whom}, an array of positions from 0 to {rows - 1}, but "
         f"returns {made}."
     )
 

@@ -58,8 +58,8 @@ def classes(
         samples_per_client = classes_per_client * min(len(queues[c]) // n for c, n in owners.items())
         if not samples_per_client:
             raise JaxflError(
-                f"A class has fewer rows than clients, of which there are {clients}; use fewer, or give "
-                "samples_per_client, so that clients share rows."
+                f"A class has fewer rows than clients that have it; use fewer than {clients} clients, or "
+                "give samples_per_client, so that clients share rows."
             )
     if samples_per_client < classes_per_client:
         raise JaxflError(
@@ -170,7 +170,8 @@ def _dirichlet(labels, clients, rng, alpha, min_samples, full, cut) -> list[np.n
     """Draw a Dirichlet partition; a client with `full` rows gets no further class, `cut` rounds to rows."""
     if not 0 < alpha <= 1e6:
         raise JaxflError(
-            f"alpha is {alpha}; it has to be positive, and at most a million, where all clients are alike."
+            f"alpha is {alpha}; it must be positive and at most a million, where all clients are already "
+            "alike."
         )
     _require_rows(len(labels), clients, min_samples)
     by_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
@@ -262,7 +263,7 @@ def power_law(
     _require_classes("power-law", "classes_per_client", classes_per_client, len(queues))
     if not 0 <= least <= most:
         raise JaxflError(
-            f"least is {least} and most {most}; both are numbers of rows, least the smaller one."
+            f"least is {least} and most {most}; both are numbers of rows, and least must not exceed most."
         )
     if base < 1:
         raise JaxflError(f"base is {base}; every client needs at least 1 row of its classes.")
@@ -349,7 +350,7 @@ def listed(
       column: column of the data that numbers the rows; by default their place in the data, from 0.
     """
     if file is None:
-        raise JaxflError("--partition listed needs the lists: listed,file=rows.json.")
+        raise JaxflError("--partition listed needs a file of lists: --partition listed,file=rows.json.")
     lists = parsed(file)
     if isinstance(lists, dict) and all(key.isdecimal() for key in lists):
         lists = [lists[key] for key in sorted(lists, key=int)]
@@ -359,14 +360,14 @@ def listed(
         raise JaxflError(f"{file} lists the rows of {len(lists)} clients; add --clients {len(lists)}.")
     if not np.issubdtype(values.dtype, np.integer):
         raise JaxflError(
-            f"{file} lists rows by numbers, and column={column} holds other values; name another."
+            f"{file} lists rows by numbers, but column={column} holds other values; name another column."
         )
     return [np.flatnonzero(np.isin(values, whole_numbers(file, rows))) for rows in lists]
 
 
 def _require_sigma(sigma: float) -> None:
     if not 0 <= sigma < np.inf:
-        raise JaxflError(f"sigma is {sigma}; it has to be a number from 0 up.")
+        raise JaxflError(f"sigma is {sigma}; it must be a number from 0 up.")
 
 
 def _require_rows(rows: int, clients: int, min_samples: int) -> None:

@@ -42,8 +42,8 @@ def read(path: Path, source: Source) -> Partition:
     of_data = checksum_of(source.labels[place])
     if about.get("checksum", of_data) == checksum_of(source.labels) != of_data:
         raise JaxflError(
-            f"{path} numbers rows as an earlier jaxfl did, training rows first; write it anew, by "
-            "jaxfl partition --from RUN or from its options."
+            f"{path} numbers rows as an earlier jaxfl did, training rows first; write it again by jaxfl "
+            "partition --from RUN, or from its options."
         )
     if about.get("checksum", of_data) != of_data:
         raise JaxflError(
@@ -52,7 +52,7 @@ def read(path: Path, source: Source) -> Partition:
     clients = about.get("data_indices", found)
     if not isinstance(clients, list) or not clients or not all(isinstance(one, dict) for one in clients):
         raise JaxflError(
-            f"{path} lists no client's train, val and test; lists of all rows of a client are divided by "
+            f"{path} does not list each client's train, val and test; to divide lists of clients' rows, use "
             f"--partition listed,file={path}."
         )
     for client, its in enumerate(clients):
@@ -64,7 +64,7 @@ def read(path: Path, source: Source) -> Partition:
         for part, key in KEYS.items()
     }
     for part in ("train", "test"):
-        require_everyone(KEYS[part], parts[part], f"mend {path}")
+        require_everyone(KEYS[part], parts[part], f"fix {path}")
     public = _rows(path, about.get("public", []), source)
     for client, own in enumerate(zip(*parts.values(), strict=True)):
         rows, times = np.unique(np.concatenate([*own, public]), return_counts=True)
@@ -78,7 +78,7 @@ def read(path: Path, source: Source) -> Partition:
     public = place[public]
     names = about.get("names", [])
     if not isinstance(names, list) or len(names) not in (0, len(clients)):
-        raise JaxflError(f"{path}: names is no list of a name for each client; mend it, or leave it out.")
+        raise JaxflError(f"{path}: names is not a list of one name for each client; fix it, or leave it out.")
     relabel = np.tile(np.arange(source.classes, dtype=np.int32), (len(clients), 1))
     if "relabel" in about:
         relabel = _numbered(path, about["relabel"], relabel.shape)
@@ -86,8 +86,8 @@ def read(path: Path, source: Source) -> Partition:
             used = known[known >= 0]
             if (known[source.labels[np.concatenate(own)]] < 0).any() or len(set(used)) < len(used):
                 raise JaxflError(
-                    f"{path}: relabel gives client {client} no number for a class that it has rows of, or "
-                    "two classes one number; number its classes from 0."
+                    f"{path}: relabel gives client {client} no number for one of its classes, or two classes "
+                    "the same number; number its classes from 0."
                 )
     train, validation, test = (parts[part] for part in PARTS)
     outputs = int(relabel.max()) + 1
@@ -107,7 +107,7 @@ def _require_untested(path: Path, parts: Mapping[str, Sequence[np.ndarray]]) -> 
             if row in owner:
                 raise JaxflError(
                     f"{path}: client {client} is tested on row {row}, which client {owner[row]} has in train "
-                    "or val; leave it out of one."
+                    "or val; remove it from one of them."
                 )
 
 

@@ -63,8 +63,8 @@ def adapt(
             )
     if size is not None and not 1 <= size <= len(rows):
         raise JaxflError(
-            f"{other.name} has {len(rows)} training images for the public; size= must lie in "
-            f"[1, {len(rows)}], but is {size}."
+            f"{other.name} has {len(rows)} training images to use as public ones; size= must lie in [1, "
+            f"{len(rows)}], but is {size}."
         )
     if labels and other.classes != source.classes:
         raise JaxflError(
@@ -74,8 +74,8 @@ def adapt(
     shapes = other.images.shape[1:], source.images.shape[1:]
     if any(map(of_vectors, shapes)) and shapes[0] != shapes[1]:
         raise JaxflError(
-            f"The public examples of {other.name} have shape {shapes[0]} and the clients' {shapes[1]}; take "
-            "vectors of the same features."
+            f"The public examples of {other.name} have shape {shapes[0]} and the clients' {shapes[1]}; use "
+            "vectors with the same features."
         )
     tops = other.images.max(), source.images.max()
     if not 0.5 <= tops[0] / tops[1] <= 2:
@@ -111,6 +111,6 @@ def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:
     if (given, channels) == (3, 1):
         return grey(images)
     raise JaxflError(
-        f"The public images of {name} and the clients' differ in channels, {given} and {channels}; "
-        "convert them, or take --public held-out, some of the clients' own set."
+        f"The public images of {name} have {given} channels and the clients' {channels}; convert them, or "
+        "take --public held-out, some of the clients' own set."
     )

@@ -40,10 +40,10 @@ def rotate(
     """
     if angles is not None:
         if angles < 1:
-            raise JaxflError(f"--shift rotate: angles is {angles}; it has to be 1 or more.")
+            raise JaxflError(f"--shift rotate: angles is {angles}; it must be 1 or more.")
         return rng.permutation(np.arange(clients) % angles) * 360 / angles
     if not 0 <= degrees <= 180:
-        raise JaxflError(f"--shift rotate: degrees is {degrees}; it has to be from 0 to 180.")
+        raise JaxflError(f"--shift rotate: degrees is {degrees}; it must be from 0 to 180.")
     return rng.uniform(-degrees, degrees, clients)
 
 
@@ -56,7 +56,7 @@ def colour(clients: int, rng: np.random.Generator, *, hue: float = 0.5) -> np.nd
       hue: amounts are uniform between minus and plus this share of the circle of hues; 0.5 is all of it.
     """
     if not 0 <= hue <= 0.5:
-        raise JaxflError(f"--shift colour: hue is {hue}; it has to be from 0 to 0.5.")
+        raise JaxflError(f"--shift colour: hue is {hue}; it must be from 0 to 0.5.")
     return rng.uniform(-hue, hue, clients)
 
 
@@ -72,7 +72,7 @@ def noise(clients: int, rng: np.random.Generator, *, std: float = 0.5) -> np.nda
       std: largest strength of a client's noise, in standard deviations of the data.
     """
     if not 0 <= std < np.inf:
-        raise JaxflError(f"--shift noise: std is {std}; it has to be a number from 0 up.")
+        raise JaxflError(f"--shift noise: std is {std}; it must be a number from 0 up.")
     return rng.permutation(std * np.arange(1, clients + 1) / clients)
 
 
@@ -159,8 +159,8 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
     for kind in kinds:
         if kind == "colour" and shape[-1] != 3:
             raise JaxflError(
-                f"--shift colour moves the hue of red, green and blue, but {name} has channels in another "
-                f"number, {shape[-1]}; take rotate or noise."
+                f"--shift colour moves the hue of red, green and blue, but the number of channels of {name} "
+                f"is {shape[-1]}; take rotate or noise."
             )
         if kind == "rotate" and 1 in shape[:2]:
             what = "vectors" if tuple(shape[:2]) == (1, 1) else f"windows of {max(shape[:2])} steps"

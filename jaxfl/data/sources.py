@@ -91,8 +91,8 @@ def load(name: str, data_dir: str | Path | None = None, labelled: bool = True) -
         read = _folder(path, labelled)
     elif path.suffix and path.is_file():
         raise JaxflError(
-            f"{name} is a file, of which only .npz are read; numpy.savez writes one of the arrays images or "
-            "features, and labels."
+            f"{name} is a file, but only .npz files are read; write one by numpy.savez, with arrays images "
+            "or features, and labels."
         )
     else:
         read = tfds.read(name, data_dir)
@@ -162,20 +162,20 @@ def from_arrays(
     images, labels = np.asarray(images), np.asarray(labels)
     images = _checked_images(name, images)
     if not isinstance(classes, int | np.integer):
-        raise JaxflError(f"{name}: classes has to be their number, but is {classes!r}.")
+        raise JaxflError(f"{name}: classes must be the number of classes, but is {classes!r}.")
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
         train = ~_stratified_fifth(name, labels)
     elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(
-            f'{name}: split (train of a Source) has to say "train" or "test", or True for training, once '
+            f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
             "per label."
         )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     came_from = order if numbers is None else np.asarray(numbers)[order]
     if not np.array_equal(np.sort(came_from), np.arange(len(labels))):
-        raise JaxflError(f"{name}: numbers of a Source are those from 0 to {len(labels) - 1}, each once.")
+        raise JaxflError(f"{name}: numbers of a Source must be those from 0 to {len(labels) - 1}, each once.")
     moved = came_from if (np.diff(came_from) < 0).any() else None
     return Source(name, images[order], labels[order], train[order], classes, columns, moved)
 
@@ -212,12 +212,13 @@ def _folder(path: Path, labelled: bool):
     alone = path / "train"
     if not divided and alone.is_dir() and any(entry.is_dir() for entry in _visible(alone)):
         raise JaxflError(
-            f"{path} has train, but no test beside it; name the other folder test, or name {alone}."
+            f"{path} has train, but no test beside it; rename the folder of test images to test, or give "
+            f"{alone}."
         )
     if divided and (others := [name for name in ("val", "valid", "validation") if (path / name).is_dir()]):
         raise JaxflError(
-            f"{path} has {others[0]} beside train and test, which alone are read; move its images into train "
-            "(--validation-fraction cuts validation rows from clients' own) or out of the folder."
+            f"{path} has {others[0]} beside train and test, but only these two are read; move its images "
+            "into train (--validation-fraction cuts validation rows from clients' own) or out of the folder."
         )
     parts = [path / "train", path / "test"] if divided else [path]
     names = sorted({folder.name for part in parts for folder in _visible(part) if folder.is_dir()})
@@ -257,7 +258,7 @@ def _image(file: Path) -> np.ndarray:
         with Image.open(file) as image:
             mode, pixels = image.mode, np.asarray(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all of Pillow's
-        raise JaxflError(f"{file} cannot be read as an image; mend it or move it elsewhere.") from error
+        raise JaxflError(f"{file} cannot be read as an image; repair it or move it elsewhere.") from error
     if mode not in ("L", "RGB"):
         raise JaxflError(f"{file} is of mode {mode}; convert it to L (grey) or RGB.")
     return pixels
@@ -271,7 +272,7 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
         images = images[..., None]
     if images.ndim != 4 or images.size == 0:
         raise JaxflError(
-            f"{name}: images have shape {images.shape}, not (N, H, W) or (N, H, W, C), or as vectors (N, d), "
+            f"{name}: images have shape {images.shape}, not (N, H, W), (N, H, W, C) or, for vectors, (N, d), "
             "with at least one of each."
         )
     channels, sides = images.shape[1], images.shape[2:]
@@ -289,7 +290,7 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
         images = images.astype(np.float32)
     if not np.isfinite(images).all():
-        raise JaxflError(f"{name} holds NaN or infinite values as float32 among its examples; mend them.")
+        raise JaxflError(f"{name} has NaN or infinite values (as float32) among its examples; replace them.")
     return images
 
 
@@ -303,8 +304,8 @@ def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> n
         raise JaxflError(f"{name}: labels are {labels.dtype}; number the classes 0, 1, 2, ...")
     if labels.min() < 0 or labels.max() >= classes:
         raise JaxflError(
-            f"{name}: labels run from {labels.min()} to {labels.max()}, but {classes} classes have "
-            f"to be numbered from 0 to {classes - 1}; rows without a label have to be left out."
+            f"{name}: labels run from {labels.min()} to {labels.max()}, but {classes} classes must be "
+            f"numbered from 0 to {classes - 1}; leave out rows without a label."
         )
     return labels.astype(np.int32)
 

@@ -86,7 +86,7 @@ def _check_prepared(builder, name: str, data_dir) -> None:
     )
     if not builder.is_prepared():
         raise JaxflError(
-            f"{name} is not prepared in {builder.data_dir}; say by --data-dir where it is, or prepare it "
+            f"{name} is not prepared in {builder.data_dir}; give its folder by --data-dir, or prepare it "
             f"with {recipe}"
         )
     if builder.info.file_format.value not in ("array_record", "parquet"):

@@ -62,7 +62,9 @@ def read(path: Path, clients: int) -> np.ndarray:
     edges = [line.split() for line in text.splitlines() if line.strip()]
     for ends in edges:
         if len(ends) != 2 or not all(end.isdecimal() for end in ends):
-            raise JaxflError(f"{path}: {' '.join(ends)!r} is no edge; write two client ids a line, as `0 3`.")
+            raise JaxflError(
+                f"{path}: {' '.join(ends)!r} is not an edge; write two client ids per line, as in `0 3`."
+            )
     graph = networkx.empty_graph(clients)
     graph.add_edges_from((int(one), int(other)) for one, other in edges)
     return links(str(path), graph, clients)
@@ -91,13 +93,13 @@ def links(name: str, graph: Any, clients: int) -> np.ndarray:
     if strangers or len(graph) != clients:
         raise JaxflError(
             f"{name} has {strangers[0] if strangers else f'{len(graph)} clients'}, but the clients are 0 to "
-            f"{clients - 1}; let it link these, or change --clients."
+            f"{clients - 1}; link exactly these, or change --clients."
         )
     graph = networkx.Graph(graph)  # links go both ways
     parts = sorted(map(sorted, networkx.connected_components(graph)), key=len)
     if len(parts) > 1:
         raise JaxflError(
-            f"{name} is not connected: no way leads from client {parts[0][0]} to client {parts[-1][0]}; add "
+            f"{name} is not connected: no path leads from client {parts[0][0]} to client {parts[-1][0]}; add "
             "edges."
         )
     matrix = np.zeros((clients, clients), bool)

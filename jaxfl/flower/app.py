@@ -48,7 +48,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "summary": method.summary,
         "model": its.federation.models[0].name,
         "begins": f"continues after its round {after}" if after else "begins with its first weights",
-        "mean": "by their training rows" if averaged.by_rows else "all alike",
+        "mean": "by their training rows" if averaged.by_rows else "equally",
         "jaxfl": versions()["jaxfl"],
     }
     # TOML and JSON write a value alike, except letters beyond the first 65,536, which JSON would cut in two.
@@ -84,7 +84,7 @@ run = {run}  # where server and nodes read the run
 after = {after}  # its rounds that are done
 num-server-rounds = {rounds}
 fraction-train = {participation}
-clients = {clients}  # the server waits for so many
+clients = {clients}  # the server waits for this many
 out = {out}  # the server's last mean
 """
 
@@ -100,7 +100,7 @@ flwr run . local --stream --federation-config "num-supernodes={clients}"
 
 `client_app.py` trains a client by jaxfl: the method's objective, optimiser and batches, which the run's seed
 decides. It sends what the method shares; what is personal stays in the node's state. `server_app.py` is
-Flower's own FedAvg; clients are weighed {mean}. The last mean is written to `out` (see
+Flower's own FedAvg; clients are weighted {mean}. The last mean is written to `out` (see
 `pyproject.toml`), which `jaxfl run METHOD --init-from` takes.
 
 On real nodes: put jaxfl and a copy of the run's folder on each, let `own_data` in `client_app.py` return the

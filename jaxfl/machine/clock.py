@@ -69,7 +69,7 @@ def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Dev
     missing = [name for name in architectures if name not in devices]
     if missing:
         raise JaxflError(
-            f"--device-profile says nothing of {', '.join(missing)}; add {missing[0]}=FLOPS:BYTES."
+            f"--device-profile says nothing about {', '.join(missing)}; add {missing[0]}=FLOPS:BYTES."
         )
     return devices
 

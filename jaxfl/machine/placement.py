@@ -27,12 +27,12 @@ def mesh_of(devices: int) -> Mesh | None:
     processes = jax.process_count()
     if devices % processes:
         raise JaxflError(
-            f"{devices} devices are not equally many of {processes} processes; give --devices a multiple of "
-            f"{processes}."
+            f"{devices} devices cannot be divided equally among {processes} processes; give --devices a "
+            f"multiple of {processes}."
         )
     if devices > jax.device_count():
         raise JaxflError(
-            f"The clients are to be shared by {devices} devices, but JAX has {jax.device_count()} "
+            f"The clients should be shared by {devices} devices, but JAX has {jax.device_count()} "
             f"({jax.default_backend()}); give JAX as many, on CPUs with JAX_NUM_CPU_DEVICES="
             f"{devices // processes}, or begin or resume a run with fewer --devices."
         )

@@ -71,13 +71,13 @@ def connect(options: Processes) -> None:
             given = {"processes": count, "process": number, "coordinator": coordinator}
             words = " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
             raise JaxflError(
-                f"{words} does not say who meets where; N processes need --processes N and --coordinator "
-                "HOST:PORT, the same for all, and --process, a number from 0 to N - 1, for each its own."
+                f"{words} is incomplete or wrong; N processes need --processes N and --coordinator "
+                "HOST:PORT, the same for all, and --process, a different number from 0 to N - 1 for each."
             )
         known = {"coordinator_address": coordinator, "num_processes": count, "process_id": number}
         known["cluster_detection_method"] = "deactivate"
     elif number is not None or coordinator is not None:
-        raise JaxflError("--processes auto finds --process and --coordinator by itself; leave them out.")
+        raise JaxflError("--processes auto finds --process and --coordinator automatically; leave them out.")
     _stand_by()
     # No Python runs before the others are there, and JAX's own handler of SIGTERM is not to stay.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPS}
@@ -86,8 +86,8 @@ def connect(options: Processes) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise JaxflError(
-            f"The processes do not find each other ({reason}); start every one of them, and where nothing "
-            "says who they are, with --coordinator HOST:PORT --processes N --process I."
+            f"The processes do not find each other ({reason}); start all of them, and where --processes "
+            "auto does not work, with --coordinator HOST:PORT --processes N --process I."
         ) from error
     finally:
         for number, handler in before.items():
@@ -95,7 +95,7 @@ def connect(options: Processes) -> None:
     if jax.device_count() != jax.process_count() * jax.local_device_count():
         raise JaxflError(
             f"Process {jax.process_index()} has {jax.local_device_count()} of {jax.device_count()} devices; "
-            f"give all {jax.process_count()} processes equally many."
+            f"give all {jax.process_count()} processes the same number."
         )
 
 
@@ -125,8 +125,8 @@ def _stand_by() -> None:
 
 def _gone(how: str) -> str:
     return (
-        f"The processes of this run have not found each other, or are no longer complete ({how}); start all "
-        "of them again, with `jaxfl resume RUN` where a run had begun."
+        f"The processes of this run have not found each other, or some have ended ({how}); start all of "
+        "them again, with `jaxfl resume RUN` where a run had begun."
     )
 
 
@@ -197,7 +197,7 @@ def agree(what: str, tree: Any) -> None:
     if others:
         whose = f"Process {others[0]} has" if len(others) == 1 else f"Processes {', '.join(others)} have"
         raise JaxflError(
-            f"{whose} other {what} than process 0; start all with one command, on machines of one kind that "
+            f"{whose} other {what} than process 0; start all with the same command, on similar machines that "
             "see the same files."
         )
 

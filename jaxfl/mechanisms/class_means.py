@@ -50,13 +50,13 @@ def require(federation: Federation) -> None:
         found = ", ".join(f"{name} has {'x'.join(map(str, shape))}" for name, shape in shapes.items())
         least = min(shape[-1] for shape in shapes.values())
         raise JaxflError(
-            f"The method compares mean features of classes and needs equally many of all models: {found}; "
-            f"give each of --models the same number, such as features={least}."
+            "The method compares mean features of classes and needs the same number from all models: "
+            f"{found}; give each of --models the same number, such as features={least}."
         )
     if not federation.unified:
         raise JaxflError(
-            "The method compares clients' class means, which are of other classes on every client under "
-            "--labels independent or permuted; leave that out."
+            "The method compares clients' class means, but every client numbers classes differently under "
+            "--labels independent or permuted; leave --labels out."
         )
 
 
@@ -69,7 +69,7 @@ def require_vectors(model: Model) -> None:
     if len(shape := model.head.shape) > 1:
         raise JaxflError(
             f"The method takes mean features of classes, but the last block of {model.name} is given maps of "
-            f"{'x'.join(map(str, shape))}; flatten or average them in a block in front of it."
+            f"{'x'.join(map(str, shape))}; flatten or average them in a block before it."
         )
 
 
@@ -163,8 +163,8 @@ def require_classes_last(model: Model, method: str) -> None:
 
     if not all(fits(*of_leaf) for of_leaf in jax.tree.leaves_with_path(model.form.params[head])):
         raise JaxflError(
-            f"{method} goes by the classes of the classifier, but in the last block {head!r} of {model.name} "
-            "the last axis of a leaf is not that of the classes; end it with a linear layer "
+            f"{method} uses the classes of the classifier, but in the last block {head!r} of {model.name} "
+            "the last axis of a leaf is not the classes; end it with a linear layer "
             "(jaxfl.models.blocks.Linear, or Flax's)."
         )
 

@@ -41,7 +41,7 @@ def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
       JaxflError: with the hook's line, if that is no pair.
     """
     if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
-        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, and not a pair.")
+        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a pair.")
     return tuple(made)
 
 
@@ -53,8 +53,8 @@ def require_weights(what: str, made: Any, hook: Callable) -> None:
     """
     if not isinstance(made, Weights):
         raise JaxflError(
-            f"{line_of(hook)}: {what} returns a {type(made).__name__} as the shared model, and not Weights "
-            "(of new parameters alone means.model._replace(params=...) makes some)."
+            f"{line_of(hook)}: {what} returns a {type(made).__name__} as the shared model, not Weights "
+            "(means.model._replace(params=...) makes them from new parameters)."
         )
 
 
@@ -76,11 +76,11 @@ def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
         is_now, was = seen(now.get(path)), seen(then.get(path))
         if is_now != was:
             raise JaxflError(
-                f"{line_of(hook)}: {what} makes {path or 'it'} {is_now}, which was {was}; it has to keep its "
+                f"{line_of(hook)}: {what} makes {path or 'it'} {is_now}, which was {was}; it must keep its "
                 "form (tree.like leaves out what was not there)."
             )
     if jax.tree.structure(made) != jax.tree.structure(before):
-        raise JaxflError(f"{line_of(hook)}: {what} makes other containers; it has to keep the form.")
+        raise JaxflError(f"{line_of(hook)}: {what} makes other containers; it must keep their form.")
 
 
 def require_floats(what: str, message: Any, hook: Callable) -> None:
@@ -93,6 +93,6 @@ def require_floats(what: str, message: Any, hook: Callable) -> None:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path)
             raise JaxflError(
-                f"{line_of(hook)}: {what} sends a message{name} of {jnp.result_type(leaf)}, and the server "
-                "takes the mean: make it float, such as trained.steps.astype(float)."
+                f"{line_of(hook)}: {what} sends a message{name} of {jnp.result_type(leaf)}, but the server "
+                "takes the mean; make it float, as in trained.steps.astype(float)."
             )

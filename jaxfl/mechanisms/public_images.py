@@ -24,12 +24,13 @@ def require(federation: Federation) -> None:
     """
     if len(federation.public) == 0:
         raise JaxflError(
-            "The method needs public images and the federation has none; add --public held-out or a data set."
+            "The method needs public images, but the federation has none; add --public held-out or a data "
+            "set."
         )
     if not federation.unified:
         raise JaxflError(
-            "The method compares clients' predictions on public images, which mean other classes on every "
-            "client under --labels independent or permuted; leave that out."
+            "The method compares clients' predictions on public images, but every client numbers classes "
+            "differently under --labels independent or permuted; leave --labels out."
         )
 
 

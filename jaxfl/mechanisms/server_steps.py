@@ -55,7 +55,7 @@ def server_steps(config: ServerSteps) -> Memory:
             if getattr(config, option) is not None:
                 flag = option.replace("_", "-")
                 raise JaxflError(
-                    f"--{flag} is a rate of the server's optimiser, and there is none; add "
+                    f"--{flag} is a rate of the server's optimiser, but there is none; add "
                     f"--server-optimizer sgd, adam or yogi, or leave --{flag} out."
                 )
         return Memory()

@@ -90,8 +90,8 @@ def beginning(networks: dict[Model, tuple[Layer, ...]]) -> int:
             f"{model.name} with {found[0] if found else 'its head'}" for model, found in networks.items()
         )
         raise JaxflError(
-            "What all architectures share are the layers with which they begin, but the first ones differ: "
-            f"{'; '.join(first)}; choose --models that begin alike, or other options of the method."
+            f"The method shares the first layers of all architectures, but these differ: {'; '.join(first)}; "
+            "choose --models that begin alike, or other options of the method."
         )
     return count
 

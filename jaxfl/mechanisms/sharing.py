@@ -249,8 +249,8 @@ def require_plain_head(model: Model) -> None:
     (name,) = model.head.names
     if jax.tree.leaves(model.form.stats.get(name)):
         raise JaxflError(
-            f"The method applies the classifier by itself, and {model.name} has BatchNorm in its last block "
-            f"{name!r}; let that be a linear layer."
+            f"The method applies the classifier separately, but {model.name} has BatchNorm in its last block "
+            f"{name!r}; make that a linear layer."
         )
 
 

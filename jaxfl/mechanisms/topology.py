@@ -31,7 +31,7 @@ def require_links(federation: Federation) -> None:
       JaxflError: if there is no graph.
     """
     if not federation.links.size:
-        raise JaxflError("The method has no server and the clients no links; add --topology complete.")
+        raise JaxflError("The method has no server and needs links between clients; add --topology complete.")
 
 
 def metropolis(links) -> jax.Array:

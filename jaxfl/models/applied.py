@@ -65,8 +65,8 @@ def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[st
         jax.tree.map(np.asarray, noted)
     except jax.errors.TracerArrayConversionError:
         raise JaxflError(
-            "The method predicts with several networks side by side (jax.vmap), whose weights are not told "
-            "apart; predict with it instead."
+            "The method predicts with several networks at once (jax.vmap), whose weights cannot be told "
+            "apart; use it only to predict."
         ) from None
     return noted
 

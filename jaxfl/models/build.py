@@ -39,7 +39,7 @@ def probability(option: str, value: float) -> float:
     """
     if 0 <= value < 1:
         return value
-    raise JaxflError(f"{option} is {value}; give a probability from 0 up to, but not, 1.")
+    raise JaxflError(f"{option} is {value}; give a probability of at least 0 and below 1.")
 
 
 def scaled(width: float, count: int) -> int:
@@ -87,7 +87,7 @@ def network(
             f"{shape[0]}x{shape[1]} images are resized to {height}x{width}."
         )
     model = Model(name, tuple(blocks), tuple(shape), classes, note)
-    if tuple(shape[:2]) == (1, 1) and model.convolutions:
+    if tuple(shape[:2]) == (1, 1) and model.convolution_count:
         raise JaxflError(
             f"{name} convolves images, but the data are vectors of {shape[2]} features; take networks "
             "without convolutions: --models mlp."
@@ -108,8 +108,8 @@ def with_features(model: Model, features: int) -> Model:
         raise JaxflError(f"features is {features}; {model.name} needs at least one.")
     if len(model.head.shape) != 1:
         raise JaxflError(
-            f"{model.name} hands maps of shape {model.head.shape} to its last block, and features={features} "
-            "adapts vectors; flatten or pool in the block before."
+            f"{model.name} gives maps of shape {model.head.shape} to its last block, but features={features} "
+            "needs vectors; flatten or pool in the block before it."
         )
     (found,), name = model.head.shape, f"{model.name},features={features}"
     if found == features:

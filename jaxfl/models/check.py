@@ -93,7 +93,7 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
     logits = jax.eval_shape(forward, jax.random.key(0), x, mask)
     if logits.shape != (EXAMPLES, classes):
         raise JaxflError(
-            f"{name} puts out {logits.shape[1:]} for an image, not ({classes},): a score for each class; "
+            f"{name} returns {logits.shape[1:]} for an image, not ({classes},): a score for each class; "
             + (
                 "flatten or average its maps before the last layer."
                 if len(logits.shape) > 2

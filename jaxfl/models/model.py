@@ -189,12 +189,12 @@ class Model:
           JaxflError: if the model has no convolution at one of the depths, or as `apply`.
         """
         for depth in depths:
-            if not 1 <= depth <= self.convolutions:
+            if not 1 <= depth <= self.convolution_count:
                 raise JaxflError(
-                    f"{self.name} has {self.convolutions} convolutions, none at depth {depth}; "
-                    f"choose depths from 1 to {self.convolutions}."
+                    f"{self.name} has {self.convolution_count} convolutions, none at depth {depth}; "
+                    f"choose depths from 1 to {self.convolution_count}."
                 )
-        ends = list(itertools.accumulate(block.convolutions for block in self._outlines))
+        ends = list(itertools.accumulate(block.convolution_count for block in self._outlines))
         tapped = {bisect.bisect_left(ends, depth) for depth in depths}
         trains = [train if isinstance(train, bool) else name in train for name in self.names]
         apart = [(trains[i], i if i in tapped else None) for i in range(len(self.blocks))]
@@ -261,9 +261,9 @@ class Model:
         return self._outlines[-1].output
 
     @functools.cached_property
-    def convolutions(self) -> int:
+    def convolution_count(self) -> int:
         """Number of convolutions on the main path, the greatest depth of a tap."""
-        return sum(block.convolutions for block in self._outlines)
+        return sum(block.convolution_count for block in self._outlines)
 
     @functools.cached_property
     def size(self) -> int:

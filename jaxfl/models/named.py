@@ -68,9 +68,13 @@ def by_architecture(arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
     for name, array in arrays.items():
         parts = NAME.fullmatch(name)
         if not parts:
-            raise JaxflError(f"{name!r} is not the name of a leaf; name arrays as params/conv1/conv/kernel.")
+            raise JaxflError(
+                f"{name!r} is not the name of a leaf; name arrays like params/conv1/conv/kernel."
+            )
         if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-            raise JaxflError(f"{name} is not made of finite numbers; a run that diverged is no start.")
+            raise JaxflError(
+                f"{name} has values that are not finite numbers; do not start from a run that diverged."
+            )
         of_one = found.setdefault(parts["architecture"] or "", Arrays({}, {}, []))
         if parts["path"] == "id":
             of_one.id.extend(array.astype(int).ravel().tolist())

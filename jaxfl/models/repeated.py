@@ -26,12 +26,12 @@ class Outline(NamedTuple):
     Attributes:
       variables: shapes and dtypes of its parameters and statistics, in Flax's form.
       output: shape of its output for one example.
-      convolutions: number of its taps.
+      convolution_count: number of its taps.
     """
 
     variables: dict
     output: tuple[int, ...]
-    convolutions: int
+    convolution_count: int
 
 
 @functools.cache

@@ -112,6 +112,6 @@ def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
 
 def _refuse(wide: Model, narrow: Model, why: str):
     raise JaxflError(
-        f"{narrow.name} is no part of {wide.name}, though their layers have the same names: {why}; give one "
-        "network in several widths, such as --models cnn4 cnn4,width=0.5, or networks of other layers."
+        f"{narrow.name} is not a part of {wide.name}, though their layers have the same names: {why}; give "
+        "one network in several widths, such as --models cnn4 cnn4,width=0.5, or networks of other layers."
     )

@@ -154,7 +154,7 @@ def _opening(folder: Path, begun: bool) -> Callable | None:
     if store.holds(folder, store.RESULT):
         return None
     if store.holds(folder, store.CONFIG) > begun:
-        raise Taken(f"Another process has begun {folder} meanwhile; repeat the command to continue it.")
+        raise Taken(f"Another process has meanwhile begun {folder}; repeat the command to continue it.")
     return reopen if begun else begin
 
 
@@ -165,7 +165,7 @@ def _together(runs: list[Planned], data: Data) -> tuple[int, str]:
     if runs[0].variant.programs.host:
         return 1, "one after another, because the server's step is outside of the compiled program"
     if runs[0].setup.machine.client_state == "host":
-        return 1, "one after another, because --client-state host has the clients of one in memory"
+        return 1, "one after another, because --client-state host keeps the clients of only one in memory"
     size = most_together([run[:2] for run in runs], data.federation)
     if size == len(runs):
         return size, "as one program"

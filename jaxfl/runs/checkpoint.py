@@ -96,7 +96,7 @@ def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str)
         try:
             return number, load(folder, number, like, fingerprint)
         except Damaged as error:
-            warnings.warn(f"{error} It is passed over.", stacklevel=2)
+            warnings.warn(f"{error} It is skipped.", stacklevel=2)
     raise JaxflError(
         f"No checkpoint in {folder / CHECKPOINTS} can be read; delete {folder / CHECKPOINTS} and resume "
         f"{folder} to repeat its rounds from the first one."
@@ -136,8 +136,9 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
         raise Damaged(f"The checkpoint {path} cannot be read ({type(error).__name__}).") from error
     if leaves is None and written_by == fingerprint:
         raise JaxflError(
-            f"The checkpoint {path} is of a jaxfl whose models or states had other shapes (of {other}); take "
-            "that version to continue or to load the run, or repeat it by `jaxfl run --from`."
+            f"The checkpoint {path} is from a version of jaxfl whose models or states had other "
+            f"shapes (of {other}); use that version to continue or load the run, or repeat it with "
+            "`jaxfl run --from`."
         )
     if leaves is None:
         raise JaxflError(

@@ -72,13 +72,13 @@ def refuse_changed(folder: Path, then: dict | None) -> None:
     if files := changed(then):
         if not Path(files[0]).exists():
             raise JaxflError(
-                f"{files[0]}, which {folder} was computed with, is gone; put it back (what it was is in "
+                f"{files[0]}, which {folder} was computed with, is missing; put it back (a copy is in "
                 f"{folder}/code)."
             )
         raise JaxflError(
-            f"{files[0]} is not what it was when {folder} was computed (what it was is in {folder}/code); "
+            f"{files[0]} has changed since {folder} was computed (a copy from then is in {folder}/code); "
             f"restore it, remove {folder} to train again, or add --changed-code (from Python "
-            "changed_code=True) to go on with what it is now."
+            "changed_code=True) to continue with the new version."
         )
 
 

@@ -194,7 +194,7 @@ def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[st
 
 def _left_out(failures: list[str]) -> list[str]:
     """Return a table's notes on the runs that it lacks."""
-    return [f"Left out, as {failure}" for failure in failures]
+    return [f"Left out: {failure}" for failure in failures]
 
 
 def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
@@ -210,19 +210,20 @@ def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Calla
     if changed:
         run, file = changed[0]
         warn(
-            f"{len(changed)} of {len(begun)} runs in {folder} have finished with other code of yours "
-            f"({file}) and are kept as they are; remove their folders, such as {run}, to train them again."
+            f"{len(changed)} of {len(begun)} runs in {folder} have finished with another version of your "
+            f"code ({file}) and are kept as they are; remove their folders, such as {run}, to train "
+            "them again."
         )
     kept = sum(other and ended for other, ended in zip(others, finished, strict=True))
     if kept:
         warn(
-            f"{kept} of {len(begun)} runs in {folder} have finished with another jaxfl than this one and are "
+            f"{kept} of {len(begun)} runs in {folder} have finished with another version of jaxfl and are "
             "kept as they are; choose another --run-dir to compute them again."
         )
     if sum(others) > kept:
         warn(
-            f"jaxfl is not what it was when {sum(others) - kept} of {len(begun)} runs in {folder} were "
-            "computed; their results say from which round on this one computes them."
+            f"jaxfl has changed since {sum(others) - kept} of {len(begun)} runs in {folder} were computed; "
+            "their results say from which round on this version computes them."
         )
 
 
@@ -281,7 +282,7 @@ def check_distinct(variants: Sequence[Variant]) -> None:
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
             if (name := store.file_name(variant.label)) == store.file_name(other.label):
                 raise JaxflError(
-                    f"{other.label} and {variant.label} are two methods whose runs would have one folder, "
+                    f"{other.label} and {variant.label} are two methods whose runs would share a folder, "
                     f"{name}; give one of them another name."
                 )
 
@@ -301,7 +302,7 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
             if beside:
                 continue
             raise JaxflError(
-                f"{run} is no run of this comparison; name its method and its seed as well, or choose "
+                f"{run} is not a run of this comparison; name its method and seed as well, or choose "
                 "another --run-dir."
             )
         if differing := _differing(run, planned[run]):
@@ -309,13 +310,13 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
             if has != wanted and len(differing) == 1 and not planned[run].setup.run.stop_at_target:
                 more = max(has, wanted)
                 raise JaxflError(
-                    f"{run} is a run of {has} rounds, not {wanted}; lengthen the runs of {folder} to {more}, "
-                    f"each by `jaxfl resume RUN --rounds {more}`, and repeat this command, with {more} for "
-                    "its rounds; or choose another --run-dir."
+                    f"{run} has {has} rounds, not {wanted}; lengthen every run in {folder} to {more} with "
+                    f"`jaxfl resume RUN --rounds {more}` and repeat this command for {more} rounds, or "
+                    "choose another --run-dir."
                 )
             raise JaxflError(
                 f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
-                f"began it, or finish this run alone by `jaxfl resume {shlex.quote(str(run))}`."
+                f"began it, or finish this run alone with `jaxfl resume {shlex.quote(str(run))}`."
             )
 
 

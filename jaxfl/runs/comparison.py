@@ -33,7 +33,7 @@ class Begun(dict[tuple, Loaded]):
         if (found, *draw) in self:
             return self[found, *draw]
         there = "; ".join(", ".join(map(repr, own)) for own in self if own[0] == found)
-        raise JaxflError(f"There is no run {key!r} here; of {found} there are {there}.")
+        raise JaxflError(f"There is no run {key!r} here; those of {found} are {there}.")
 
 
 class Comparison(NamedTuple):

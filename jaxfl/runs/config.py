@@ -86,7 +86,7 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
         if name not in known:
             raise JaxflError(
                 f"{folder / store.CONFIG} does not fit this version of jaxfl, in which {method.name} has no "
-                f"option {name!r}; the run was made by jaxfl {config['environment'].get('jaxfl')}."
+                f"option {name!r}; use jaxfl {config['environment'].get('jaxfl')}, which made the run."
             )
     own = {name: value for name, value in options.items() if name not in hints(Setup)}
     found = variant_of(config["method"], method, method.config(**_restored(method.config, own)))
@@ -144,7 +144,7 @@ def _refuse_code_within(folder: Path, config: dict) -> None:
         if store.inside(path, folder) or not path.is_absolute():
             raise JaxflError(
                 f"{folder / store.CONFIG} names code in the run folder itself ({path}), which is not "
-                "executed; move that file, and name it by its absolute path."
+                "executed; move that file and give its absolute path."
             )
 
 

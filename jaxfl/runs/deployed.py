@@ -173,7 +173,7 @@ class Deployed:
         if several:
             raise JaxflError(
                 f"Client {self.client} applies blocks of its {self.model.name} with several weights "
-                f"({', '.join(several)}): what they put out is no single network's. See its `weights`."
+                f"({', '.join(several)}): its outputs are not those of one network; see its `weights`."
             )
         return {name: self.weights.get(name, {}) for name in self.model.names}
 
@@ -229,7 +229,7 @@ def _outputs(model: Model, weights, _, x):
 
 
 def _taps(model: Model, weights, _, x):
-    return model.taps(weights, weights, x, tuple(range(1, model.convolutions + 1)))
+    return model.taps(weights, weights, x, tuple(range(1, model.convolution_count + 1)))
 
 
 class Opened(NamedTuple):
@@ -340,9 +340,7 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
     if not changed_code:
         code.refuse_changed(folder, then)
     if not code.same_package(then):
-        SILENT.warned(
-            f"jaxfl is not what it was when {folder} was computed; its models may predict otherwise."
-        )
+        SILENT.warned(f"jaxfl has changed since {folder} was computed; its models may predict differently.")
     setup = restore_setup(folder, config)
     if variant is None:
         setup, variant = restore(folder, config)
@@ -359,7 +357,9 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
 
     done, state = newest_state(folder, config, variant, setup, federation)
     if not done:
-        raise JaxflError(f"{folder} has no checkpoint yet; its models are there after the first evaluation.")
+        raise JaxflError(
+            f"{folder} has no checkpoint yet; its models are available after the first evaluation."
+        )
     height, width, channels = described["shape"]
     images = Images(
         (height, width, channels),

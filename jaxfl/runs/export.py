@@ -121,7 +121,7 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
         f"{sees}; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
-        "`classes[k]` of the data set, in the metadata of the file; -1: for none.",
+        "`classes[k]` of the data set, listed in the metadata of the file; -1 means none.",
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
         PLAIN.format(file=any_file, sees=sees)
@@ -235,13 +235,13 @@ kernels of dense layers are (in, out), those of convolutions (height, width, in,
 """
 
 OF_FILES = """
-The networks are made by {files}, of whoever trained them, which has to be in the folder where this runs; how
-their arrays lie is said there.
+The networks are made by {files}, from whoever trained them, which must be in the folder where this runs; the
+layout of their arrays is described there.
 """
 
 BEYOND = """\
-The method does more with these arrays than to pass images through the network once, so that they alone do not
-predict; its run does:
+The method does more with these arrays than pass images through the network once, so they cannot predict
+without the run:
 
 ```python
 import jaxfl

@@ -98,7 +98,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
     """
     config = store.read_config(folder)
     if changed := code.changed(code.latest(config, store.read_metrics(folder))):
-        SILENT.warned(f"{changed[0]} is not what it was when {folder} was computed; its weights may differ.")
+        SILENT.warned(f"{changed[0]} has changed since {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
     done, state = newest_state(folder, config, variant, setup, federation)
@@ -160,8 +160,8 @@ def _sentence(
         names = (
             ", ".join(dict.fromkeys(one.name or "arrays of no architecture" for one in given)) or "nothing"
         )
-        return f"{name} starts fresh: in {places} there is only {names}."
+        return f"{name} starts fresh: {places} has only {names}."
     if not weights.shared.params:
         return f"{name} starts fresh: {found.place} does not fit in {fresh}."
     own = ", clients from models of their own" if jax.tree.leaves(weights.own) else ""
-    return f"{name} starts from {found.place}{own}" + (f"; fresh are {fresh}." if fresh else ".")
+    return f"{name} starts from {found.place}{own}" + (f"; these start fresh: {fresh}." if fresh else ".")

@@ -73,7 +73,7 @@ class StopRequest:
         self._code, self._noted_at = 128 + number, now
         again = "press Ctrl-C again to end" if number == signal.SIGINT else "another SIGTERM ends"
         # Not by print, which this handler may have interrupted.
-        os.write(2, f"\nThe rounds in progress end and are saved; {again} at once.\n".encode())
+        os.write(2, f"\nThe rounds in progress will end and be saved; {again} at once.\n".encode())
 
 
 @contextlib.contextmanager

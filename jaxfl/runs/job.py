@@ -128,7 +128,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
     if setup.run.topology == "none":  # other methods of a comparison may have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
     if setup.machine.client_state == "host" and (variant.programs.host or variant.programs.prepare):
-        raise beyond_cohort(f"{variant.label} has a step that goes by all clients")
+        raise beyond_cohort(f"{variant.label} has a step that uses all clients")
     if not variant.built_in:
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
     limit = on_first_process(memory.available)(federation)
@@ -137,7 +137,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
         if federation.clients_at_once < data.federation.clients_at_once:
             warnings.warn(
                 f"{variant.label}: {data.federation.clients_at_once} clients side by side do not fit in a "
-                f"device's memory; --clients-at-once is {federation.clients_at_once}.",
+                f"device's memory; now using --clients-at-once {federation.clients_at_once}.",
                 stacklevel=3,
             )
     machine = dataclasses.replace(

@@ -94,8 +94,8 @@ def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, 
     except Exception as error:  # whatever its package raises
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         warnings.warn(
-            f"The log {name} of {folder} has ended ({reason}); the run goes on, and its metrics.jsonl holds "
-            "all that is missing there.",
+            f"The log {name} of {folder} has stopped ({reason}); the run goes on, and its metrics.jsonl "
+            "has all that the log lacks.",
             stacklevel=2,
         )
 

@@ -46,7 +46,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
     if algorithm.averaged is None:
         raise JaxflError(
             f"{label} needs more than a server that averages what clients send: its server does something "
-            "else, or somebody remembers more than weights; fedavg, fedprox, fedper or fedrep do without."
+            "else, or it or a client keeps more than weights; choose fedavg, fedprox, fedper or fedrep."
         )
     if not sent_to_all(algorithm.averaged, its.state):
         raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
@@ -56,7 +56,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
         key = jax.random.key(its.setup.run.seed)
         its = its._replace(state=initial_state(its.variant.programs, federation, its.variant.config, key))
     elif after not in (None, done):
-        raise JaxflError(f"{folder} has no state after {after} rounds; take that after {done}, or after 0.")
+        raise JaxflError(f"{folder} has no state after {after} rounds; choose that after {done}, or after 0.")
     return its, algorithm.averaged
 
 

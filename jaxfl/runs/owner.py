@@ -125,7 +125,7 @@ def _lock(descriptor: int, path: Path) -> None:
         its = _written(descriptor)
         if not its or _gone(its):
             return
-        note = f" (files cannot be locked there: should that process be gone, delete {path})"
+        note = f" (files cannot be locked there: if that process is gone, delete {path})"
     who = "process {process} on {host} since {since}".format(**its) if its else "another process"
     raise Taken(f"{path.parent} is being run by {who}; wait for it, or end it first{note}.")
 

@@ -163,7 +163,7 @@ def notes_on(against: str, differences: Mapping[str, Difference]) -> list[str]:
     said = {
         "seeds": "over {} seed{}.",
         "partitions": "over {} partition{}, each with the mean over its seeds.",
-        "clients": "over {} client{} of one seed: what another seed would give is not in it.",
+        "clients": "over {} client{} of one seed; it does not cover other seeds.",
     }
     notes = []
     for of, numbers in counts.items():

@@ -102,15 +102,15 @@ def _require_same_images(run: Path, now: dict, name: str) -> None:
     before, found = then.get("public", now["public"]), now["public"]
     if before != found:
         raise JaxflError(
-            f"{run} was begun with {before} public images, and there are {found} now; bring the others back, "
-            "or start a new run."
+            f"{run} was begun with {before} public images, and there are {found} now; restore the former "
+            "ones, or start a new run."
         )
     for moment in ("mean", "std"):
         before, found = then[moment], now[moment]
         if len(before) != len(found) or not np.allclose(before, found, rtol=1e-4):  # sums differ by library
             raise JaxflError(
                 f"{run} was computed on other images than {name} has now: their {moment} was "
-                f"{np.mean(before):.6g} and is {np.mean(found):.6g}; bring those back, or start a new run."
+                f"{np.mean(before):.6g} and is {np.mean(found):.6g}; restore those, or start a new run."
             )
 
 
@@ -161,7 +161,8 @@ def with_newcomers(setup: Setup, federation: Federation) -> Federation:
         most = max(counts)
         has, way = ("1 client", "--clients") if most == 1 else (f"{most} clients", "it, or --clients")
         raise JaxflError(
-            f"--newcomers {setup.run.newcomers} is nobody: the largest architecture has {has}; raise {way}."
+            f"--newcomers {setup.run.newcomers} selects no client: the largest architecture has {has}; "
+            f"raise {way}."
         )
     return set_apart(federation, drawn)
 
@@ -172,7 +173,7 @@ def _require_device() -> None:
     except (AssertionError, RuntimeError) as error:
         platforms = getattr(jax.config, "jax_platforms", None) or ""
         raise JaxflError(
-            f"JAX finds no device of JAX_PLATFORMS={platforms}; unset it, or install JAX for that device."
+            f"JAX finds no device for JAX_PLATFORMS={platforms}; unset it, or install JAX for that device."
         ) from error
 
 

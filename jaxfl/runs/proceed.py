@@ -193,7 +193,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
         raise JaxflError(
             f"{run.variant.label}: the {what} of client {client} {'is' if what == 'loss' else 'are'} not "
             f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr}){_changed(run.variant)}"
-            f"{own and f', or see what {own} computes'}; what came before is in {folder}."
+            f"{own and f', or see what {own} computes'}; earlier rounds are in {folder}."
         )
     if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
         # Before the checkpoint: a resume writes nothing of earlier rounds.

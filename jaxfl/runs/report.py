@@ -89,7 +89,7 @@ def _tabulated(
         if same != folder:
             if result["accuracy"] == by_draw[label][draw]["accuracy"]:  # settings of a study can share runs
                 continue
-            raise JaxflError(f"{folder} and {same} are both {label} with one seed; report one of them.")
+            raise JaxflError(f"{folder} and {same} are both {label} with the same seed; report one of them.")
         results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result
@@ -98,7 +98,7 @@ def _tabulated(
     notes += _of_absent([of_run for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
-        notes.append(f"Left out: {number} not finished, first of all {unfinished[0]}.")
+        notes.append(f"Left out: {number} not finished; the first is {unfinished[0]}.")
     table = tabulate(results, show)
     table = table._replace(notes=(*table.notes, *notes))
     if against is not None:
@@ -124,9 +124,7 @@ def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
         return [f"{what} {partitions} partitions with {seeds} seed{'s' if seeds > 1 else ''} each."]
     if len(set(numbers.values())) == 1:
         return [f"{what} {max(numbers.values())} seeds."]
-    return [
-        f"{what} the seeds that there are: {'; '.join(f'{n} of {label}' for label, n in numbers.items())}."
-    ]
+    return [f"{what} the seeds available: {'; '.join(f'{n} of {label}' for label, n in numbers.items())}."]
 
 
 def _of_absent(runs: list[list[dict]]) -> list[str]:
@@ -144,8 +142,8 @@ def _of_absent(runs: list[list[dict]]) -> list[str]:
         return []
     number, clients = (" to ".join(map(str, sorted({min(its), max(its)}))) for its in (absent, scored))
     return [
-        f"{number} of {clients} clients took part in no round of their run; what is theirs alone is as it "
-        "began, and counts (rounds in a run's clients.csv)."
+        f"{number} of {clients} clients took part in no round of their run; their personal weights are "
+        "still the initial ones, and their accuracies count (rounds in a run's clients.csv)."
     ]
 
 

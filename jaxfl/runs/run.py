@@ -90,8 +90,8 @@ def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **opt
         setup = setup.replace(stop_at_target=False)
     if files := code.changed(code.latest(config, store.read_metrics(old))):
         options.get("observer", SILENT).warned(
-            f"{files[0]} is not what it was when {old} was computed (what it was is in {old}/code); this run "
-            "is computed by what it is now."
+            f"{files[0]} has changed since {old} was computed (a copy from then is in {old}/code); this run "
+            "uses the new version."
         )
     return run(variant, setup, folder, saved=old, **options)
 
@@ -165,8 +165,8 @@ def resume(
             setup = setup if data_dir is None else setup.replace(data_dir=data_dir)
             if not code.same_package(then):
                 observer.warned(
-                    f"jaxfl is not what it was when {folder} was computed; its result says from which round "
-                    "on this one computes it."
+                    f"jaxfl has changed since {folder} was computed; its result says from which round on "
+                    "this version computes it."
                 )
             data = start_from(prepare(setup, folder), setup, folder, observer)
             if rounds is not None and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
@@ -203,7 +203,7 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
         require_longer(folder, setup, rounds)
     if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
-            f"{variant.label} does in a round what depends on the length of the run: one of {rounds} rounds "
+            f"{variant.label} has rounds that depend on the length of the run: one of {rounds} rounds "
             f"does not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}."
         )
     metrics = store.read_metrics(folder)
@@ -211,8 +211,8 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     kept = len(metrics) - len(metrics) % setup.run.eval_every
     if kept and not checkpoint.saved(folder, kept):
         raise JaxflError(
-            f"A longer run would go on from round {kept} of {folder}, which keeps no checkpoint of it; start "
-            f"a new run with --rounds {rounds}, or next time keep more of them, --keep-checkpoints."
+            f"A longer run would go on from round {kept} of {folder}, which has no checkpoint of it; start a "
+            f"new run with --rounds {rounds}, and next time keep more checkpoints (--keep-checkpoints)."
         )
     beyond = {"beyond_target": True} if stops(config, metrics) else {}
     store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
@@ -228,9 +228,9 @@ def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
     before = setup.run.rounds
     if rates_depend_on_length(setup, rounds):
         raise JaxflError(
-            f"--schedule {setup.run.schedule} goes by the length of the run: one of {rounds} rounds does not "
-            f"begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or "
-            f"with cosine,rounds={before},final=0.01 one that can be made longer."
+            f"--schedule {setup.run.schedule} depends on the length of the run: one of {rounds} rounds does "
+            f"not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or one "
+            f"with --schedule cosine,rounds={before},final=0.01, which can be made longer."
         )
 
 

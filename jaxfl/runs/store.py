@@ -270,10 +270,10 @@ def unfinished_in(folders: Iterable[Path]) -> list[Path]:
 def _read_json(path: Path, form: dict) -> dict:
     if not path.is_file():
         if (path.parent / STUDY).exists():
-            raise JaxflError(f"{path.parent} is a study's; name one of the folders in it, a comparison each.")
+            raise JaxflError(f"{path.parent} is a study; name one of the comparisons in it.")
         if next(path.parent.glob(f"*/seed-*/{CONFIG}"), None):
             raise JaxflError(
-                f"{path.parent} is a comparison's; name one of the runs in it, METHOD/seed-S, or repeat its "
+                f"{path.parent} is a comparison; name one of the runs in it, METHOD/seed-S, or repeat its "
                 "command to go on with all of them."
             )
         if not path.parent.exists():
@@ -285,7 +285,7 @@ def _read_json(path: Path, form: dict) -> dict:
     except (RecursionError, ValueError) as error:
         raise _damaged(path, error) from None
     if not schema.fits(value, form):
-        raise _damaged(path, "it lacks entries, or they are of another type")
+        raise _damaged(path, "entries are missing or of the wrong type")
     return value
 
 
@@ -315,8 +315,8 @@ def _refuse_links(folder: Path) -> None:
         for path in (entry, *(entry.rglob("*") if entry.name not in LOGS else ())):
             if path.is_symlink() and not (path.exists() and inside(path, folder)):
                 raise JaxflError(
-                    f"{path} is a link that leads out of the run folder or nowhere; put what it means in its "
-                    "place."
+                    f"{path} is a link that leads out of the run folder or nowhere; replace it with what it "
+                    "points to."
                 )
 
 
@@ -347,7 +347,7 @@ def read_finished(folder: Path) -> tuple[dict, list[dict]]:
         there = f"{len(metrics)} of {result['rounds']} rounds can be read"
         raise JaxflError(
             f"{folder / METRICS} is damaged ({there}); restore it from a copy, or delete {folder / RESULT} "
-            f"and resume {folder} to compute the others again."
+            f"and resume {folder} to compute the missing ones."
         )
     return result, metrics
 

@@ -91,7 +91,7 @@ def read(path: Path) -> Study:
     for name, value in said.items():
         kind = kinds.get(name, str)
         if type(value) is not kind:
-            raise JaxflError(f"{path}: {name} is not a {kind.__name__}.")
+            raise JaxflError(f"{path}: {name} must be of type {kind.__name__}.")
         if kind is str:  # a note of a table is one line
             said[name] = " ".join(value.split())
     if not said.get("methods") or not all(isinstance(choice, str) for choice in said["methods"]):
@@ -103,7 +103,7 @@ def read(path: Path) -> Study:
         raise JaxflError(f"{path}: {both[0]} is an option and an axis; leave it out of one.")
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
-            raise JaxflError(f"{path}: the axis {name} is no list of values; write {name} = [..., ...].")
+            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
     for name, values in {"methods": said["methods"], **axes}.items():
         # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
@@ -124,9 +124,7 @@ def read(path: Path) -> Study:
         study = study._replace(against=against)
     for choice, name in itertools.product(study.methods, axes):
         if name in choices.split(choice)[1]:
-            raise JaxflError(
-                f"{path}: {choice} has a {name} of its own, which is an axis; leave it out of one."
-            )
+            raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
     for setting in settings(study):
         variants, setup = _planned(study, setting)
         check_distinct(variants)
@@ -193,10 +191,10 @@ def run(
     """
     number, parts = part
     if parts < 1:
-        raise JaxflError(f"--part {number}/{parts}: there is one part at least.")
+        raise JaxflError(f"--part {number}/{parts}: there must be at least one part.")
     if not 1 <= number <= parts:
         raise JaxflError(
-            f"--part {number}/{parts} is none of {parts} parts; write 1/{parts} to {parts}/{parts}."
+            f"--part {number}/{parts} is not one of {parts} parts; write 1/{parts} to {parts}/{parts}."
         )
     everything, failures = settings(study), []
     if not store.holds(folder, store.STUDY) and not any(_folder(folder, its).exists() for its in everything):
@@ -234,7 +232,9 @@ def run(
     cells = finished(study, folder)
     if not cells.results:
         if store.holds(folder, store.STUDY):
-            observer.warned(f"{folder / store.STUDY} and what is beside it are of runs with other options.")
+            observer.warned(
+                f"{folder / store.STUDY} and the files beside it are from runs with other options."
+            )
         return None, failures
     table = tabulate(cells)
     forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
@@ -298,7 +298,7 @@ def tabulate(cells: Cells) -> Table:
     spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
     notes = [f"{study.title}: {what}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
     missing = expected * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
-    notes += [f"{missing} of its runs are not there: {_listed(incomplete)}."] if missing else []
+    notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed(missed)}."] if missed else []
     values = study.methods if study.columns == METHOD else study.axes[study.columns]
     means = [_place(study, {study.columns: value})[1] for value in values]
@@ -349,7 +349,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise JaxflError(f"{path} is no TOML: {error}.") from error
+        raise JaxflError(f"{path} is not valid TOML: {error}.") from error
 
 
 def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
@@ -371,14 +371,16 @@ def _planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], S
     for name in own:
         if not any(name in of_method for of_method in having.values()):
             known = sorted(shared | {option for of_method in having.values() for option in of_method})
-            raise JaxflError(f"{study.title}: no method of it has an option {name!r}; {nearest(name, known)}")
+            raise JaxflError(
+                f"{study.title}: none of its methods has an option {name!r}; {nearest(name, known)}"
+            )
     variants = []
     for choice, of_method in having.items():
         its = {name: value for name, value in own.items() if name in of_method}
         method, given = registry.method(choice)
         if twice := [name for name in its if name in given]:
             raise JaxflError(
-                f"{study.title}: {choice} has a {twice[0]} of its own, as all have; leave it out of one."
+                f"{study.title}: {choice} sets {twice[0]}, which the study sets for all; leave it out of one."
             )
         _, typed = divide(its, method.config, choice)
         variants.append(choose(choice, common, typed))

@@ -139,7 +139,7 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     ]
     notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
     notes += [
-        f"{label} sends a newcomer nothing: what it has before joining is what it began with."
+        f"{label} sends newcomers nothing: before joining they have their initial weights."
         for label, of_label in seeds.items()
         if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]

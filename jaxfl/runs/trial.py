@@ -196,7 +196,7 @@ def stays_finite(trial: Trial) -> str | None:
         done, there = played(trial, jax.random.key(2), trial.state, its), ", ".join(map(str, present))
         for path, leaf in jax.tree.leaves_with_path(done.state):
             if not np.isfinite(leaf).all():
-                return f"state{jax.tree_util.keystr(path)} is not, after a round with clients {there}"
+                return f"state{jax.tree_util.keystr(path)} is not finite after a round with clients {there}"
         scores = {"received": done.received, "trained": done.trained, "deployed": done.personal}
         of_places = {"the loss": [np.isfinite(loss) for loss in done.info.loss]}
         for moment, of_groups in scores.items():  # -inf is the logarithm of 0
@@ -206,7 +206,7 @@ def stays_finite(trial: Trial) -> str | None:
             for group, slots, fine in zip(trial.federation.groups, its.groups, of_groups, strict=False):
                 for place in np.flatnonzero(slots.mask & ~fine):  # an empty place may hold anything
                     who = group.id[slots.index[place]]
-                    return f"{what} of client {who} is not, in a round with clients {there}"
+                    return f"{what} of client {who} is not finite in a round with clients {there}"
 
 
 def is_repeatable(trial: Trial) -> str | None:
@@ -223,13 +223,14 @@ def is_repeatable(trial: Trial) -> str | None:
         (first, constants), (second, others) = program(*of_it), program(*of_it)
         if first != second or differ(constants, others):
             return (
-                f"{name} is another program when it is traced again: draw by the key, not by random or "
-                "np.random"
+                f"{name} is a different program when it is traced again: draw with the key, not with random "
+                "or np.random"
             )
     if trial.algorithm.host:
         key, state, _, everyone = jax.random.key(2), *arguments
         again = [played(trial, key, state, everyone).state for _ in range(2)]
-        return _apart(again[0], again[1], "host makes another state{} of one round: draw by the key", 0)
+        sentence = "host gives a different state{} when a round is repeated: draw with the key"
+        return _apart(again[0], again[1], sentence, 0)
     return None
 
 
@@ -238,7 +239,7 @@ def ignores_empty_places(trial: Trial) -> str | None:
     federation, key = trial.federation, jax.random.key(2)
     usual = played(trial, key, trial.state, cohort(federation, SOME))
     padded = played(trial, key, trial.state, cohort(federation, SOME, places=2))
-    return _apart(padded.state, usual.state, "with two more empty places state{} is another one")
+    return _apart(padded.state, usual.state, "two more empty places change state{}")
 
 
 def ignores_padding(trial: Trial) -> str | None:
@@ -262,7 +263,7 @@ def ignores_padding(trial: Trial) -> str | None:
     return _apart(
         outcome(other),
         outcome(trial.federation),
-        "with other images in the places after a client's own rows{} is another one: mean(values, batch) and "
+        "with other images in the places after a client's own rows{} changes: mean(values, batch) and "
         "rows < size leave them out",
     )
 
@@ -330,17 +331,17 @@ def uses_every_rate(trial: Trial) -> str | None:
     if idle:
         names = ", ".join(idle)
         return (
-            f"nothing depends on {names} in three rounds: fine where a rare case or another option reads it"
+            f"nothing depends on {names} in three rounds: fine if only a rare case or another option reads it"
         )
 
 
 PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "all numbers are finite, whoever takes part": stays_finite,
-    "beginning and rounds are the same whenever they are repeated": is_repeatable,
-    "empty places of a cohort count nothing": ignores_empty_places,
-    "rows that pad a client's list count nothing": ignores_padding,
+    "initial state and rounds are the same when they are repeated": is_repeatable,
+    "empty places of a cohort have no effect": ignores_empty_places,
+    "rows that pad a client's list have no effect": ignores_padding,
     "clients who are absent keep what they have": leaves_the_absent_alone,
-    "bytes are those of clients who are there": counts_what_is_sent,
+    "bytes are only those of clients who take part": counts_what_is_sent,
 }
 EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {"every rate has an effect": uses_every_rate}
 

@@ -127,7 +127,7 @@ def _needs(variant: Variant) -> Collection[str]:
     needs = variant.method.needs(variant.config)
     if isinstance(needs, str) or not isinstance(needs, Collection) or not set(needs) <= set(NEEDS):
         raise JaxflError(
-            f"{line_of(variant.method.needs)}: needs returns {needs!r}; let it be a set of some of "
+            f"{line_of(variant.method.needs)}: needs returns {needs!r}; it must be a set of some of "
             f"{', '.join(NEEDS)}."
         )
     return needs

@@ -161,15 +161,15 @@ def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
     assert [record["method"] for record in json.loads(out.read_text())] == ["fedavg", "fedrep"]
     main(command)
     assert asked[3:] == ["fedavg", "fedrep"]
-    assert "1 records of this command are there already; it continues" in capsys.readouterr().out
+    assert "1 records of this command exist already; it continues" in capsys.readouterr().out
     for another in ({"devices": 9}, None):
         records = json.loads(out.read_text())
         record = records[0] | {"machine": records[0]["machine"] | another} if another else {}
         out.with_suffix(".unfinished.json").write_text(json.dumps([record]))
         main(command)
-        assert "version or machine, or damaged; all is measured anew" in capsys.readouterr().out
+        assert "version or machine, or damaged; all is measured again" in capsys.readouterr().out
     assert asked[5:] == ["fedavg", "fedrep"] * 2
-    for nowhere, words in ((tmp_path, "no file for records"), (tmp_path / "x.png", "no file for records")):
+    for nowhere, words in ((tmp_path, "not a file for"), (tmp_path / "x.png", "not a file for")):
         with pytest.raises(SystemExit):
             main([*command[:-1], str(nowhere)])
         assert words in capsys.readouterr().err
@@ -273,7 +273,7 @@ def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypa
     assert begun.read_text().split() == ["hangs", "dies", "refuses", "is", "measures"]
     ends = json.loads((tmp_path / "gpu" / "ends.json").read_text())
     assert {name: end["ended"] for name, end in ends.items()} == {
-        "a": "Its 0.3 s were over; it had written 1 records by then.",
+        "a": "Its limit of 0.3 s was reached; it had written 1 records by then.",
         "b": "It was ended by SIGKILL; b.log has what it printed.",
         "c": "No memory is left.",
         "d": "Done.",
@@ -289,7 +289,7 @@ def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypa
     assert "| W2 fedavg | 65.4 x | 50 x | the PyTorch loop's kept figure of two CPU cores" in alone
     main([*command, "--parts", "c"])
     assert begun.read_text().split()[5:] == ["refuses"]
-    for more, words in (("--small", "was measured in earnest (a b c d e)"), ("", "ends.json is damaged")):
+    for more, words in (("--small", "measured without --small (a b c d e)"), ("", "ends.json is damaged")):
         with pytest.raises(SystemExit):
             main([*command, *more.split()])
         assert words in capsys.readouterr().err

@@ -93,7 +93,7 @@ def assert_refused(capsys, arguments, words):
 # --- commands, configuration, data, partitions, models, code of one's own, places
 
 REFUSED = [
-    ("frobnicate", "no command 'frobnicate'; known are run, compare,"),
+    ("frobnicate", "no command 'frobnicate'; choose from run, compare,"),
     ("rnu fedavg", "no command 'rnu'; did you mean 'run'?"),
     ("broken.py:fedprox", "no command 'broken.py:fedprox'"),  # a file that is not even loaded
     ("run", "needs a METHOD first: jaxfl run METHOD"),
@@ -116,7 +116,7 @@ REFUSED = [
     ),
     ("run fedavg --rounds 2 astray=1", "'astray=1'; --rounds takes a single value."),
     ("run fedavg --partition dirichlet alpha=0.1", "options follow a comma, dirichlet,alpha=0.1."),
-    ("run fedavg --dataset own.args", "own.args is a file, of which only .npz are read"),
+    ("run fedavg --dataset own.args", "own.args is a file, but only .npz files are read"),
     ("run fedavg @own.args --log tensorbord", "There is no log 'tensorbord'; did you mean 'tensorboard'?"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),
     ("compare", "Name the methods to compare"),
@@ -130,7 +130,7 @@ REFUSED = [
     ),
     ("compare ditto @own.args --lam 1", "not of jaxfl compare METHOD ...; write ditto,lam=VALUE"),
     ("report", "Name the run folders"),
-    ("report runs --against fedpr", "--against fedpr: there is no such row in the table; known are fedavg"),
+    ("report runs --against fedpr", "--against fedpr: there is no such row in the table; choose from fedavg"),
     ("compare fedavg @own.args --against fedavgg", "no such row in the table; did you mean 'fedavg'?"),
     ("report runs divided", "no finished run in divided"),
     ("resume", "needs a RUN first"),
@@ -139,7 +139,7 @@ REFUSED = [
     ("run --from", "needs a RUN first: jaxfl run METHOD | --from RUN"),
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
-    ("run fedavg --from runs/fedavg-own", "its options; leave out what stands before --from"),
+    ("run fedavg --from runs/fedavg-own", "its options; leave out what comes before --from"),
     ("list everything", "no method, model, partition, topology, shift or schedule 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers out of their range
@@ -148,7 +148,7 @@ REFUSED = [
     ("run fedavg @own.args --lr nan", "--lr must lie in (0, inf), but is nan"),
     (
         "run fedavg @own.args --server-lr 3",
-        "--server-lr is a rate of the server's optimiser, and there is none",
+        "--server-lr is a rate of the server's optimiser, but there is none",
     ),
     ("run fedavg @own.args --momentum 1", "--momentum must lie in [0, 1), but is 1.0"),
     (
@@ -160,7 +160,7 @@ REFUSED = [
         "run fedavg @own.args --deadline 5",
         "--deadline 5 needs to know how fast clients are; add --device-profile",
     ),
-    ("run fedavg @own.args --schedule linear", "There is no schedule 'linear'; known are"),
+    ("run fedavg @own.args --schedule linear", "There is no schedule 'linear'; choose from"),
     ("run fedavg @own.args --schedule cosine,rounds=1", "multiplies the rates of round 2 of"),
     ("run fedavg @own.args --schedule step,by=2", "step has no option 'by'"),
     ("run fedavg @own.args --epochs 0", "--epochs must lie in [0.001, inf), but is 0"),
@@ -180,7 +180,7 @@ REFUSED = [
     ("run fedavg @own.args --device-profile mpl=1e9:1e6", "no architecture 'mpl'; did you mean 'mlp'?"),
     ("run fedavg @own.args --device-profile mlp=1e9", "is not architecture=FLOPS:BYTES"),
     ("run fedavg @own.args --device-profile mlp=0:1", "with two positive numbers"),
-    ("run fedavg @own.args --devices 99", "to be shared by 99 devices, but JAX has 4"),
+    ("run fedavg @own.args --devices 99", "should be shared by 99 devices, but JAX has 4"),
     ("run compfl @own.args --eps 2", "--eps must lie in [0, 1], but is 2.0"),
     # links
     (
@@ -206,7 +206,7 @@ REFUSED = [
     ("run fedavg @own.args --dataset mnist --data-dir .", "mnist is not prepared", "[tfds-prepare]"),
     ("run fedavg @own.args --dataset nowhere.npz", "no file nowhere.npz"),
     ("run fedavg @own.args --dataset flat.npz", "flat.npz: images have shape (8, 1), not (N, H, W)"),
-    ("run fedavg @own.args --dataset nan.npz", "nan.npz holds NaN"),
+    ("run fedavg @own.args --dataset nan.npz", "nan.npz has NaN"),
     ("run fedavg @own.args --dataset unlabelled.npz", "unlabelled.npz lacks labels; it holds images"),
     ("run fedavg @own.args --dataset pickled.npz", "pickled.npz is damaged or not an .npz file of plain arr"),
     (
@@ -220,9 +220,9 @@ REFUSED = [
     ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
     ("run scaffold @own.args --optimizer adam", "--optimizer must be sgd, not 'adam'"),
     ("run fedap @own.args --models vit,width=8,depth=1,heads=1", "vit has neither convolutions nor hidden"),
-    ("run mnfl @own.args --public none", "needs public images and the federation has none; add --public"),
-    ("run pfedclub @own.args --public none", "needs public images and the federation has none"),
-    ("run mnfl @own.args --labels independent", "mean other classes on every client"),
+    ("run mnfl @own.args --public none", "needs public images, but the federation has none; add --public"),
+    ("run pfedclub @own.args --public none", "needs public images, but the federation has none"),
+    ("run mnfl @own.args --labels independent", "every client numbers classes differently"),
     ("run mnfl @own.args --public held-out,share=0", "share must lie in (0, 1), but is 0.0"),
     (
         "run mnfl @own.args --public held-out --partition divided/partition.npz",
@@ -243,11 +243,11 @@ REFUSED = [
     (
         "run mnfl @own.args --public vectors.npz",
         "(1, 1, 8) and the clients' (",
-        "vectors of the same features",
+        "vectors with the same features",
     ),
     (
         "run fedavg @own.args --dataset hf:vectors,colour=x",
-        "hf:vectors has no option 'colour'; known are conf",
+        "hf:vectors has no option 'colour'; choose from conf",
     ),
     # what models start from
     (
@@ -260,16 +260,13 @@ REFUSED = [
     ("run fedavg @own.args --init-from cut.npz", "cut.npz is damaged or not an .npz file of plain arrays"),
     ("run fedavg @own.args --init-from pickled.npz", "pickled.npz is damaged or not an .npz file of plain"),
     ("run fedavg @own.args --init-from torch.npz", "'fc1.weight' is not the name of a leaf", "params/conv1"),
-    ("run fedavg @own.args --init-from infinite.npz", "mlp/params/fc1/linear/bias is not made of finite"),
-    (
-        "run fedavg @own.args --init-from words.npz",
-        "mlp/params/fc1/linear/bias is not made of fini",
-    ),
+    ("run fedavg @own.args --init-from infinite.npz", "mlp/params/fc1/linear/bias has values that are not"),
+    ("run fedavg @own.args --init-from words.npz", "mlp/params/fc1/linear/bias has values that are not"),
     ("run fedavg @own.args --init-from crowd.npz", "is of shape (1, ", "but clients/id names 3 clients"),
     (
         "run fedavg @own.args --init-from others.npz",
         "--init-from: nothing fits",
-        "linear starts fresh: in others.npz there is only mlp, cnn",
+        "linear starts fresh: others.npz has only mlp, cnn",
         "mlp starts fresh: others.npz does not fit in fc1 (linear/bias is 5 there, 4 here), classifier (not",
     ),
     ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
@@ -308,30 +305,30 @@ REFUSED = [
     ),
     # models
     ("run fedavg @own.args --models mpl", "no model 'mpl'; did you mean 'mlp'?"),
-    ("run fedavg @own.args --models mlp,classes=2", "mlp has no option 'classes'; known are width"),
+    ("run fedavg @own.args --models mlp,classes=2", "mlp has no option 'classes'; choose from width"),
     ("run fedavg @own.args --models mlp,hidden=0", "hidden is 0; mlp needs at least one hidden feature"),
     ("run fedavg @own.args --models mlp,features=0", "features is 0; mlp needs at least one"),
     ("run fedavg @own.args --models mlp,features=few", "mlp: features must be a whole number, not 'few'"),
-    ("run fedproto @own.args", "equally many of all models: linear has 3, mlp has 4", "such as features=3"),
+    ("run fedproto @own.args", "same number from all models: linear has 3, mlp has 4", "such as features=3"),
     (
         "run fedgh @own.args --models mlp,hidden=3,features=2 mlp,hidden=4",
         "mlp,hidden=3,features=2 has 2, mlp,hidden=4 has 4",
     ),
     (
         "run fedgh @own.args --models own.py:linear mlp,features=2",
-        "theirs have different parameters; let the",
+        "theirs have different parameters; end your",
     ),
-    ("run fedproto @own.args --models mlp --labels independent", "of other classes on every client under"),
-    ("run fedgh @own.args --models mlp --labels independent", "of other classes on every client under"),
+    ("run fedproto @own.args --models mlp --labels independent", "numbers classes differently under"),
+    ("run fedgh @own.args --models mlp --labels independent", "numbers classes differently under"),
     (
         "run fedper @own.args --share prefix",
-        "but the first ones differ: linear with body (bias 3, kernel 64x3); mlp with fc1 (bias 4,",
+        "but these differ: linear with body (bias 3, kernel 64x3); mlp with fc1 (bias 4,",
         "choose --models that begin alike",
     ),
-    ("run flexifed @own.args --strategy basic-common", "but the first ones differ: linear with body"),
+    ("run flexifed @own.args --strategy basic-common", "but these differ: linear with body"),
     (
         "run heterofl @own.args --models cnn1,width=0.1 fmnist_small,width=0.1",
-        "cnn1 is no part of fmnist_small, though their layers have the same names: its block 'conv1'",
+        "cnn1 is not a part of fmnist_small, though their layers have the same names: its block 'conv1'",
         "such as --models cnn4 cnn4,width=0.5",
     ),
     ("run fedavg @own.args --models mlp,width=nan", "width is nan; give a positive factor"),
@@ -343,15 +340,15 @@ REFUSED = [
     ("run fedavg @own.args --models mlp,clients=0 lenet5", "clients= takes a whole number from 1 up"),
     ("run fedavg @own.args --models own.py:linear,bits=8", "own.py:linear: bits must be 16 or 32, not '8'"),
     ("run fedavg @own.args --models own.py:linear,sizes=8", "sizes is annotated as dict[str, int]"),
-    ("run fedcmd @own.args --personal classifier", "fedcmd votes in 20 rounds and the run has 4"),
-    ("run fedcmd @own.args --selection-rounds 4", "votes in 4 rounds and the run has 4; lower --selection"),
+    ("run fedcmd @own.args --personal classifier", "fedcmd votes in 20 rounds and needs a longer run than 4"),
+    ("run fedcmd @own.args --selection-rounds 4", "rounds and needs a longer run than 4; lower --selection"),
     ("run fedcmd @own.args --selection-rounds 0", "cannot vote in 0 rounds; raise --selection-rounds"),
     ("run fedcmd @own.args --personal boddy", "linear has no layer 'boddy'; did you mean 'body'?"),
-    ("run fedcmd @own.args --personal classifier+body", "mlp has no layer 'body'; known are fc1, classifier"),
+    ("run fedcmd @own.args --personal classifier+body", "mlp has no layer 'body'; choose from fc1"),
     # code of one's own
     ("run nowhere.py:fedprox", "nowhere.py to take 'fedprox' from"),
     ("run broken.py:fedprox", "broken.py does not load: NameError: name 'Method' is not defined"),
-    ("run own.py", "own.py is a file; add which method in it you mean: own.py:NAME"),
+    ("run own.py", "own.py is a file; add the name of the method in it: own.py:NAME"),
     ("run own.py:fedprx", "own.py has no 'fedprx'; did you mean 'fedprox'?"),
     ("run own.py:linear", "own.py:linear is a function, not a jaxfl.Method"),
     ("run own.py:fedprox @own.args --mu -1", "fedprox: --mu must lie in [0, inf), but is -1.0"),
@@ -408,7 +405,7 @@ def test_an_environment_without_its_device_is_refused(folder, capsys, monkeypatc
 
     before = contents(folder)
     monkeypatch.setattr(jax, "devices", devices)
-    assert_refused(capsys, ["run", "fedavg", "@own.args"], ["JAX finds no device of JAX_PLATFORMS="])
+    assert_refused(capsys, ["run", "fedavg", "@own.args"], ["JAX finds no device for JAX_PLATFORMS="])
     assert contents(folder) == before
 
 
@@ -497,10 +494,10 @@ DAMAGED = {
     "configuration nested": (file("config.json", lambda t: b"[" * 10**6), ["config.json is damaged"]),
     "configuration empty": (file("config.json", lambda t: b"{}"), ["config.json is damaged", "restore it"]),
     "configuration a list": (file("config.json", lambda t: b"[]"), ["config.json is damaged", "restore it"]),
-    "options a list": (edited(options=[]), ["config.json is damaged", "of another type"]),
-    "method a number": (edited(method=3), ["config.json is damaged", "of another type"]),
-    "rounds a text": (option(rounds="many"), ["config.json is damaged", "of another type"]),
-    "rounds missing": (option(without="rounds"), ["config.json is damaged", "lacks entries"]),
+    "options a list": (edited(options=[]), ["config.json is damaged", "of the wrong type"]),
+    "method a number": (edited(method=3), ["config.json is damaged", "of the wrong type"]),
+    "rounds a text": (option(rounds="many"), ["config.json is damaged", "of the wrong type"]),
+    "rounds missing": (option(without="rounds"), ["config.json is damaged", "entries are missing"]),
     "option missing": (option(without="momentum", momentun=0.5), ["config.json does not fit", "momentun"]),
     "option out of range": (option(lr=-1.0), ["--lr must lie in (0, inf), but is -1.0"]),
     "option of another type": (option(clients="4"), ["--clients must be a whole number or none, but is '4'"]),
@@ -600,7 +597,7 @@ def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
         ("compfl", {"kd": 1}, "compfl: --kd must be true or false, but is 1"),
         ("fedper", {"run_dir": 3}, "jaxfl.run: --run-dir must be a path or none, but is 3"),
         ("fedper", {"max_seconds": "60"}, "jaxfl.run: --max-seconds must be a number or none, but is '60'"),
-        ("fedper", {"log": 7}, "--log is one name or function or a list of some, not 7"),
+        ("fedper", {"log": 7}, "--log must be one name or function or a list of them, not 7"),
     ],
 )
 def test_python_refuses_the_same(folder, method, options, sentence):
@@ -618,13 +615,13 @@ def test_python_refuses_the_same(folder, method, options, sentence):
             lambda: jaxfl.compare("fedper", seeds="3"),
             "jaxfl.compare: --seeds must be a whole number, but is '3'",
         ),
-        (lambda: jaxfl.resume(3), "A run's folder is a path or a text, not 3."),
+        (lambda: jaxfl.resume(3), "A run's folder must be a path or a string, not 3."),
         (lambda: jaxfl.resume("run", devices=0), "jaxfl.resume: --devices must lie in [1, inf), but is 0"),
         (
             lambda: jaxfl.report("run", target="0.7"),
             "jaxfl.report: --target must be a tuple of numbers, but is '0.7'",
         ),
-        (lambda: jaxfl.load(None), "A run's folder is a path or a text, not None."),
+        (lambda: jaxfl.load(None), "A run's folder must be a path or a string, not None."),
     ],
 )
 def test_options_of_other_commands_are_refused_as_well(call, sentence):

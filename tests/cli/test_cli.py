@@ -341,7 +341,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
     assert made.runs["fedavg,lr=2e-1", 1] is made.runs["fedavg,lr=0.2", 1]
     with pytest.raises(jaxfl.JaxflError, match="no run of 'fedav' here; did you mean 'fedavg'?"):
         made.runs["fedav", 0]
-    with pytest.raises(jaxfl.JaxflError, match="of fedavg there are 'fedavg', 0; 'fedavg', 1"):
+    with pytest.raises(jaxfl.JaxflError, match="those of fedavg are 'fedavg', 0; 'fedavg', 1"):
         made.runs["fedavg", 2]
     opened = jaxfl.load(tmp_path / "python")
     assert opened.runs.keys() == made.runs.keys()
@@ -395,7 +395,7 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert not (tmp_path / "none").exists()
     with pytest.raises(jaxfl.JaxflError, match="Name the methods to compare"):
         jaxfl.compare()
-    with pytest.raises(jaxfl.JaxflError, match="\\[.fedavg.\\] is no method; give the name of one"):
+    with pytest.raises(jaxfl.JaxflError, match="\\[.fedavg.\\] is not a method; give the name of one"):
         jaxfl.compare(["fedavg"])
 
 

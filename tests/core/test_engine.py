@@ -310,12 +310,12 @@ def receives_a_mixture(returned, key, state, federation, cohort):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (changed(step=reads_models), "A round goes by clients that are not in its cohort"),
+        (changed(step=reads_models), "A round depends on clients that are not in its cohort"),
         long(changed(step=writes_models), "A round writes to clients that are not in its cohort"),
-        long(changed(step=counts_rows), "A round goes by clients that are not in its cohort"),
-        long(changed(init=draws_by_place), "What a client begins with goes by others"),
-        long(changed(init=begins_with_rows), "What the server begins with goes by which clients are there"),
-        long(changed(receive=receives_a_mixture), "What clients receive or deploy goes by others"),
+        long(changed(step=counts_rows), "A round depends on clients that are not in its cohort"),
+        long(changed(init=draws_by_place), "What a client begins with depends on other"),
+        long(changed(init=begins_with_rows), "What the server begins with depends on which clients"),
+        long(changed(receive=receives_a_mixture), "What clients receive or deploy depends on clients"),
     ],
 )
 def test_what_goes_by_others_is_refused(kept_on_host, cohorts, algorithm, words):

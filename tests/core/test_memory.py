@@ -128,5 +128,5 @@ def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_onc
 
 def test_out_of_memory_for_the_data_is_a_sentence(monkeypatch):
     monkeypatch.setattr(Federation, "replicate", fail)
-    with pytest.raises(JaxflError, match="memory ran out while the data were put on it; end what else"):
+    with pytest.raises(JaxflError, match="memory ran out while the data were put on it; end other programs"):
         prepare(SETUP)

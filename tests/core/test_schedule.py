@@ -40,7 +40,7 @@ def test_factors(choice, wanted):
         ("linear", "There is no schedule 'linear'"),
         (
             "cosine,rounds=4",
-            "--schedule cosine,rounds=4 multiplies the rates of round 5 of 8 by 0; rates have to",
+            "--schedule cosine,rounds=4 multiplies the rates of round 5 of 8 by 0; rates must",
         ),
         ("cosine,warmup=8", "A cosine over 8 rounds has no room for warmup=8"),
         ("cosine,rounds=0", "rounds of a cosine is 0; it needs at least one"),

@@ -59,7 +59,7 @@ def test_sets_that_would_be_read_wrong(tmp_path):
         for kind in kinds
     ]
     datasets.DatasetDict({"train": parts[0], "test": parts[1]}).save_to_disk(str(tmp_path / "names"))
-    with pytest.raises(JaxflError, match="label numbers its classes otherwise in test than in train"):
+    with pytest.raises(JaxflError, match="label numbers its classes differently in test and train"):
         load(f"hf:{tmp_path}/names")
     datasets.DatasetDict({"train": parts[0], "test": parts[0]}).save_to_disk(str(tmp_path / "alike"))
     assert load(f"hf:{tmp_path}/alike").images.dtype == np.uint8
@@ -91,7 +91,7 @@ def test_vectors_in_parquet_with_labels_in_words(tmp_path, monkeypatch):
         (",label=fin", "has no column 'fin' of labels; did you mean 'fine'"),
         (",label=note", "some rows have no note"),
         (",image=writer", "has no column 'writer' of images or vectors; it has picture"),
-        (",label=fine", r"picture has 2 sizes, as \(3, 3\) and \(4, 5\)"),
+        (",label=fine", r"picture has 2 sizes, such as \(3, 3\) and \(4, 5\)"),
     ],
 )
 def test_refusals(tmp_path, options, sentence):
@@ -103,7 +103,7 @@ def test_refusals(tmp_path, options, sentence):
 
 def test_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(JaxflError, match=r"empty cannot be loaded \(.*\); look at its files"):
+    with pytest.raises(JaxflError, match=r"empty cannot be loaded \(.*\); check its files"):
         load(f"hf:{tmp_path}/empty")
 
     def offline(*_):

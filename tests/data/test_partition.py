@@ -261,9 +261,9 @@ def test_listed_clients_have_the_rows_of_a_file(tmp_path, lists):
     [
         ("[[1], [", "is not JSON"),
         ("{}", "has no list of rows per client"),
-        ('[["a"], [1]]', "something else than lists of rows"),
-        ("[[1, -1], [2]]", "something else than lists of rows"),
-        ("[[true], [2]]", "something else than lists of rows"),
+        ('[["a"], [1]]', "does not hold lists of rows"),
+        ("[[1, -1], [2]]", "does not hold lists of rows"),
+        ("[[true], [2]]", "does not hold lists of rows"),
         ("[[1, 1], [2]]", "names a row twice"),
         ("[[1], [2], [3]]", "lists the rows of 3 clients; add --clients 3"),
     ],
@@ -276,7 +276,7 @@ def test_lists_that_are_none_are_refused(tmp_path, content, sentence):
 
 def test_lists_of_numbers_find_no_words(tmp_path):
     (tmp_path / "rows.json").write_text("[[1], [2]]")
-    with pytest.raises(JaxflError, match="lists rows by numbers, and column=who holds other values"):
+    with pytest.raises(JaxflError, match="lists rows by numbers, but column=who holds other values"):
         listed(
             np.array(["1", "2"]), None, np.random.default_rng(0), file=tmp_path / "rows.json", column="who"
         )
@@ -316,7 +316,7 @@ def divided(name, seed=0, clients=6, **options):
 def test_where_no_row_is_left_nobody_is_asked():
     source, asked = toy_source(), []
     everything = np.arange(len(source.labels))
-    with pytest.raises(JaxflError, match="No row of .* is left for clients, beside those of --disjoint-from"):
+    with pytest.raises(JaxflError, match="No row of .* is left for clients besides those of --disjoint-from"):
         divide(source, lambda *arguments: asked.append(arguments), 2, 0, test="own", without=everything)
     with pytest.raises(JaxflError, match="No training row of .* is left for clients; change"):
         none = source._replace(train=np.zeros_like(source.train))
@@ -418,7 +418,7 @@ REFUSALS = {
     "more clients than rows of a class": (
         classes,
         {"clients": 300, "test": "source"},
-        "A class has fewer rows than clients, of which there are 300",
+        "A class has fewer rows than clients that have it; use fewer than 300",
     ),
     "too many classes": (
         partial(classes, classes_per_client=7),
@@ -461,8 +461,8 @@ REFUSALS = {
     ),
     "no clients": (iid, {"clients": 0}, "federation of 0 clients"),
     "seed": (iid, {"seed": -1}, "seed is -1"),
-    "test": (iid, {"test": "theirs"}, 'has to be "own" or "source"'),
-    "labels": (iid, {"labels": "mixed"}, 'has to be "unified", "independent" or "permuted"'),
+    "test": (iid, {"test": "theirs"}, 'must be "own" or "source"'),
+    "labels": (iid, {"labels": "mixed"}, 'must be "unified", "independent" or "permuted"'),
     "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
     "validation of nobody": (iid, {"validation_fraction": 0.001}, "of 0.001 sets no row of any client aside"),

@@ -65,10 +65,10 @@ def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
     ("content", "sentence"),
     [
         ("[", "is not JSON"),
-        ("3", "lists no client's train, val and test"),
-        ("[[1, 2]]", "divided by --partition listed,file="),
+        ("3", "does not list each client's train, val and test"),
+        ("[[1, 2]]", "to divide lists of clients' rows, use --partition listed,file="),
         ('[{"train": [0], "test": [60]}]', "names row 60, but tiny has the rows 0 to 59"),
-        ('[{"train": [0], "test": ["x"]}]', "something else than lists of rows"),
+        ('[{"train": [0], "test": ["x"]}]', "does not hold lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
         ('[{"train": [0]}]', "Client 0 is left without test rows"),
         ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, val, test and public"),
@@ -79,13 +79,13 @@ def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
         ),
         (
             '{"data_indices": [{"train": [0], "test": [1]}], "names": ["a", "b"]}',
-            "names is no list of a name",
+            "names is not a list of one name",
         ),
         ('[{"train": [0], "tset": [1]}]', "client 0 has 'tset'; did you mean 'test'"),
         ('{"public": [0], "data_indices": [{"train": [0], "test": [1]}]}', "client 0 has row 0 twice"),
         (
             '{"relabel": [[0, 0, 1]], "data_indices": [{"train": [0], "test": [1]}]}',
-            "two classes one number",
+            "two classes the same number",
         ),
         (
             '{"data_indices": [{"train": [0], "test": [1]}], "relabel": [[0, 1, 3]]}',

@@ -99,7 +99,7 @@ def test_amounts_are_drawn_within_their_ranges():
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("rotate", {"degrees": 200.0}, "degrees is 200.0; it has to be from 0 to 180"),
+        ("rotate", {"degrees": 200.0}, "degrees is 200.0; it must be from 0 to 180"),
         ("rotate", {"angles": 0}, "angles is 0"),
         ("colour", {"hue": 0.6}, "hue is 0.6"),
         ("noise", {"std": -1.0}, "std is -1.0"),
@@ -111,7 +111,7 @@ def test_amounts_out_of_range_are_refused(name, options, sentence):
 
 
 def test_shifts_that_do_not_fit_the_data_are_refused():
-    with pytest.raises(JaxflError, match="grey has channels in another number, 1; take rotate or noise"):
+    with pytest.raises(JaxflError, match="the number of channels of grey is 1; take rotate or noise"):
         require("grey", ["colour"], (8, 8, 1))
     with pytest.raises(JaxflError, match="sensors holds vectors; take noise"):
         require("sensors", ["rotate"], (1, 1, 9))

@@ -124,14 +124,14 @@ LABELS = np.arange(10) % 2
         ({"images": IMAGES, "labels": LABELS + 1}, "run from 1 to 2, but 2 classes"),
         ({"images": IMAGES, "labels": LABELS + 2**40 * LABELS}, "numbered from 0 to 1"),
         ({"images": IMAGES, "labels": np.arange(10)}, "too few images of some class"),
-        ({"images": IMAGES, "labels": LABELS, "split": LABELS}, "split \\(train of a Source\\) has to say"),
+        ({"images": IMAGES, "labels": LABELS, "split": LABELS}, "split \\(train of a Source\\) must say"),
         (
             {"images": IMAGES, "labels": LABELS, "split": np.full(10, "dev")},
-            "split \\(train of a Source\\) has to say",
+            "split \\(train of a Source\\) must say",
         ),
         (
             {"images": IMAGES, "labels": LABELS, "split": np.full(9, True)},
-            "split \\(train of a Source\\) has to say",
+            "split \\(train of a Source\\) must say",
         ),
         ({"images": IMAGES, "labels": LABELS.astype(object)}, "not an .npz file of plain arrays"),
     ],
@@ -227,7 +227,7 @@ def test_folder_refusals(tmp_path):
         load(str(tmp_path / "half"))
     for part in ("test", "val"):
         shutil.copytree(tmp_path / "half" / "train", tmp_path / "half" / part)
-    with pytest.raises(JaxflError, match="has val beside train and test, which alone are read"):
+    with pytest.raises(JaxflError, match="has val beside train and test, but only these two are read"):
         load(str(tmp_path / "half"))
     shutil.rmtree(tmp_path / "half")
     (tmp_path / "cat").mkdir()

@@ -54,12 +54,12 @@ def test_a_file_of_edges_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0 1\n1 2\n", "is not connected: no way leads from client 3 to client 0"),
+        ("0 1\n1 2\n", "is not connected: no path leads from client 3 to client 0"),
         ("0 1\n1 2\n2 3\n3 4\n", "has 4, but the clients are 0 to 3"),
-        ("0 one\n", "'0 one' is no edge; write two client ids a line"),
-        ("0,1\n", "'0,1' is no edge"),
-        ("0\n", "'0' is no edge"),
-        ("\x00\ufffd", "is no edge"),
+        ("0 one\n", "'0 one' is not an edge; write two client ids per line"),
+        ("0,1\n", "'0,1' is not an edge"),
+        ("0\n", "'0' is not an edge"),
+        ("\x00\ufffd", "is not an edge"),
     ],
 )
 def test_edges_that_do_not_fit_are_refused(tmp_path, text, words):

@@ -82,7 +82,7 @@ def test_rounds_beyond_a_schedule_that_goes_by_the_length_are_refused(dataset, t
     )
     with pytest.raises(SystemExit):
         cli.main(["flower", str(run), "--out", str(tmp_path / "app")])
-    assert "--schedule cosine,final=0.1 goes by the length of the run" in capsys.readouterr().err
+    assert "--schedule cosine,final=0.1 depends on the length of the run" in capsys.readouterr().err
     assert not (tmp_path / "app").exists()
     cli.main(["flower", str(run), "--out", str(tmp_path / "app"), "--after", "0"])
 
@@ -107,4 +107,4 @@ def test_an_app_is_four_files_that_name_the_run(dataset, tmp_path, capsys):
     assert "already holds something" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["flower", str(run)])
-    assert f"Say where to: jaxfl flower {run} --out FOLDER." in capsys.readouterr().err
+    assert f"Say where to write: jaxfl flower {run} --out FOLDER." in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_a_round_draws_distinct_images_anew(federation):
 
 def test_a_federation_without_public_images_is_refused(federation):
     without = dataclasses.replace(federation, public=federation.public[:0])
-    with pytest.raises(JaxflError, match="needs public images and the federation has none; add --public"):
+    with pytest.raises(JaxflError, match="needs public images, but the federation has none; add --public"):
         public.subset(KEY, without, 6)
 
 
@@ -128,7 +128,7 @@ def test_of_the_clients_own_set_nothing_is_public_that_clients_have():
             {},
             "Values reach 1.0 in the public images of other and 2.. in tiny",
         ),
-        (other((6, 4, 2)), {}, "of other and the clients' differ in channels, 2 and 1; convert them"),
+        (other((6, 4, 2)), {}, "of other have 2 channels and the clients' 1; convert them"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(given, options, sentence):
@@ -179,7 +179,7 @@ def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
     with pytest.raises(JaxflError, match="--public held-out,share=0.2 does not change the saved partition"):
         check_setup(Setup.of(public="held-out,share=0.2", **saved))
     assert not len(divided(0.0).public)
-    with pytest.raises(JaxflError, match="A share of 0.01 of every class holds out no row; raise --public"):
+    with pytest.raises(JaxflError, match="A share of 0.01 of every class holds out no row; raise it"):
         divided(0.01)
 
 

@@ -347,7 +347,7 @@ DEEP = {
 
 @pytest.mark.parametrize(("name", "depth"), [*SHALLOW.items(), *(long(*deep) for deep in DEEP.items())])
 def test_depth_counts_the_convolutions_of_the_main_path(name, depth):
-    assert getattr(zoo, name)(shape=COLOUR, classes=10).convolutions == depth
+    assert getattr(zoo, name)(shape=COLOUR, classes=10).convolution_count == depth
 
 
 @pytest.mark.parametrize(
@@ -369,10 +369,10 @@ def test_widths_are_rounded_up(width, count, found):
 def test_the_first_and_the_last_tap(name, options, ends):
     model = getattr(zoo, name)(shape=COLOUR, classes=10, **options)
     weights, x = jax.eval_shape(model.init, jax.random.key(0)), jnp.ones((1, *COLOUR))
-    taps = jax.eval_shape(functools.partial(model.taps, depths=(1, model.convolutions)), *weights, x)
+    taps = jax.eval_shape(functools.partial(model.taps, depths=(1, model.convolution_count)), *weights, x)
     assert [tap.shape[1:] for tap in taps] == ends
-    for missing in (0, model.convolutions + 1):
-        with pytest.raises(JaxflError, match=f"has {model.convolutions} convolutions, none at depth"):
+    for missing in (0, model.convolution_count + 1):
+        with pytest.raises(JaxflError, match=f"has {model.convolution_count} convolutions, none at depth"):
             model.taps(*weights, x, (missing,))
 
 
@@ -422,7 +422,7 @@ def test_bottleneck_and_dense_layer_by_hand():
         weights, x = initial(model), normal(1, 3, 6, 6, 4)
         expected, taps = by_hand(weights.params["block"], x)
         depths = tuple(range(1, len(taps) + 1))
-        assert model.convolutions == len(taps)
+        assert model.convolution_count == len(taps)
         output, _, found = jax.jit(functools.partial(model.apply_with_taps, depths=depths, train=True))(
             *weights, x
         )
@@ -740,7 +740,7 @@ def test_a_choice_says_how_many_features_the_classifier_gets(features, adapter, 
     assert model.blocks[:4] == LENET.blocks[:4] and model.head.shape == (features,)
     assert [block.module for block in model.blocks[4:-1]] == ([adapter] if adapter else [])
     assert model.size == LENET.size + more + (features - 84) * 3
-    assert model.convolutions == LENET.convolutions == 2
+    assert model.convolution_count == LENET.convolution_count == 2
 
     weights, x = initial(model), normal(1, 4, 16, 16, 1)
     before, _ = run(LENET.body, weights, x, train=False)
@@ -781,7 +781,7 @@ def test_own_networks_are_adapted_alike(tmp_path):
     model = zoo.build(f"{file}:vectors,features=3", shape=(4, 4, 1), classes=2)
     assert model.name == "own,features=3" and model.names == ("body", "adapter", "last")
     for name, message in [
-        ("maps", r"hands maps of shape \(4, 4, 4\) to its last block, and features=3 adapts vectors"),
+        ("maps", r"gives maps of shape \(4, 4, 4\) to its last block, but features=3 needs vectors"),
         ("adapting", "two blocks of one name: adapter, adapter, last; rename one"),
     ]:
         with pytest.raises(JaxflError, match=message):

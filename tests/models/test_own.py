@@ -173,7 +173,7 @@ class Equinox(eqx.Module):
 
 def test_a_head_that_does_not_end_in_classes_is_refused():
     require_classes_last(from_linen("own", Linen(), (3,), 2), "pFedSim")
-    with pytest.raises(JaxflError, match="pFedSim goes by the classes .* block 'head' of own"):
+    with pytest.raises(JaxflError, match="pFedSim uses the classes .* block 'head' of own"):
         require_classes_last(from_equinox("own", Equinox, (3,), 2), "pFedSim")
 
 
@@ -419,7 +419,7 @@ def run(apply):
     [
         (
             lambda: from_linen("own", Residual(), (3,), 2, head="around"),
-            "no block of own can begin with 'around': a connection leads around it",
+            "no block of own can begin with 'around': a connection bypasses it",
         ),
         (
             lambda: from_linen("own", Residual(), (3,), 2, head="twice", blocks=("head",)),
@@ -435,7 +435,7 @@ def run(apply):
         ),
         (
             lambda: from_linen("own", InTraining(), SHAPE, CLASSES),
-            "own calls other layers in training (dense, drop, head) than in use (dense, head)",
+            "own calls different layers in training (dense, drop, head) and in use (dense, head)",
         ),
         (
             lambda: from_functions("own", {}, (3,), 2),
@@ -443,7 +443,7 @@ def run(apply):
         ),
         (lambda: run(lambda params, x, stats: x), "apply returns an array; return a pair (y, stats)"),
         (lambda: run(lambda params, x: (x, {})), "apply returns a tuple; return an array alone"),
-        (lambda: from_nnx("own", lambda rngs: 3, (3,), 2), "make returns no flax.nnx.Module"),
+        (lambda: from_nnx("own", lambda rngs: 3, (3,), 2), "make must return a flax.nnx.Module"),
         (lambda: from_equinox("own", lambda: 3, (3,), 2), "has the parameters (), but is called with (key)"),
         (
             lambda: from_functions("own", {"head": (lambda key, x: [x], lambda params, x: x)}, (3,), 2).size,

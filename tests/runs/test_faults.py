@@ -636,8 +636,8 @@ def test_a_checkpoint_of_other_shapes_is_refused_and_kept(finished, tmp_path, ca
     run = unfinished(finished, tmp_path / "run")
     monkeypatch.setattr(checkpoint, "_named", wider(checkpoint._named))
     sentence = refusal(capsys, "resume", run)
-    assert "checkpoints/16 is of a jaxfl whose models or states had other shapes (of " in sentence
-    assert "repeat it by `jaxfl run --from`" in sentence and checkpoint.saved(run) == [8, 12, 16]
+    assert "checkpoints/16 is from a version of jaxfl whose models or states had other shapes" in sentence
+    assert "repeat it with `jaxfl run --from`" in sentence and checkpoint.saved(run) == [8, 12, 16]
 
 
 def wider(named):
@@ -695,7 +695,7 @@ def test_a_single_nan_in_the_data(tmp_path, capsys):
     np.savez(path, images=images, labels=source.labels)
     injected("NaN in the data")
     words = ["run", "fedavg", *PLAIN, "--dataset", path, "--run-dir", tmp_path / "run"]
-    assert f"{path} holds NaN" in refusal(capsys, *words)
+    assert f"{path} has NaN" in refusal(capsys, *words)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -788,10 +788,10 @@ def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys
     }
     path.write_text(before + "other = 1\n")
     sentence = refusal(capsys, "resume", run)
-    assert f"{path} is not what it was when {run} was computed" in sentence and "--changed-code" in sentence
+    assert f"{path} has changed since {run} was computed" in sentence and "--changed-code" in sentence
     injected("code changed", behind(run))
     path.unlink()
-    assert f"{path}, which {run} was computed with, is gone; put it back" in refusal(capsys, "resume", run)
+    assert f"{path}, which {run} was computed with, is missing; put it back" in refusal(capsys, "resume", run)
     path.write_text(before)
     press(monkeypatch, times=1, evaluation=1)
     assert main(capsys, "resume", run)[0] == 130  # what is restored is as before
@@ -807,7 +807,7 @@ def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys
     assert (run / "code" / "round-9" / path.name).read_text() == before + "other = 1\n"
     path.write_text(before)
     code, said = main(capsys, "run", "--from", run, "--run-dir", tmp_path / "again")
-    assert code == 0 and f"{path} is not what it was when {run} was computed" in said
+    assert code == 0 and f"{path} has changed since {run} was computed" in said
 
 
 def test_other_images_under_the_same_name(dataset, tmp_path, capsys):
@@ -829,7 +829,7 @@ def test_another_jaxfl_goes_on_with_a_warning(finished, tmp_path, capsys, monkey
     monkeypatch.setattr(code_of_runs, "_package", lambda: "another")
     code, said = main(capsys, "resume", run)
     assert code == 0 and said.count("\n") == 1
-    assert said.startswith(f"jaxfl: jaxfl is not what it was when {run} was computed; its result says")
+    assert said.startswith(f"jaxfl: jaxfl has changed since {run} was computed; its result says")
     history = json.loads((run / "result.json").read_text())["code"]
     assert [(part["round"], part["package"] == "another") for part in history] == [(1, False), (13, True)]
     assert checkpoint.saved(run) == checkpoint.saved(finished)
@@ -846,9 +846,9 @@ def test_a_comparison_is_not_repeated_with_other_code(own, dataset, tmp_path, ca
         patch.setattr(code_of_runs, "_package", lambda: "another")
         code, said = main(capsys, *words)
     assert code == 0 and said.count("\n") == 1
-    assert f"2 of 2 runs in {folder} have finished with another jaxfl than this one and are kept" in said
+    assert f"2 of 2 runs in {folder} have finished with another version of jaxfl and are kept" in said
     own[0].write_text(own[0].read_text() + "other = 1\n")
-    assert f"{own[0]} is not what it was" in refusal(capsys, *words)
+    assert f"{own[0]} has changed since" in refusal(capsys, *words)
     assert main(capsys, *words, "--changed-code") == (0, "")
     assert {run: contents(run) for run in folder.glob("*/*")} == written
 
@@ -873,7 +873,7 @@ def test_options_that_are_younger_than_a_run_have_their_defaults(
     del config["code"]
     (run / "config.json").write_text(json.dumps(config))
     code, said = main(capsys, *words, "--seeds", "2")
-    assert code == 0 and "jaxfl is not what it was when 1 of 1 runs" in said
+    assert code == 0 and "jaxfl has changed since 1 of 1 runs" in said
     assert len(json.loads((run / "result.json").read_text())["code"]) == 1
     found, made = (jaxfl.load(path).metrics for path in (run, finished))
     assert [line["loss"] for line in found] == [line["loss"] for line in made]

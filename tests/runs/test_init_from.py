@@ -94,8 +94,8 @@ def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsy
     options = [*STILL, "--labels", "independent", "--init-from", str(source)]  # with two outputs
     started = run("fedavg", *options, models=models)
     assert capsys.readouterr().err.splitlines() == [
-        f"jaxfl: mlp,hidden=3 starts from {source}; fresh are classifier (bias is 3 there, 2 here).",
-        f"jaxfl: mlp,hidden=5 starts fresh: in {source} there is only mlp,hidden=3, mlp,hidden=4.",
+        f"jaxfl: mlp,hidden=3 starts from {source}; these start fresh: classifier (bias is 3 there, 2 here).",
+        f"jaxfl: mlp,hidden=5 starts fresh: {source} has only mlp,hidden=3, mlp,hidden=4.",
     ]
     fresh = arrays(run("fedavg", *options[:-2], models=models))[0]
     taken, (shared, _) = arrays(started)[0], arrays(source)
@@ -120,8 +120,8 @@ def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, t
         headless.append(str(tmp_path / f"{place.name}.npz"))
     run("fedavg", *STILL, "--init-from", *headless)
     said = capsys.readouterr().err
-    assert f"mlp,hidden=4 starts from {headless[0]}; fresh are classifier" in said
-    assert f"mlp,hidden=3 starts from {headless[1]}; fresh are classifier" in said
+    assert f"mlp,hidden=4 starts from {headless[0]}; these start fresh: classifier" in said
+    assert f"mlp,hidden=3 starts from {headless[1]}; these start fresh: classifier" in said
 
 
 def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
@@ -131,7 +131,7 @@ def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
     np.savez(tmp_path / "one.npz", **{f"mlp,hidden=4/params/fc1/linear/{k}": v for k, v in block.items()})
     places = [str(tmp_path / "one.npz"), str(source)]
     taken, (shared, _) = arrays(run("fedavg", *STILL, "--init-from", *places))[0], arrays(source)
-    assert "fresh are classifier (not there)" in capsys.readouterr().err
+    assert "these start fresh: classifier (not there)" in capsys.readouterr().err
     for kind, array in block.items():
         np.testing.assert_allclose(taken[f"mlp,hidden=4/params/fc1/linear/{kind}"], array, rtol=1e-6)
         name = f"mlp,hidden=3/params/fc1/linear/{kind}"

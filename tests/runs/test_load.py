@@ -353,5 +353,5 @@ def test_weights_are_those_that_blocks_are_applied_with():
     np.testing.assert_array_equal(found["classifier-2"]["kernel"], two.params["classifier"]["kernel"])
     found = applied_weights(model, samples)
     assert [name for name in found if "fc1" in name] == ["fc1", "fc1-2", "fc1-3"]
-    with pytest.raises(JaxflError, match="side by side"):
+    with pytest.raises(JaxflError, match="several networks at once"):
         applied_weights(model, side_by_side)

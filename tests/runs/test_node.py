@@ -98,16 +98,14 @@ def test_methods_say_whether_their_server_only_averages():
 
 def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
     folder = run("fedper")
-    with pytest.raises(JaxflError, match=r"has no state after 2 rounds; take that after 3, or after 0"):
+    with pytest.raises(JaxflError, match=r"has no state after 2 rounds; choose that after 3, or after 0"):
         nodes.opened_at(folder, 2)
     with pytest.raises(JaxflError, match="There is no client 3; .* has clients 0 to 2"):
         nodes.node(folder, 3, 0)
     images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.zeros(4, np.int32)
     with pytest.raises(JaxflError, match=r"Client 1 has images \(4, 8, 8\) of uint8; those of"):
         nodes.node(folder, 1, 0, Own(images[..., 0], labels, images, labels))
-    with pytest.raises(
-        JaxflError, match="Client 1 has 4 training images and 4 labels, of which 0 are classes"
-    ):
+    with pytest.raises(JaxflError, match="Client 1 has 4 training images and 4 labels, 0 of them of classes"):
         nodes.node(folder, 1, 0, Own(images, labels + 7, images, labels))
     with pytest.raises(JaxflError, match="Client 1 has no training images"):
         nodes.node(folder, 1, 0, Own(images[:0], labels[:0], images, labels))

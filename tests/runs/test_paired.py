@@ -157,7 +157,7 @@ def test_a_table_too_wide_for_a_terminal_lies_on_its_side():
 def test_methods_that_would_share_a_folder_are_refused():
     one, other = (SimpleNamespace(label=label, method=label, config=None) for label in ("prox*", "prox'"))
     check_distinct([one])
-    with pytest.raises(JaxflError, match=r"prox\* and prox' are two methods .* one folder, prox-;"):
+    with pytest.raises(JaxflError, match=r"prox\* and prox' are two methods .* share a folder, prox-;"):
         check_distinct([one, other])
     with pytest.raises(JaxflError, match="is named twice"):
         check_distinct([one, one])

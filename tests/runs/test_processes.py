@@ -91,7 +91,7 @@ if number == {}:
 IMPATIENT = """
 jax.distributed.initialize = functools.partial(jax.distributed.initialize, initialization_timeout=2)
 """
-NOT_COMPLETE = "jaxfl: The processes of this run have not found each other, or are no longer complete"
+NOT_COMPLETE = "jaxfl: The processes of this run have not found each other, or some have ended"
 
 
 def together(folder, arguments, amendment="", numbers=(0, 1), may_write=(0,)):
@@ -279,15 +279,15 @@ def test_a_process_that_finds_no_other_says_so(number, dataset, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--processes 2 --process 0", "--processes 2 --process 0 does not say who meets where"),
-        ("--processes 2 --process 2 --coordinator node:1", "a number from 0 to N - 1, for each its own"),
-        ("--processes 2 --process 0 --coordinator node", "--coordinator node does not say who meets where"),
+        ("--processes 2 --process 0", "--processes 2 --process 0 is incomplete or wrong"),
+        ("--processes 2 --process 2 --coordinator node:1", "a different number from 0 to N - 1 for each"),
+        ("--processes 2 --process 0 --coordinator node", "--coordinator node is incomplete or wrong"),
         ("--processes 2 --process 0 --coordinator :1", "--coordinator HOST:PORT, the same for all"),
         (
             "--processes 0 --process 0 --coordinator node:1",
-            "--processes 0 --process 0 --coordinator node:1 does",
+            "--processes 0 --process 0 --coordinator node:1 is",
         ),
-        ("--processes auto --process 1", "finds --process and --coordinator by itself"),
+        ("--processes auto --process 1", "finds --process and --coordinator automatically"),
     ],
 )
 def test_processes_that_cannot_meet_are_refused(capsys, options, words):

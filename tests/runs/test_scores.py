@@ -130,14 +130,14 @@ def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
     """A run that has ended with newcomers goes on like one that was begun for more rounds."""
     short = jaxfl.run("local", run_dir=tmp_path / "short", **chosen)
     (note,) = jaxfl.report(tmp_path / "short").notes
-    assert note.startswith("local sends a newcomer nothing")
+    assert note.startswith("local sends newcomers nothing")
     longer = jaxfl.resume(short.folder, rounds=6, quiet=True)
     whole = jaxfl.run("local", run_dir=tmp_path / "whole", **chosen | {"rounds": 6})
     assert longer.result["newcomers"] == whole.result["newcomers"]
     np.testing.assert_array_equal(longer.personal.per_client, whole.personal.per_client)
     joined = longer.result["newcomers"]
     assert joined["trained"] == joined["personal"]
-    with pytest.raises(jaxfl.JaxflError, match="newcomers 0.2 is nobody: the largest architecture has 2"):
+    with pytest.raises(jaxfl.JaxflError, match="newcomers 0.2 selects no client: the largest .* has 2"):
         jaxfl.run("local", run_dir=tmp_path / "none", **chosen | {"newcomers": 0.2})
     assert not (tmp_path / "none").exists()
 

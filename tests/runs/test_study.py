@@ -70,7 +70,7 @@ def test_the_table_has_every_setting_of_every_method(toy):
             )
     said = (folder / "study.md").read_text()
     assert (
-        "4 of its runs are not there: fedprox mu=0.0,partition=classes,classes_per_client=99 has 0 of 1;"
+        "4 of its runs are missing: fedprox mu=0.0,partition=classes,classes_per_client=99 has 0 of 1;"
         in said
     )
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
@@ -166,7 +166,7 @@ def test_cells_that_lack_runs_or_the_target_are_named(toy):
     what, missing, missed = table.notes
     assert "rounds to 50 %, mean and sample standard deviation over 3 runs." in what
     assert (
-        missing.startswith("27 of its runs are not there: ") and f"{choice} {setting} has 2 of 3; " in missing
+        missing.startswith("27 of its runs are missing: ") and f"{choice} {setting} has 2 of 3; " in missing
     )
     assert missing.endswith("; and 6 more.") and missed.startswith(
         f"The target is reached by {choice} {setting} in 1 of 2"
@@ -223,22 +223,22 @@ def test_every_study_of_the_papers_can_be_read():
     [
         ("methods = []", "names no methods"),
         ('methods = ["fedavg"]\nmethod = 1', "no 'method' in a study; did you mean 'methods'?"),
-        ('methods = ["fedavg"]\n[axes]\nlr = 0.1', "the axis lr is no list of values"),
+        ('methods = ["fedavg"]\n[axes]\nlr = 0.1', "the axis lr is not a list of values"),
         ('methods = ["fedavg"]\ncolumns = "lr"', "no axis 'lr'"),
-        ('methods = ["fedavg"]\nagainst = "fedper"', "no method 'fedper' is compared; known are fedavg"),
+        ('methods = ["fedavg"]\nagainst = "fedper"', "no method 'fedper' is compared; choose from fedavg"),
         ('methods = ["fedavg"]\nshow = "acuracy"', "cannot show 'acuracy'; did you mean 'accuracy'?"),
-        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "no method of it has an option 'lam'"),
+        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "none of its methods has an option 'lam'"),
         ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),
         ('methods = ["fedavgg"]', "no method 'fedavgg'; did you mean 'fedavg'?"),
-        ("methods", "is no TOML"),
-        ('methods = ["fedavg"]\nseeds = "three"', "seeds is not a int"),
-        ('methods = ["fedavg"]\nseeds = 1.5', "seeds is not a int"),
-        ('methods = ["fedavg"]\nshow = 3', "show is not a str"),
+        ("methods", "is not valid TOML"),
+        ('methods = ["fedavg"]\nseeds = "three"', "seeds must be of type int"),
+        ('methods = ["fedavg"]\nseeds = 1.5', "seeds must be of type int"),
+        ('methods = ["fedavg"]\nshow = 3', "show must be of type str"),
         ('methods = ["local", "local"]', "methods has local twice"),
         ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
         ('methods = ["local"]\n[axes]\naugment = [["crop"], "crop"]', "augment has crop twice"),
-        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false has a kd of its own"),
-        ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 has a lam of its own"),
+        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false sets kd, which"),
+        ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 sets lam, which is also"),
         ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target"),
         ("methods = [1]", "names no methods"),
         ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
@@ -277,7 +277,7 @@ def test_a_folder_of_something_else_is_refused(toy, tmp_path):
 
 
 def test_a_part_that_is_none_is_refused(toy, tmp_path):
-    for part, words in ((3, 2), "--part 3/2 is none of 2 parts"), ((1, 0), "--part 1/0: there is one part"):
+    for part, words in ((3, 2), "--part 3/2 is not one of 2 parts"), ((1, 0), "--part 1/0: there must be"):
         with pytest.raises(JaxflError, match=words):
             study.run(toy[0], tmp_path, part=part)
 

@@ -87,8 +87,8 @@ def build(config: FedGH) -> Algorithm:
         headers = per_group(header, federation.models, initial)
         if len({str(jax.tree.map(jnp.shape, of_group)) for of_group in headers}) > 1:
             raise JaxflError(
-                "fedgh has one classifier for all models, but theirs have different parameters; let the last "
-                "block of your own ones be jaxfl.models.blocks.Linear, or Flax's linear layer."
+                "fedgh has one classifier for all models, but theirs have different parameters; end your own "
+                "models with a linear layer (jaxfl.models.blocks.Linear, or Flax's)."
             )
         extractors = per_group(extractor, federation.models, initial)
         return State(hyper, each_client(extractors, federation), headers[0])

@@ -118,9 +118,9 @@ def check(config: Cooperation, federation: Federation) -> None:
         require_vectors(model)
         if made and not linear(model):
             raise JaxflError(
-                f"CompFL makes heads of class means, kernel (d, C) and bias (C,), and the last block of "
-                f"{model.name} has other leaves; end it with a linear layer (jaxfl.models.blocks.Linear, or "
-                "Flax's), or run it alone with --head-init keep+ft."
+                "CompFL makes heads from class means, with kernel (d, C) and bias (C,), but the last block "
+                f"of {model.name} has other leaves; end it with a linear layer (jaxfl.models.blocks.Linear, "
+                "or Flax's), or run it alone with --head-init keep+ft."
             )
     if config.accuracy_on == "validation":
         validation.require(federation, "CompFL weighs teachers on", ", or take --accuracy-on train")

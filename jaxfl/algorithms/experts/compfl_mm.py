@@ -169,8 +169,8 @@ def build(config: CompFLMM) -> Algorithm:
         largest_first = max(runnable(federation.models), key=len)[::-1]
         if cohort.rounds < len(largest_first):
             raise JaxflError(
-                f"compfl-mm trains {len(largest_first)} architectures one after another, in {cohort.rounds} "
-                "rounds of all; raise --rounds."
+                f"compfl-mm trains {len(largest_first)} architectures one after another, but the run has "
+                f"only {cohort.rounds} rounds; raise --rounds."
             )
         number = cohort.round * len(largest_first) // cohort.rounds
         sizes = {tree.scalars(tree.one(held.copies[g])) for g, held in enumerate(state.clients)}

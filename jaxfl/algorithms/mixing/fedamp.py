@@ -204,7 +204,7 @@ fedamp = Method(
     "fedamp",
     build,
     FedAMP,
-    "every client is pulled to an aggregate of its own, in which similar models weigh more",
+    "every client is pulled to its own aggregate, in which similar models weigh more",
     "Huang et al. 2021, arXiv:2007.03797",
     """@inproceedings{huang2021personalized,
   title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},

@@ -146,8 +146,8 @@ def require_inputs(model: Model) -> None:
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
     if not jax.eval_shape(model.norm_inputs, *weights, x):
         raise JaxflError(
-            f"fedap compares what norms get to see, and {model.name} has neither convolutions nor hidden "
-            "dense layers that jaxfl knows; choose another model."
+            f"fedap compares outputs of layers, but {model.name} has neither convolutions nor hidden dense "
+            "layers that jaxfl knows; choose another model."
         )
 
 
@@ -270,7 +270,7 @@ fedap = Method(
     "fedap",
     build,
     FedAP,
-    "each client gets a mixture of all models, by how alike activations are; its norm layers are its own",
+    "each client gets a mixture of all models by similarity of activations, and keeps its norm layers",
     "Lu et al. 2022, arXiv:2112.00734",
     """@article{lu2022personalized,
   title={Personalized Federated Learning with Adaptive Batchnorm for Healthcare},

@@ -120,7 +120,9 @@ def build(config: FedCMD) -> Algorithm:
     similar = cosine_of_outputs if config.similarity == "updates" else cosine
     differ = "/" in config.personal
     if voting and K_p == 0:
-        raise JaxflError("fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix --personal LAYER.")
+        raise JaxflError(
+            "fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix the layer by --personal LAYER."
+        )
 
     def init(key, federation, hyper):
         if config.similarity == "updates":  # compares units, the last axis of every layer
@@ -207,7 +209,8 @@ def build(config: FedCMD) -> Algorithm:
     def step(key, state, federation, cohort):
         if K_p >= cohort.rounds:
             raise JaxflError(
-                f"fedcmd votes in {K_p} rounds and the run has {cohort.rounds}; lower --selection-rounds."
+                f"fedcmd votes in {K_p} rounds and needs a longer run than {cohort.rounds}; lower "
+                "--selection-rounds or raise --rounds."
             )
         t, selecting = cohort.round, cohort.round < K_p
         start = assembled(state, federation, cohort)

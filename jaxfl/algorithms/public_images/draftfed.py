@@ -161,12 +161,13 @@ def global_set(order, federation: Federation, size: int):
 
 def ends(model: Model) -> tuple[int, ...]:
     """Return the depths of the taps that a client aligns: its first and its last convolution."""
-    return tuple(sorted({1, model.convolutions})) if model.convolutions else ()
+    return tuple(sorted({1, model.convolution_count})) if model.convolution_count else ()
 
 
 def supplied(model: Model, models: tuple[Model, ...]) -> tuple[int, ...]:
     """Return the depths of the taps that a client sends: its own two, and the last of shallower models."""
-    lasts = {other.convolutions for other in models if 0 < other.convolutions < model.convolutions}
+    depths = {other.convolution_count for other in models}
+    lasts = {depth for depth in depths if 0 < depth < model.convolution_count}
     return tuple(sorted({*ends(model), *lasts}))
 
 
@@ -192,7 +193,7 @@ def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> Pe
 
 def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
     """Return the loss between a model's drafts and their targets (eq. 3), in the form `descend` takes."""
-    terms = ((1, hyper.lam1), (model.convolutions, hyper.lam2)) if model.convolutions else ()
+    terms = ((1, hyper.lam1), (model.convolution_count, hyper.lam2)) if model.convolution_count else ()
 
     def loss(w, batch, key):
         logits, stats, taps = model.apply_with_taps(

@@ -59,8 +59,8 @@ def build(config: PFedHR) -> Algorithm:
     """Learn from teachers, which the server assembles and matches between rounds."""
     if config.shortest > config.longest:
         raise JaxflError(
-            f"--shortest {config.shortest} is more than --longest {config.longest}; a candidate has from the "
-            "one to the other number of blocks."
+            f"--shortest {config.shortest} is more than --longest {config.longest}; lower --shortest or "
+            "raise --longest."
         )
     lengths = range(config.shortest, config.longest + 1)
 

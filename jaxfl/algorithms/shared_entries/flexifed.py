@@ -130,7 +130,7 @@ flexifed = Method(
     "flexifed",
     build,
     FlexiFed,
-    "clients of any architecture average the layers with which their networks begin alike",
+    "clients of any architecture average the first layers that their networks have in common",
     "Wang et al. 2023, doi:10.1145/3543507.3583347",
     """@inproceedings{wang2023flexifed,
   title={{FlexiFed}: Personalized Federated Learning for Edge Clients with Heterogeneous Model Architectures},

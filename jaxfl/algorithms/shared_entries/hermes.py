@@ -256,7 +256,7 @@ hermes = Method(
     "hermes",
     build,
     Hermes,
-    "every client prunes a network of its own; entries that several hold are averaged",
+    "every client prunes its own network, and entries that several clients hold are averaged",
     "Li et al. 2021, doi:10.1145/3447993.3483278",
     """@inproceedings{li2021hermes,
   title={Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients},

@@ -49,8 +49,8 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
     for path, leaf in named.items():
         if granularity == "channel" and leaf.ndim in (2, 4) and path[-1] != "kernel":
             raise JaxflError(
-                f"Hermes prunes channels, the last axis of a kernel, and {'/'.join(path)} of {model.name} is "
-                "none; take --granularity weight."
+                f"Hermes prunes channels, the last axis of a kernel, but {'/'.join(path)} of {model.name} is "
+                "not a kernel; take --granularity weight."
             )
     return {
         "/".join(path): leaf

@@ -29,7 +29,7 @@ fedbn = Method(
     "fedbn",
     build,
     FedBN,
-    "FedAvg whose clients keep their layers of batch normalisation",
+    "FedAvg in which clients keep their batch normalisation layers",
     "Li et al. 2021, arXiv:2102.07623",
     """@inproceedings{li2021fedbn,
   title={{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},

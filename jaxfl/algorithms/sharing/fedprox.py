@@ -47,7 +47,7 @@ fedprox = Method(
     "fedprox",
     build,
     FedProx,
-    "FedAvg whose clients stay near the model that they received",
+    "FedAvg in which clients stay near the model that they received",
     "Li et al. 2020, arXiv:1812.06127",
     """@inproceedings{li2020federated,
   title={Federated Optimization in Heterogeneous Networks},

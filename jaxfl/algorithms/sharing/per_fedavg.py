@@ -120,7 +120,7 @@ per_fedavg = Method(
     "per-fedavg",
     build,
     PerFedAvg,
-    "a global model from which one step of a client's own leads to a good one",
+    "a global model that one step on a client's own data turns into a good one (MAML)",
     "Fallah et al. 2020, arXiv:2002.07948",
     """@inproceedings{fallah2020personalized,
   title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning

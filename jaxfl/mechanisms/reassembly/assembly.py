@@ -54,8 +54,8 @@ def _dense(source: tuple[int, ...], target: tuple[int, ...]) -> Stitch:
     stitch = Stitch(source, target, relu=False, dense=True)
     if stitch.size > LARGEST_STITCH:
         raise JaxflError(
-            f"A dense stitching layer from {source} to {target} has {stitch.size:,} weights; choose "
-            "stitch=fit or networks whose maps are smaller."
+            f"A dense stitching layer from {source} to {target} has too many weights ({stitch.size:,}); "
+            "choose stitch=fit or networks whose maps are smaller."
         )
     return stitch
 

@@ -100,8 +100,9 @@ def require_flattening(model: Model) -> None:
         if y is None or y.shape[1:] != block.output_shape:
             name, _ = block.model.blocks[-1]
             raise JaxflError(
-                f"Blocks of {model.name} are to follow other blocks, but the dense block {name!r} does not "
-                f"take maps {block.model.shape} as vectors: pool in a block of its own, or flatten there."
+                f"Blocks of {model.name} must be able to follow other blocks, but the dense block {name!r} "
+                f"does not take maps {block.model.shape} as vectors; pool in a separate block, or flatten in "
+                "that one."
             )
 
 

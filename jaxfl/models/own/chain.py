@@ -274,8 +274,8 @@ def real_rows(mask: jax.Array, x: jax.Array, where: str) -> jax.Array:
     """
     if len(x) != len(mask):
         raise JaxflError(
-            f"{where}: BatchNorm is given {len(x)} rows for a batch of {len(mask)}; give it (B, ..., C), of "
-            "which it takes the mean over all axes but the last."
+            f"{where}: BatchNorm is given {len(x)} rows for a batch of {len(mask)}; give it (B, ..., C); it "
+            "takes the mean over all axes except the last."
         )
     return mask.reshape(-1, *(1,) * (x.ndim - 1))
 
@@ -342,8 +342,8 @@ def chain(
     if [call.layer for call in found] != [call.layer for call in in_training]:
         one, other = (", ".join(call.layer for call in of) for of in (in_training, found))
         raise JaxflError(
-            f"{where}: {name} calls other layers in training ({one}) than in use ({other}); call all of them "
-            "always, dropout with deterministic=not train."
+            f"{where}: {name} calls different layers in training ({one}) and in use ({other}); always call "
+            "all of them, dropout with deterministic=not train."
         )
     first = {}  # the first call of each layer
     for i, call in enumerate(found):
@@ -361,7 +361,7 @@ def chain(
             return "it is not called with one batch of floats outside of every loop"
         for start, part in parts_from.items():
             if start >= i > min(part.earlier, default=start):
-                return "a connection leads around it"
+                return "a connection bypasses it"
         shared = next((path for path, of in users.items() if min(of) < i <= max(of)), None)
         return f"{'/'.join(shared)} is used before and after it" if shared else ""
 
@@ -389,7 +389,7 @@ def chain(
         if (why := obstacle(i)) and i != weighted[0]:
             raise JaxflError(
                 f"{where}: no block of {name} can begin with {found[i].layer!r}: {why}; name another layer, "
-                "or make one module of all that belongs together."
+                "or put all that belongs together into one module."
             )
     if blocks and (after := [i for i in wanted if i > last]):
         raise JaxflError(
@@ -431,7 +431,7 @@ def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:
     sections = {name: module for name, module in model.blocks if isinstance(module, Section)}
     if not sections:
         raise JaxflError(
-            f"{model.name} is of plain functions or of jaxfl's own blocks: name its arrays yourself."
+            f"{model.name} is made of plain functions or of jaxfl's own blocks; name its arrays yourself."
         )
     found = {}
     for kind, part in next(iter(sections.values())).network.given(*trained)._asdict().items():
@@ -440,7 +440,7 @@ def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:
             for path in sorted(own):
                 if path not in part:
                     raise JaxflError(
-                        f"{model.name} has {'/'.join(path)} among its {kind}, which is not there."
+                        f"{model.name} has {'/'.join(path)} among its {kind}, but the given weights lack it."
                     )
                 found["/".join((kind, name, *path[section.prefix :]))] = np.asarray(part[path])
     return found

@@ -52,12 +52,13 @@ def from_equinox(
     """
     if isinstance(make, eqx.Module):
         raise JaxflError(
-            f"{line_of(type(make))}: make is a module; give what makes it, lambda key: Net(key=key)."
+            f"{line_of(type(make))}: make is a module; give a function that makes it, lambda key: "
+            "Net(key=key)."
         )
     require_call("make", make, "key")
     network = Equinox(make, tuple(shape))
     if not issubclass(network.kind, eqx.Module):
-        raise JaxflError(f"{line_of(make)}: make returns no equinox.Module; let it return one.")
+        raise JaxflError(f"{line_of(make)}: make must return an equinox.Module.")
     require_modes(network.kind, **accepted(network.kind.__call__, {"state": ..., "key": ...}))
     return chain(name, network, classes, head=head, blocks=blocks)
 

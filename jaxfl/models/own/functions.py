@@ -25,7 +25,7 @@ class OwnBlock:
       uncut: reason why a narrower network is not a slice of it.
     """
 
-    uncut = "is part of a network of your own, of which jaxfl does not know how channels are ordered"
+    uncut = "is part of a network of your own, and jaxfl does not know how its channels are ordered"
 
     @property
     def kind(self) -> str:
@@ -90,7 +90,7 @@ class Functions(OwnBlock):
         y, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, weights.stats)
         if isinstance(found, tuple) != ("stats" in given) or not hasattr(y, "shape"):
             wanted = (
-                "a pair (y, stats), for it has a parameter stats" if "stats" in given else "an array alone"
+                "a pair (y, stats), as it has a parameter stats" if "stats" in given else "an array alone"
             )
             what = "an array" if hasattr(found, "shape") else f"a {type(found).__name__}"
             raise JaxflError(f"{line_of(self.function)}: apply returns {what}; return {wanted}.")

@@ -83,8 +83,8 @@ class Linen(Network):
         others = [collection for collection in variables if collection not in COLLECTIONS]
         if others:
             raise JaxflError(
-                f"{line_of(self.kind)}: it has variables in {', '.join(others)}; a network has parameters "
-                "(params) and statistics (batch_stats)."
+                f"{line_of(self.kind)}: it has variables in {', '.join(others)}; a network has only "
+                "parameters (params) and statistics (batch_stats)."
             )
         return self.given(variables)
 

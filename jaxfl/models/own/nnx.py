@@ -49,12 +49,13 @@ def from_nnx(
     """
     if isinstance(make, nnx.Module):
         raise JaxflError(
-            f"{line_of(type(make))}: make is a module; give what makes it, lambda rngs: Net(rngs=rngs)."
+            f"{line_of(type(make))}: make is a module; give a function that makes it, lambda rngs: "
+            "Net(rngs=rngs)."
         )
     require_call("make", make, "rngs")
     network = Nnx(make, tuple(shape))
     if not issubclass(network.kind, nnx.Module):
-        raise JaxflError(f"{line_of(make)}: make returns no flax.nnx.Module; let it return one.")
+        raise JaxflError(f"{line_of(make)}: make must return a flax.nnx.Module.")
     require_modes(network.kind)
     return chain(name, network, classes, head=head, blocks=blocks)
 

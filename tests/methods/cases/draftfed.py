@@ -150,7 +150,7 @@ def drawn_once(init_key, round_key, federation, options):
 
 def traffic(model, models, t):
     """Logits, and where the tests' network has a convolution, its maps of 8 x 8 pixels."""
-    channels = sum(block.module.features for block in model.blocks[: model.convolutions])
+    channels = sum(block.module.features for block in model.blocks[: model.convolution_count])
     return PUBLIC * (CLASSES + 64 * channels)
 
 
