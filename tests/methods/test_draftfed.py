@@ -112,7 +112,7 @@ SHAPES = (
     {},
     {1: (8, 6, 2), 2: (8, 8, 8), 3: (4, 5, 4)},
 )
-MODELS = tuple(SimpleNamespace(convolutions=depth) for depth in DEPTHS)
+MODELS = tuple(SimpleNamespace(convolution_count=depth) for depth in DEPTHS)
 
 
 def drafts_of(places):
@@ -129,7 +129,7 @@ def drafts_of(places):
 def test_clients_send_what_shallower_ones_need():
     assert [supplied(model, MODELS) for model in MODELS] == [tuple(taps) for taps in SHAPES]
     assert [ends(model) for model in MODELS] == [(1, 2), (1, 5), (), (1, 3)]
-    assert ends(SimpleNamespace(convolutions=1)) == (1,)
+    assert ends(SimpleNamespace(convolution_count=1)) == (1,)
 
 
 @pytest.mark.parametrize(

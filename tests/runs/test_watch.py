@@ -178,7 +178,7 @@ def test_a_log_that_fails_ends_alone(stopped, biases, monkeypatch, of, moment):
 
     monkeypatch.setattr(biases, "server", defaultdict(dict))
     monkeypatch.setattr(of, moment, fail)
-    with pytest.warns(UserWarning, match="seed-0 has ended .The service is gone.") as warned:
+    with pytest.warns(UserWarning, match="seed-0 has stopped .The service is gone.") as warned:
         cli.main(["resume", str(stopped), "--log", "wandb", "tensorboard"])
     assert [str(warning.message).split()[:3] for warning in warned] == [["The", "log", "wandb"]]
     assert len(metrics(stopped)) == ROUNDS and (stopped / "result.json").exists()
