@@ -8,7 +8,7 @@ In a round of the cohort S_t, with w_n client n's model, D_r some public images 
     w_n <- SGD over the distance of f(w_n, D_r) from t_n            R passes, rate distill_lr
 
 A method sets the weights C and how the server learns them. A client deploys w_n, and receives nothing before
-it trains. Traffic: predictions up; teachers, and the numbers of their images, down.
+it trains. Traffic: predictions up; teachers, and the indices of their images, down.
 """
 
 import dataclasses

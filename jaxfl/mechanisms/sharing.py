@@ -106,8 +106,8 @@ class Memory(NamedTuple):
       server: shared leaves -> what the server remembers at the start.
       broadcast: the server's memory -> the part of it that clients receive with the model.
       update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
-      aggregate: ``(shared, server, Means, hyper) -> (shared, server)``; its result is not used if no
-        client of an architecture is present.
+      aggregate: ``(shared, server, Means, hyper) -> (shared, server)``, for each architecture; its result is
+        not used if no client of that architecture is present.
       by_rows: whether means weigh clients by their training rows, n_i / sum_i n_i, or equally, 1 / |S_t|.
     """
 
@@ -276,7 +276,7 @@ def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, 
     Args:
       weights: weights of a model.
       keep: whether a leaf stays, by its path ``("params" or "stats", block, ..., leaf)``. BatchNorm's running
-        statistics stay with their layer.
+        statistics are kept or shared as their layer is.
       bn_stats: "local" keeps all running statistics.
     """
     return tree.split(weights, lambda path: keep(path) or (path[0] == "stats" and bn_stats == "local"))

@@ -109,7 +109,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
       key: key of this walk; hop h uses ``fold_in(key, h)``.
       federation: holds the links.
       here: (N,) bool, the clients that are present: only they get it.
-      at: () int32, the client that has it. If it is absent, the first client that gets it pays for the hop.
+      at: () int32, the client that has it. If it is absent, the first one that gets the model pays for the hop.
       chance: (N,), the probability that each client accepts.
       most: largest number of hops, after which it stays where it is.
     """
@@ -135,7 +135,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
 
 
 def reachable(federation: Federation, here, at) -> jax.Array:
-    """Return the present clients that a model at client `at` can reach, `at` included: (N,) bool."""
+    """Return the present clients that a model at client `at` can reach, (N,) bool; `at` if it is present."""
     links = federation.links & here[None]
 
     def grows(state):

@@ -340,7 +340,7 @@ REFUSED = [
     ("run fedavg @own.args --models mlp,clients=0 lenet5", "clients= takes a whole number from 1 up"),
     ("run fedavg @own.args --models own.py:linear,bits=8", "own.py:linear: bits must be 16 or 32, not '8'"),
     ("run fedavg @own.args --models own.py:linear,sizes=8", "sizes is annotated as dict[str, int]"),
-    ("run fedcmd @own.args --personal classifier", "fedcmd votes in 20 rounds and needs a longer run than 4"),
+    ("run fedcmd @own.args --personal classifier", "first phase has 20 rounds and needs a longer run than 4"),
     ("run fedcmd @own.args --selection-rounds 4", "rounds and needs a longer run than 4; lower --selection"),
     ("run fedcmd @own.args --selection-rounds 0", "cannot vote in 0 rounds; raise --selection-rounds"),
     ("run fedcmd @own.args --personal boddy", "linear has no layer 'boddy'; did you mean 'body'?"),

@@ -17,8 +17,8 @@ would accept it. One that is not accepted within ``max_hops`` hops rests until i
 A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not. A
 walker that moves on after its training passes by on its next turn. With ``deploy="walker"`` a client deploys
 the current walker of its architecture under its own adapted head. With ``"visit"`` it deploys its own expert
-as the last visit left it, under its head, which training of smaller experts has adapted since. It always
-receives the former.
+as the last visit left it, under its head, which training of smaller experts has adapted since. With
+either it receives the current walker under its adapted head.
 
 A hop counts once, for the sender. Simulated seconds assume that clients work in parallel, which walkers do
 not.

@@ -8,8 +8,8 @@ for the clients that take part:
 2. update (eq. 4)    (theta_ij, phi_ij) <- SGD over L = CE + lam L_f + mu L_kd     where j <= j_i
 3. gossip            theta_ij <- sum_k W_ik theta_kj         W of Metropolis, see `jaxfl.mechanisms.topology`
 
-A client saves its copy of j as it is after the last of these rounds. Clients that cannot run j do not train
-and relay it: they still average, so that the graph stays connected (``relay``).
+A client saves its copy of j as it is after the last of these rounds. Clients that cannot run j relay it:
+they do not train it, but still average, so that the graph stays connected (``relay``).
 
 There is no greedy selection, because all clients that can run an expert train it in its turn. Distillation
 comes only from larger experts, as appendix E says; appendix C has smaller ones. It needs no warm-up, because

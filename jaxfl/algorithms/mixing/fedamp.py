@@ -15,8 +15,8 @@ The paper tunes sigma and alpha_k to its networks. The defaults here are scale-f
     sigma    the median of ||w_i - w_j||^2 over the pairs of clients that have uploaded a model
     alpha_k  sigma / N, so that no client gives away more than all its weight
 
-Until two different models are known, no distance can be measured. Then xi is the identity, and with these
-defaults nothing pulls. Later these defaults have a flaw: similar models make sigma small and so the pull
+As long as no two different models are known, sigma is 0: xi is the identity, and with these defaults nothing
+pulls. Later these defaults have a flaw: similar models make sigma small and so the pull
 lambda / alpha_k strong, and so strong a pull keeps them similar without learning. Therefore the pull of a
 client that takes S steps of SGD with rate eta in a round is at most 1 / (eta S). On its own such a pull leads
 63 % of the way from w_i to u_i, with momentum 0.5 87 %. (With 1 / eta, S times as much, clients learn next to

@@ -77,7 +77,7 @@ class FedCMD(Training):
     score: Literal["signed", "absolute"] = "signed"
     """Whether a layer's two differences keep their sign (eq. 6) or not."""
     ties: Literal["earlier", "fc2"] = "earlier"
-    """Layer that wins a tied vote: the earlier one, or fc2 if it is among them."""
+    """Layer that gets a mini-batch's vote if several have the least score: the earlier one, or fc2."""
     count: Literal["clients", "batches"] = "clients"
     """Majority that decides a round: of the clients, or of all their mini-batches."""
     selection: Literal["fedavg", "personal"] = "fedavg"
@@ -209,7 +209,7 @@ def build(config: FedCMD) -> Algorithm:
     def step(key, state, federation, cohort):
         if K_p >= cohort.rounds:
             raise JaxflError(
-                f"fedcmd votes in {K_p} rounds and needs a longer run than {cohort.rounds}; lower "
+                f"fedcmd's first phase has {K_p} rounds and needs a longer run than {cohort.rounds}; lower "
                 "--selection-rounds or raise --rounds."
             )
         t, selecting = cohort.round, cohort.round < K_p
@@ -274,9 +274,10 @@ def build(config: FedCMD) -> Algorithm:
         return phi
 
     def traffic(state, federation, cohort):
-        """Count up the model and, while voting, a layer's index; down all except the personal layers.
+        """Return scalars sent up (model and, while voting, a layer's index) and down (no personal layers).
 
-        This is the paper's count. In its first round of the second phase a client also needs the global l*.
+        As in the paper, the global l* that a client also needs in its first round of the second phase does
+        not count.
         """
 
         def scalars(model, w):

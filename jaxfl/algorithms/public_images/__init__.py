@@ -1,1 +1,1 @@
-"""Methods in which clients exchange predictions or features on images that all have."""
+"""Methods with public images: clients exchange predictions or features on them, or the server distils."""

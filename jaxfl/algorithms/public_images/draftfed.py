@@ -15,8 +15,8 @@ k-th convolution (see `jaxfl.models.blocks`). In a round
 `match` resizes maps to client i's and keeps its number of channels, with zeros for missing ones. It is
 linear, so it is applied to the sum over the clients of an architecture. Images of G are drawn once, before
 the first round, from the classes whose numbers the clients' own classes also have (for CIFAR-10 the first ten
-of CIFAR-100). If there are fewer than asked for, they repeat. A client deploys w_i and receives nothing else
-before a round.
+of CIFAR-100). If fewer than |G| images have such a class, they repeat; if none has, all are used. A client
+deploys w_i and receives nothing else before a round.
 
 The paper's eq. 2 takes drafts of local images and its eq. 6 the clients' own shallower layers. Its text means
 the equations above. So does Algorithm 1, except that no D2 counts towards a T2 there, which leaves the
@@ -72,7 +72,7 @@ class DraftFed(Training):
     lam3: float = within("[0, inf)", 1.0)
     """Weight of the logits' draft."""
     global_size: int = within("[1, inf)", 512)
-    """|G|, images of the global set; all public images if there are fewer."""
+    """|G|, images of the global set; at most as many as there are public images."""
     draft_epochs: int = within("[0, inf)", 1)
     """Passes over the global set in a round."""
     draft_batch: int = within("[1, inf)", 128)

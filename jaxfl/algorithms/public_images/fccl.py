@@ -12,10 +12,10 @@ client i's logits; A_i and M are Z_i and its mean over S_t with standardised col
 Adam restarts at every batch, as in the authors' code. Its first step moves every parameter by the full
 rate, whatever the size of its gradient. So gradients that are only rounding errors are set to 0, such as that
 of the last bias, on which standardised columns do not depend. Off the diagonal the paper has +1, which Barlow
-Twins lacks. The mean is over the logits of all clients, the learner included (FCCL+), in evaluation mode. As
-in all methods here that exchange predictions, a round begins with local training; the paper's ends with it.
-A client that joins at the end has not trained alone and has nothing to remember. Without pre-training w_i^0
-is not remembered. Pre-training lasts as long as a round's local training, in the authors' code 50 epochs.
+Twins lacks. The mean is over the logits of all clients of S_t, the learner included (FCCL+), in evaluation
+mode. As in all methods here that exchange predictions, a round begins with local training; the paper's ends
+with it. A client that joins at the end has not trained alone and has nothing to remember. Without
+pre-training w_i^0 is not remembered. Pre-training lasts as long as a round's local training, in the authors' code 50 epochs.
 lambda is `lam`.
 """
 

@@ -10,8 +10,8 @@ Algorithm 1. s_m are client m's predictions on the round's public images D_r, S_
 
 The paper exchanges class scores and measures |f - t| (`signal="logit"`); MNFL compares soft predictions by
 KL, which is the default. At MNFL's temperature and weight that pull is weak (`kl_weight`). The paper's round
-begins with the second half of ours. If public labels do not mean the same as the clients', clients do not
-train before the rounds.
+begins with the second half of ours. Unless public labels are known to mean what the clients' do (held-out
+images, or ``labels=true``), clients do not train before the rounds.
 """
 
 from typing import Literal

@@ -39,7 +39,7 @@ threshold.
 A client without validation rows does not prune (unless the threshold is 0). A client deploys w_i with the
 newest averages, as it would start a round. Traffic both ways: the held entries, with BatchNorm's statistics
 if these are averaged, and the mask, 32 bits to a scalar. Operations are counted for the whole network. The
-kept ratios of each round's clients are logged and plotted.
+mean and the least kept ratio of each round's clients are logged and plotted.
 """
 
 from typing import Literal, NamedTuple
@@ -81,11 +81,11 @@ class Hermes(Training):
     granularity: Literal["channel", "weight"] = "channel"
     """Prune channels of convolutions and units of dense layers, or single weights."""
     prune: float = within("[0, 1)", 0.2)
-    """p, share of each layer's remaining entries that a client prunes in a round."""
+    """p, share of each layer's remaining channels (or weights) that a client prunes in a round."""
     target_ratio: float = within("(0, 1]", 0.5)
     """Kept ratio of the parameters down to which a client prunes; 1 prunes nothing."""
     threshold: float = within("[0, 1]", 0.5)
-    """Accuracy of the received model on the client's validation rows from which it prunes."""
+    """Least accuracy of the received model, on the client's validation rows, at which the client prunes."""
     rewind: bool = False
     """Whether remaining weights restart from their initial values whenever a client has pruned."""
 
@@ -179,7 +179,7 @@ def build(config: Hermes) -> Algorithm:
         return own_models.predictors(map_clients(client, key, federation, cohort, state.server, own))
 
     def share(client, held, w, federation, hyper):
-        """Return the share of each layer that a client prunes, ()."""
+        """Return the share that a client prunes of what is left in each layer, ()."""
         layers = pruning.kernels(client.model, held, config.granularity)
         of_layers = pruning.scalars(layers).astype(float) / tree.scalars(held.params)
         missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)

@@ -22,7 +22,7 @@ class FedPer(FineTuning):
     """Options of FedPer."""
 
     share: Literal["body", "prefix"] = "body"
-    """The extractor, within each architecture, or the first layers that all architectures have in common."""
+    """The extractor, within each architecture, or its first layers, those that all architectures share."""
 
 
 def build(config: FedPer) -> Algorithm:

@@ -7,8 +7,8 @@ and P_i the personal head, n_ic the number of client i's training rows of class 
     L_P = CE(stop(G(z)) + P_i(stop(z)), y)         gradient to P_i alone
     f, G <- sum_i n_i (f_i, G_i) / sum_i n_i
 
-The deployed prediction is G(z) + P_i(z); the received one is the same with the newest f and G. P_i starts as
-a copy of the initial G. A class that a client lacks has log 0 = -inf, so it drops out of the normaliser.
+Deployed and received predictions are both G(z) + P_i(z), with the newest f and G. P_i starts as a copy of the
+initial G. A class that a client lacks has log 0 = -inf, so it drops out of the normaliser.
 """
 
 import jax

@@ -78,7 +78,7 @@ class PFedBayes(Training):
     weight_decay: float = within("[0, inf)", 0.0)
     """Weight decay of mu, rho and BatchNorm's leaves; the divergence takes its place."""
     zeta: float = within("[0, inf)", 10.0)
-    """Weight of the divergence, divided by E_n; clients with few mini-batches and large networks need less.
+    """Weight of the divergence, divided by E_n; clients with few mini-batches, or large networks, need less.
     At 0 every client learns on its own."""
     repeats: int = within("[1, inf)", 5)
     """R, steps of the personal distribution on every mini-batch."""

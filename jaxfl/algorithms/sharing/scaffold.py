@@ -2,8 +2,8 @@
 
 Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv:1910.06378,
 Algorithm 1 with option II. x is the global model, y_i client i's; c and c_i are the control variates of the
-server and of client i (0 at the start). K is the number of the client's steps, N that of all clients, S the
-cohort:
+server and of client i (0 at the start). K is the number of the client's steps, N the number of clients, S
+the cohort:
 
     y_i  <- K steps of LocalSGD along g_i(y) - c_i + c, from y_i = x
     c_i' <- c_i - c + (x - y_i) / (a eta_l)

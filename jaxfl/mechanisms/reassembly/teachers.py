@@ -90,8 +90,8 @@ def learning_from_teachers(
         public_images.require_for_server(federation, federation.models, config.bn_stats)
         if config.labelled and not federation.labelled:
             raise JaxflError(
-                "The server uses the labels of public images, but those of --public may mean other classes "
-                "than the clients'; add labelled=false, or labels=true to --public if they mean the same."
+                "The server uses the labels of public images, but those of --public are missing or may mean "
+                "other classes than the clients'; add labelled=false, or labels=true to --public if they fit."
             )
         if config.stitch == "fit":
             for model in federation.models:
