@@ -109,7 +109,7 @@ def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:
       key: key of this walk; hop h uses ``fold_in(key, h)``.
       federation: holds the links.
       here: (N,) bool, the clients that are present: only they get it.
-      at: () int32, the client that has it. If it is absent, the first one that gets the model pays for the hop.
+      at: () int32, the client that has it. If it is absent, the first one that gets the model pays.
       chance: (N,), the probability that each client accepts.
       most: largest number of hops, after which it stays where it is.
     """

@@ -11,8 +11,8 @@ rows of class c, S_t the cohort:
 
 In every round all clients start from the same H; the first H is the initial classifier of the first
 architecture. A client's trained H is discarded; it deploys (theta_i, H) with the newest H. The server trains
-as in HtFLlib, by plain SGD with the clients' batch size. In the paper's own code the server steps the optimiser of a
-client's network, so H never moves.
+as in HtFLlib, by plain SGD with the clients' batch size. In the paper's own code the server steps the
+optimiser of a client's network, so H never moves.
 
 Traffic: up z_ic and c for each class of the client; down H.
 """
