@@ -19,7 +19,7 @@ from jaxfl.data.sources import Source, of_vectors
 from jaxfl.machine.processes import is_first
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.export import span
-from jaxfl.runs.observer import SILENT, Observer
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.table import Table, as_text, tabulate
 
@@ -113,7 +113,7 @@ def print_app(files: list[Path]) -> None:
 def shown(quiet: bool) -> Iterator[Observer]:
     """Yield the observer of runs in progress: a progress bar, or nothing."""
     if quiet:
-        yield SILENT
+        yield ONLY_WARNINGS
     else:
         OUT.quiet = not is_first()
         with Bar() as bar:
@@ -134,7 +134,7 @@ class Bar(Progress):
 
     def __init__(self):
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # labels may have brackets
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rounds  {task.fields[accuracy]}  {task.fields[speed]}"),

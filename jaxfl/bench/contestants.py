@@ -164,7 +164,10 @@ def in_jaxfl(
                     host_s += seconds
         return Trained(operations, host_s)
 
-    used = dict.fromkeys(model.convolution_for(variant.config.batch_size) for model in federation.models)
+    used = dict.fromkeys(
+        group.model.convolution_for(min(variant.config.batch_size, max(2, group.rows.shape[1])))
+        for group in federation.groups
+    )
 
     return Contestant(
         name,

@@ -91,7 +91,7 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
     ('fedkemf', {'knowledge': 'mlp,hidden=16', 'lr': '1'})
     """
     path, rest = _file_and_rest(choice)
-    name, *pairs = re.split(r",(?![^\[]*\])", rest)
+    name, *pairs = _divided(rest)
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -100,8 +100,29 @@ def split(choice: str) -> tuple[str, dict[str, str]]:
         key = key.strip().replace("-", "_")
         if key in options:
             raise JaxflError(f"{choice!r} gives {key} twice; give it once.")
-        options[key] = re.sub(r"^\[(.*)\]$", r"\1", value.strip())
+        value = value.strip()
+        options[key] = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     return (path + name).strip(), options
+
+
+def _divided(text: str) -> list[str]:
+    """Split a text at its commas, except within brackets that begin a value.
+
+    >>> _divided("a,k=[x,y=[1,2]],l=b]c")
+    ['a', 'k=[x,y=[1,2]]', 'l=b]c']
+    """
+    parts, depth, start = [], 0, 0
+    for place, mark in enumerate(text):
+        if mark == "[" and (depth or text[place - 1 : place] == "="):
+            depth += 1
+        elif mark == "]" and depth:
+            depth -= 1
+        elif mark == "," and not depth:
+            parts.append(text[start:place])
+            start = place + 1
+    if depth:
+        raise JaxflError(f"{text!r} lacks a closing bracket; write option=[value,option=value].")
+    return [*parts, text[start:]]
 
 
 def join(name: str, options: Mapping[str, str]) -> str:
@@ -110,7 +131,8 @@ def join(name: str, options: Mapping[str, str]) -> str:
     >>> join("ditto", {"lam": "0.1"})
     'ditto,lam=0.1'
     """
-    values = {key: f"[{value}]" if "," in value else value for key, value in options.items()}
+    bracketed = {key for key, value in options.items() if "," in value or value.startswith("[")}
+    values = {key: f"[{value}]" if key in bracketed else value for key, value in options.items()}
     return ",".join([name, *(f"{key}={value}" for key, value in values.items())])
 
 
@@ -171,5 +193,5 @@ def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> 
         except ValueError as error:
             raise JaxflError(f"{name}: {key} {error}.") from None
         if type(values[key]) is int and abs(values[key]) > LARGEST[int]:
-            raise JaxflError(f"{name}: {key} must be at most {LARGEST[int]}, but is {values[key]}.")
+            raise JaxflError(f"{name}: {key} must be within ±{LARGEST[int]}, but is {values[key]}.")
     return values

@@ -106,7 +106,7 @@ class Targets:
 class Continuation:
     """How the run goes on."""
 
-    rounds: int | None = None
+    rounds: int | None = within("[1, 1000000]", None)
     """Rounds of the whole run; by default as many as it was begun for."""
     devices: int | None = within("[1, inf)", None)
     """Devices that share the clients in the rounds to come; by default as many as so far. With another

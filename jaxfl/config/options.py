@@ -163,7 +163,7 @@ def check_some(name: str, cls: type, values: Mapping[str, Any]) -> None:
         interval = field.metadata.get("interval")
         if interval and value is not None and not _inside(value, interval):
             raise JaxflError(f"{name}: {flag} must lie in {interval}, but is {value}.")
-        if interval and value is not None and (limit := _limit(value, interval)):
+        if interval and value is not None and (limit := _limit(value, interval, alternatives(annotation))):
             raise JaxflError(f"{name}: {flag} must be {limit}, but is {value}.")
 
 
@@ -255,11 +255,12 @@ def _is(value: Any, kind: Any) -> bool:
     return type(value) is type(kind) and value == kind
 
 
-def _limit(value: float, interval: str) -> str:
+def _limit(value: float, interval: str, allowed: tuple) -> str:
     """Say which limit of the numbers in a program a value in an interval breaks; nothing if none."""
-    largest = LARGEST[type(value)]
+    whole = float not in allowed and isinstance(value, int)
+    largest = LARGEST[int if whole else float]
     if abs(value) > largest and "inf" in interval:
-        return f"at most {largest:g}" if isinstance(value, float) else f"at most {largest}"
+        return f"at most {largest}"
     return f"at least {SMALLEST:g} in size" if 0 < abs(value) < SMALLEST else ""
 
 

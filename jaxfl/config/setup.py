@@ -42,7 +42,7 @@ class PartitionOptions:
     or my.py:partitioner."""
     clients: int | None = within("[1, inf)", None)
     """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
-    partition_seed: int = within("[0, inf)", 0)
+    partition_seed: int = within("[0, 18446744073709551615]", 0)
     """Seed of the partition, which is part of the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent", "permuted"] = "unified"
     """Whether a label means the same on all clients (unified), or each client numbers the classes that it is

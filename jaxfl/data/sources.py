@@ -184,7 +184,8 @@ def _npz(path: Path, labelled: bool):
     arrays = npz.read(path, required=())
     name = "features" if "features" in arrays and "images" not in arrays else "images"
     if not labelled and name in arrays and "labels" not in arrays:
-        return _without_labels(arrays[name])
+        arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[name])), int)
+        arrays.setdefault("split", np.ones(len(arrays["labels"]), bool))
     if missing := [what for what in ("labels", name) if what not in arrays]:
         lacks = " and ".join(missing).replace("images", "images or features")
         raise JaxflError(
@@ -200,14 +201,10 @@ def _npz(path: Path, labelled: bool):
     return examples, labels, split, len(np.unique(labels)), columns
 
 
-def _without_labels(images: np.ndarray):
-    return images, np.zeros(len(images), int), np.ones(len(images), bool), 1
-
-
 def _folder(path: Path, labelled: bool):
     if not labelled and not any(entry.is_dir() for entry in _visible(path)):
-        files = _visible(path)
-        return _without_labels(_stacked(files, path))
+        images = _stacked(_visible(path), f"{path} is an empty folder; put images in it.")
+        return images, np.zeros(len(images), int), np.ones(len(images), bool), 1
     divided = (path / "train").is_dir() and (path / "test").is_dir()
     alone = path / "train"
     if not divided and alone.is_dir() and any(entry.is_dir() for entry in _visible(alone)):
@@ -229,16 +226,17 @@ def _folder(path: Path, labelled: bool):
         if (part / name).is_dir()
         for file in _visible(part / name)
     ]
-    images = _stacked([file for file, *_ in files], path)
+    empty = f"{path} has no images; give every class a sub-folder of images."
+    images = _stacked([file for file, *_ in files], empty)
     paths, labels, train = zip(*files, strict=True)
     columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
     return images, np.array(labels), np.array(train) if divided else None, len(names), columns
 
 
-def _stacked(files: Sequence[Path], folder: Path) -> np.ndarray:
-    """Read images of one size and mode, (N, H, W) or (N, H, W, 3)."""
+def _stacked(files: Sequence[Path], empty: str) -> np.ndarray:
+    """Read images of one size and mode, (N, H, W) or (N, H, W, 3); `empty` is the error if there are none."""
     if not files:
-        raise JaxflError(f"{folder} has no images; give every class a sub-folder of images.")
+        raise JaxflError(empty)
     images = [_image(file) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:

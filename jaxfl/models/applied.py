@@ -66,7 +66,7 @@ def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[st
     except jax.errors.TracerArrayConversionError:
         raise JaxflError(
             "The method predicts with several networks at once (jax.vmap), whose weights cannot be told "
-            "apart; use it only to predict."
+            "apart; use the models only to predict."
         ) from None
     return noted
 

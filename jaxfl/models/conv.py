@@ -125,7 +125,8 @@ def suited(batch: int, channels: int) -> str:
     """Return the implementation that suits the backend and the shape of maps.
 
     On a CPU the inner loop runs along the batch for "rows" and along the channels for "patches", and the
-    longer of the two is faster: measured from 10 to 50 images and from 6 to 64 channels, see docs/speed.md.
+    longer of the two is faster; from 16 images on, "rows" is fast enough whatever the channels. Measured from
+    10 to 50 images and from 6 to 64 channels, see docs/speed.md.
     """
     return "rows" if jax.default_backend() == "cpu" and batch >= min(channels, 16) else "patches"
 

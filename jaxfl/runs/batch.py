@@ -20,7 +20,7 @@ from jaxfl.runs import store
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.job import fit_to_machine, form_of_state, job_of, most_together
-from jaxfl.runs.observer import SILENT
+from jaxfl.runs.observer import ONLY_WARNINGS
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.proceed import compilation, proceed
@@ -104,7 +104,7 @@ def run_batch(
     spent = compilation(variant.programs)
     try:
         if begun:
-            data = start_from(prepare(given, begun[0], data.source), given, begun[0], SILENT)
+            data = start_from(prepare(given, begun[0], data.source), given, begun[0], ONLY_WARNINGS)
         setup, data = fit_to_machine(variant, given, data)
         fitting = {
             folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()

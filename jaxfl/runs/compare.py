@@ -20,10 +20,10 @@ from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
-from jaxfl.runs.observer import SILENT, Observer
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import Taken
 from jaxfl.runs.paired import label_of, matching_label
-from jaxfl.runs.prepare import Data, prepare
+from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
 from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
@@ -44,7 +44,7 @@ def compare(
     changed_code: bool = False,
     max_seconds: float | None = None,
     beside: bool = False,
-    observer: Observer = SILENT,
+    observer: Observer = ONLY_WARNINGS,
 ) -> Comparison:
     """Start or continue all runs, and write a table and pictures of those that finish.
 
@@ -74,7 +74,7 @@ def compare(
     for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
         if number < 1:
             raise JaxflError(f"--{name} must be at least 1, not {number}.")
-    if partition_seeds > 1 and is_saved(setup.partition.partition):
+    if partition_seeds > 1 and is_saved(setup.partition.partition) and not seed_draws(setup):
         raise JaxflError(
             f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
         )

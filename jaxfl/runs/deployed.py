@@ -25,7 +25,7 @@ from jaxfl.models.model import Model
 from jaxfl.runs import code, store
 from jaxfl.runs.config import restore, restore_setup
 from jaxfl.runs.job import at_rest, newest_state
-from jaxfl.runs.observer import SILENT
+from jaxfl.runs.observer import ONLY_WARNINGS
 from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
 from jaxfl.runs.variant import Variant
 
@@ -340,7 +340,9 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
     if not changed_code:
         code.refuse_changed(folder, then)
     if not code.same_package(then):
-        SILENT.warned(f"jaxfl has changed since {folder} was computed; its models may predict differently.")
+        ONLY_WARNINGS.warned(
+            f"jaxfl has changed since {folder} was computed; its models may predict differently."
+        )
     setup = restore_setup(folder, config)
     if variant is None:
         setup, variant = restore(folder, config)

@@ -23,7 +23,7 @@ from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, name
 from jaxfl.runs import code, store
 from jaxfl.runs.config import restore
 from jaxfl.runs.job import at_rest, newest_state
-from jaxfl.runs.observer import SILENT, Observer
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data, prepare
 
 
@@ -98,7 +98,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
     """
     config = store.read_config(folder)
     if changed := code.changed(code.latest(config, store.read_metrics(folder))):
-        SILENT.warned(f"{changed[0]} has changed since {folder} was computed; its weights may differ.")
+        ONLY_WARNINGS.warned(f"{changed[0]} has changed since {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
     done, state = newest_state(folder, config, variant, setup, federation)

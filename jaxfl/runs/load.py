@@ -196,6 +196,8 @@ class Loaded:
     def client_frame(self) -> "pandas.DataFrame":
         """Return a row per evaluation and client: round, client, architecture, rows, personal, received.
 
+        The rows are those for training.
+
         Raises:
           JaxflError: if pandas is not installed.
         """

@@ -16,7 +16,7 @@ from jaxfl.runs.architectures import architectures
 from jaxfl.runs.deployed import Opened, opened
 from jaxfl.runs.init_from import started
 from jaxfl.runs.load import Loaded, load
-from jaxfl.runs.observer import SILENT
+from jaxfl.runs.observer import ONLY_WARNINGS
 
 
 @functools.lru_cache(maxsize=1)
@@ -52,7 +52,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
         raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
     done = its.record["round"]
     if after == 0:
-        federation, _ = started(its.federation, its.setup, folder, SILENT)
+        federation, _ = started(its.federation, its.setup, folder, ONLY_WARNINGS)
         key = jax.random.key(its.setup.run.seed)
         its = its._replace(state=initial_state(its.variant.programs, federation, its.variant.config, key))
     elif after not in (None, done):

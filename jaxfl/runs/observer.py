@@ -34,4 +34,4 @@ class Observer(NamedTuple):
     progressed: Callable[[str, list[dict]], None] = _ignore
 
 
-SILENT = Observer()
+ONLY_WARNINGS = Observer()

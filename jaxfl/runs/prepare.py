@@ -256,6 +256,13 @@ def check_setup(setup: Setup) -> None:
         _partitioner(setup)
 
 
+def seed_draws(setup: Setup) -> bool:
+    """Return whether the partition seed draws anything with a saved partition."""
+    others = setup.data.public not in ("auto", "none", "held-out")
+    links = setup.run.topology.partition(",")[0] == "er" or ".py:" in setup.run.topology
+    return bool(setup.data.shift or setup.run.newcomers or others or links)
+
+
 def _check_saved(setup: Setup) -> None:
     """Refuse options that would change a saved partition."""
     given = setup.partition
@@ -264,10 +271,7 @@ def _check_saved(setup: Setup) -> None:
             f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
             "holds out its own images; write --public held-out."
         )
-    # With a saved partition the seed may still draw shifts, newcomers, links and other public images.
-    draws = setup.data.shift or setup.run.newcomers or setup.run.topology != "none"
-    draws = draws or setup.data.public not in ("auto", "none", "held-out")
-    seed = given.partition_seed if draws else PartitionOptions().partition_seed
+    seed = given.partition_seed if seed_draws(setup) else PartitionOptions().partition_seed
     saved = PartitionOptions(given.partition, given.clients, seed)
     for name, value in vars(saved).items():
         if getattr(given, name) != value:

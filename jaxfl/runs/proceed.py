@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.config.options import hints
 from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
 from jaxfl.core.engine import Chunk, join, newcomers_in_places, simulate
@@ -205,12 +206,13 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
 
 def _changed(variant: Variant) -> str:
     """Name the method's floats, apart from lr, that are not the defaults: one of them may be the cause."""
-    fields = [field for field in dataclasses.fields(variant.config) if field.name != "lr"]
-    values = [(field, getattr(variant.config, field.name)) for field in fields]
+    config = variant.config
+    floats = [name for name, kind in hints(type(config)).items() if kind in (float, float | None)]
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     changed = [
-        f"--{field.name.replace('_', '-')} (now {value})"
-        for field, value in values
-        if isinstance(value, float) and value != field.default
+        f"--{name.replace('_', '-')} (now {getattr(config, name)})"
+        for name in floats
+        if name != "lr" and getattr(config, name) not in (None, defaults[name])
     ]
     return f", or look at {', '.join(changed)}" if changed else ""
 

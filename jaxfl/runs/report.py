@@ -240,7 +240,8 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     ]
     # Runs that differ only in their seeds share the label of the first.
     first = [configs[experiments.index(of_run)]["label"] for of_run in experiments]
-    given = [{*re.findall(r",(\w+)=", label)} for label in first]  # a value may have commas
+    outside = [re.sub(r"=\[.*?\](?=,|$)", "=", label) for label in first]  # options of values do not count
+    given = [{*re.findall(r",(\w+)=", label)} for label in outside]  # a value may have commas
     # The graph does not distinguish methods that use no links.
     unlinked = [{"topology"} if its.get("topology") == "none" else set() for its in experiments]
     known = [

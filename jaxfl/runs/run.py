@@ -19,7 +19,7 @@ from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fit_to_machine, job_of, newest_state
 from jaxfl.runs.log import Log
-from jaxfl.runs.observer import SILENT, Observer
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, images_of, prepare
 from jaxfl.runs.proceed import Run, compilation, proceed
@@ -36,7 +36,7 @@ def run(
     profile: Path | None = None,
     saved: Path | None = None,
     max_seconds: float | None = None,
-    observer: Observer = SILENT,
+    observer: Observer = ONLY_WARNINGS,
 ) -> tuple[Path, dict]:
     """Train one method.
 
@@ -89,7 +89,7 @@ def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **opt
     if config.get("beyond_target", False):
         setup = setup.replace(stop_at_target=False)
     if files := code.changed(code.latest(config, store.read_metrics(old))):
-        options.get("observer", SILENT).warned(
+        options.get("observer", ONLY_WARNINGS).warned(
             f"{files[0]} has changed since {old} was computed (a copy from then is in {old}/code); this run "
             "uses the new version."
         )
@@ -105,7 +105,7 @@ def resume(
     log: Sequence[str | Callable] = (),
     changed_code: bool = False,
     max_seconds: float | None = None,
-    observer: Observer = SILENT,
+    observer: Observer = ONLY_WARNINGS,
 ) -> dict:
     """Continue a run from its newest readable checkpoint up to which the metrics are complete.
 

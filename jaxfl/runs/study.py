@@ -24,7 +24,7 @@ from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
-from jaxfl.runs.observer import SILENT, Observer
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.paired import UNPAIRED, Draw, matching_label, notes_on, paired
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Cell, Measure, Table, as_csv, as_latex, as_markdown, cell, measure
@@ -168,7 +168,7 @@ def run(
     data_dir: Path | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
-    observer: Observer = SILENT,
+    observer: Observer = ONLY_WARNINGS,
 ) -> tuple[Table | None, list[str]]:
     """Start or continue the runs of a study, and write its table and picture.
 
@@ -255,9 +255,9 @@ def finished(study: Study, folder: Path) -> Cells:
         choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
         try:
             setup = provided(setup, variants)
+            planned = plan(_folder(folder, setting), variants, setup, study.seeds, study.partition_seeds)
         except JaxflError:  # it has ended this setting
             continue
-        planned = plan(_folder(folder, setting), variants, setup, study.seeds, study.partition_seeds)
         for run, its in planned.items():
             if is_begun(run, its) and store.holds(run, store.RESULT):
                 result, metrics = store.read_finished(run)

@@ -26,7 +26,7 @@ class Cell(NamedTuple):
         """Return ``91.27 ± 0.31``, small numbers as ``0.0281``, or a dash without a value."""
         if math.isnan(self.mean):
             return "-"
-        small = 0 < abs(self.mean) < 0.1  # such as the megabytes of class means
+        small = 1e-6 < abs(self.mean) < 0.1  # such as the megabytes of class means; below, it is rounding
         decimals = 2 - math.floor(math.log10(abs(self.mean))) if small else 2
         return f"{self.mean:.{decimals}f}" + ("" if self.std is None else f"{between}{self.std:.{decimals}f}")
 

@@ -168,7 +168,7 @@ REFUSED = [
     ("run fedavg @own.args --steps 3000000000", "--steps must be at most 2147483647, but is 3000000000"),
     ("run fedavg @own.args --weight-decay 1e39", "--weight-decay must be at most 3.4e+38, but is 1e+39"),
     ("run fedavg @own.args --lr 1e-320", "--lr must be at least 1.2e-38 in size, but is 1e-320"),
-    ("run fedavg @own.args --schedule step,every=3000000000", "step: every must be at most 2147483647"),
+    ("run fedavg @own.args --schedule step,every=3000000000", "step: every must be within ±2147483647, but"),
     ("run fedavg @own.args --clients 0", "--clients must lie in [1, inf), but is 0"),
     ("run fedavg @own.args --lr 1.5 --steps 1.5", "--steps must be a whole number"),
     ("run fedavg @own.args --steps=abc --batch-size 5", "--steps must be a whole number"),

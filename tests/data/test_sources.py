@@ -219,6 +219,11 @@ def test_public_images_need_no_labels(tmp_path):
         np.testing.assert_array_equal(source.images[..., 0], images)
         with pytest.raises(JaxflError, match="lacks labels|give every class a sub-folder"):
             load(str(path))
+    np.savez(tmp_path / "some.npz", images=images, split=["test"] * 4 + ["train"] * 2)
+    check(load(str(tmp_path / "some.npz"), labelled=False), 2, 4, (8, 9, 1), 1)
+    np.savez(tmp_path / "none.npz", images=np.uint8(3))
+    with pytest.raises(JaxflError, match=r"images have shape \(\), not"):
+        load(str(tmp_path / "none.npz"), labelled=False)
 
 
 def test_folder_refusals(tmp_path):

@@ -122,6 +122,7 @@ def test_tables_hold_the_ends_of_intervals():
         (0.1, None, "0.10"),
         (0.02812, 0.0004, "0.0281 ± 0.0004"),
         (0.0, 0.0, "0.00 ± 0.00"),
+        (1.4e-15, None, "0.00"),  # a deviation that is rounding
         (math.nan, None, "-"),
     ],
 )

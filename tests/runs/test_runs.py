@@ -375,6 +375,19 @@ def test_labels_tell_texts_apart(values):
     assert report._labels([described(variant, Setup()) for variant in variants]) == labels
 
 
+def test_options_within_a_value_are_not_the_runs():
+    variant = choose("fedkemf,knowledge=[cnn1,dropout=0.2]")
+    rates = (0.1, 0.3)
+    labels = report._labels([described(variant, Setup.of(dropout=rate)) for rate in rates])
+    assert labels == [f"{variant.label},dropout={rate}" for rate in rates]
+
+
+def test_a_whole_number_may_stand_for_a_large_float():
+    assert choose("fedprox", mu=10**10).config.mu == 10**10
+    with pytest.raises(JaxflError, match="--steps must be at most 2147483647"):
+        choose("fedprox", steps=10**10)
+
+
 def test_report_says_how_much_better_the_others_are(compared, tmp_path):
     """In pairs of one seed; with a single common seed in pairs of one client; the same from Python."""
     folder, (fedavg, compfl) = compared / "compared", METHODS
