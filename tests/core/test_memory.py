@@ -67,7 +67,7 @@ def test_a_run_takes_as_many_clients_side_by_side_as_fit(chosen, data, tmp_path,
     assert needed[6] > needed[3] > needed[2]
 
     monkeypatch.setattr(memory, "available", lambda federation: needed[2])
-    with pytest.warns(UserWarning, match="6 clients side by side do not fit .* --clients-at-once is 2"):
+    with pytest.warns(UserWarning, match="6 clients side by side do not fit .* --clients-at-once 2"):
         start(tmp_path / "run", chosen, data)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["clients_at_once"] == 2
     # What is tried are the run's own programs, two for each number of clients: none is compiled twice.
