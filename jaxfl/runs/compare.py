@@ -28,7 +28,7 @@ from jaxfl.runs.report import report
 from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
 
-MOST_RUNS = 100_000
+MOST_RUNS = 100_000  # of a comparison: a larger number is a slip
 
 
 def compare(

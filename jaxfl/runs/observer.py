@@ -1,4 +1,4 @@
-"""Observers of runs in progress: the command shows the progress, calls from Python show none."""
+"""Observers of runs in progress: callbacks for progress and warnings, such as those of the progress bar."""
 
 import sys
 from collections.abc import Callable
