@@ -30,7 +30,6 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import peers
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.flower import app as flower
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs import report as reports
@@ -203,6 +202,8 @@ def _export(arguments: list[str]) -> None:
 
 
 def _flower(arguments: list[str]) -> None:
+    from jaxfl.flower import app as flower  # here: no other command deploys a run
+
     name, (app,) = _named(arguments, "flower", "RUN", app=Flower())
     if app.out is None:
         raise JaxflError(f"Say where to write: jaxfl flower {name} --out FOLDER.")
