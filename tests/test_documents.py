@@ -1,4 +1,4 @@
-"""What README and notebooks show is run as it stands; pages that are made are what they are made from."""
+"""Code in README, guides and notebooks runs as shown; generated pages agree with their sources."""
 
 import ast
 import doctest
@@ -31,7 +31,7 @@ NOTEBOOKS = sorted(path.relative_to(ROOT) for path in (ROOT / "notebooks").glob(
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_notebooks_run(path, tmp_path, monkeypatch):
-    """As a reader runs them, in a kernel and with optimised programs; nothing is said on stderr."""
+    """Notebooks run in a kernel and with optimised programs, as for a reader; stderr stays empty."""
     nbclient = pytest.importorskip("nbclient", reason="pip install '.[notebooks]'")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
@@ -42,8 +42,8 @@ def test_notebooks_run(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
-def test_notebooks_are_stored_with_what_they_show(path):
-    """Executed from first to last without an error, drawn, small, and silent about whose machine it was."""
+def test_notebooks_are_stored_with_their_outputs(path):
+    """Notebooks are stored executed in order, without errors and paths, with their pictures, and small."""
     notebook = nbformat.read(ROOT / path, as_version=4)
     cells = code_of(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
@@ -59,7 +59,7 @@ def test_notebooks_are_stored_with_what_they_show(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_notebooks_name_methods_and_options_that_exist(path):
-    """In their calls of `jaxfl.run` and `jaxfl.compare`, as far as what these are given is written down."""
+    """Literals in calls of `jaxfl.run` and `jaxfl.compare` are methods and options that exist."""
     trees = [ast.parse(cell.source) for cell in code_of(nbformat.read(ROOT / path, as_version=4))]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     known = bound(nodes)
@@ -88,7 +88,7 @@ def test_notebooks_name_methods_and_options_that_exist(path):
 
 
 def bound(nodes) -> dict:
-    """What names stand for in some code: {name: values, one after another}, `...` for what is no literal."""
+    """Return the values of names in some code, {name: values in order}; `...` for what is no literal."""
     known = {}
     for node in nodes:
         match node:
@@ -102,7 +102,7 @@ def bound(nodes) -> dict:
 
 
 def values(node, known) -> list:
-    """What an expression may be."""
+    """Return the possible values of an expression."""
     match node:
         case ast.Constant(value):
             return [value]
@@ -116,17 +116,17 @@ def values(node, known) -> list:
 
 
 def code_of(notebook) -> list:
-    """A notebook's cells of code."""
+    """Return a notebook's code cells."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def outputs_of(notebook) -> list:
-    """What these have put out."""
+    """Return the outputs of a notebook's code cells."""
     return [output for cell in code_of(notebook) for output in cell.outputs]
 
 
 def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    """With fewer rounds."""
+    """The README's example runs, here with fewer rounds."""
     (code,) = [block for block in python_blocks("README.md") if "jaxfl.run(" in block]
     assert code.count("rounds=30") == 1
     monkeypatch.chdir(tmp_path)
@@ -136,8 +136,8 @@ def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("mu", ["0.1", "0"])
-def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
-    """It sees the batches that built-in methods see: with mu = 0 it has the bits of FedAvg."""
+def test_method_of_the_readme_runs_and_is_fedavg_with_mu_0(mu, tmp_path):
+    """The method gets the batches of built-in methods: with mu = 0 it has the bits of FedAvg."""
     (code,) = [block for block in python_blocks("README.md") if "fedprox = Method" in block]
     (tmp_path / "my.py").write_text(code)
     federation = (
@@ -154,7 +154,7 @@ def test_method_of_the_readme_runs_and_is_fedavg_without_its_pull(mu, tmp_path):
 
 
 def test_methods_of_the_guide_run(tmp_path):
-    """FedAvgM without momentum, FedNova where all take as many steps, and no attackers are FedAvg."""
+    """FedAvgM without momentum, FedNova where all take equally many steps, and no attackers are FedAvg."""
     names = ("fedavgm", "fednova", "astray", "median")
     for name, code in zip(names, python_blocks("docs/own-method.md"), strict=True):
         (tmp_path / f"{name}.py").write_text(code)
@@ -178,7 +178,7 @@ def test_methods_of_the_guide_run(tmp_path):
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
-    """Every link leads to a page, every method has one, and its equations are typeset."""
+    """Every link leads to a page, and every method has a page, with typeset equations."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -188,7 +188,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert "w<sub>i</sub> ← LocalSGD over CE(w) + μ/2 ‖w - w<sup>t</sup>‖<sup>2</sup>" in page
 
 
-def test_the_site_has_all_that_methods_are_written_with():
+def test_the_site_documents_every_name_of_authoring():
     page = (ROOT / "docs" / "api.md").read_text()
     named = re.findall(r"^::: (\S+)", page, re.MULTILINE)
     for name in authoring.__all__:
@@ -214,8 +214,8 @@ def python_blocks(document):
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
-def test_the_guide_shows_code_as_it_is():
-    """Each block of CONTRIBUTING.md names a file, which has these very lines; its case tests it."""
+def test_the_guide_shows_code_of_the_package():
+    """Each Python block of CONTRIBUTING.md names a file that has the same lines."""
     blocks = python_blocks("CONTRIBUTING.md")
     assert len(blocks) >= 4
     for block in blocks:
@@ -223,7 +223,7 @@ def test_the_guide_shows_code_as_it_is():
         assert code in (ROOT / where.removeprefix("# ")).read_text(), code
 
 
-def test_nothing_is_unpickled_but_what_processes_of_one_run_tell_each_other():
+def test_only_messages_between_processes_of_one_run_are_unpickled():
     imported, allowed = {}, []
     for path in (ROOT / "jaxfl").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -231,7 +231,7 @@ def test_nothing_is_unpickled_but_what_processes_of_one_run_tell_each_other():
                 case ast.Import(names):
                     imported.setdefault(path.name, set()).update(name.name for name in names)
                 case ast.ImportFrom("pickle", [ast.alias("dumps")]):
-                    pass  # who writes for other programs reads nothing
+                    pass  # writing for other programs unpickles nothing
                 case ast.ImportFrom(module):
                     imported.setdefault(path.name, set()).add(module)
                 case ast.keyword("allow_pickle", value):
@@ -241,8 +241,8 @@ def test_nothing_is_unpickled_but_what_processes_of_one_run_tell_each_other():
     assert set(allowed) == {"False"}
 
 
-def test_the_guide_says_what_the_command_loads_at_once():
-    """Extras aside; so that it starts where little is installed."""
+def test_the_guide_lists_the_packages_that_are_loaded_at_once():
+    """docs/accelerators.md lists all packages that modules import at once, except extras."""
     extras, called = {"equinox", "flwr"}, {"PIL": "pillow", "sklearn": "scikit-learn"}
     loaded = set()
     for path in (ROOT / "jaxfl").rglob("*.py"):
@@ -275,7 +275,7 @@ def test_readme_has_a_block_for_newcomers(kind):
 
 @pytest.fixture(scope="module")
 def overview():
-    """The script that makes the pages of verdicts."""
+    """Return the script that makes the pages of verdicts."""
     spec = importlib.util.spec_from_file_location("overview", EXPERIMENTS / "overview.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -283,7 +283,7 @@ def overview():
     return module
 
 
-def test_pages_of_verdicts_are_what_is_kept(overview):
+def test_pages_of_verdicts_agree_with_the_kept_results(overview):
     made = overview.pages()
     assert len(made) == 7
     for path, text in made.items():
@@ -318,7 +318,7 @@ def test_every_study_belongs_to_a_table_or_figure(overview):
         ),
     ],
 )
-def test_verdicts_on_what_is_not_there_are_refused(overview, change, words):
+def test_verdicts_without_matching_results_are_refused(overview, change, words):
     folder = EXPERIMENTS / "fedcmd"
     (item,) = (item for item in overview.read(folder).items if item.name == "Figure 8")
     figures = [overview.figures_of(its) for its in change.get("figures", [])] or item.figures

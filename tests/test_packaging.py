@@ -1,4 +1,4 @@
-"""What is installed from the built packages."""
+"""The content of the built packages, and their installation."""
 
 import os
 import subprocess

@@ -42,7 +42,7 @@ PRODUCT = {"full": 1e9, "bfloat16": 4e9}  # FLOP/s of a device
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """One more workload, and two devices of known speed."""
+    """Add a tiny workload, and pretend to have two devices of known speed."""
     monkeypatch.setitem(workloads.WORKLOADS, "tiny", TINY)
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)
     monkeypatch.setattr(measure, "matmul_flops", lambda precision, devices: PRODUCT[precision] * devices)
@@ -76,7 +76,7 @@ def test_the_command_measures_and_records(drawn, tmp_path, capsys):
 
 @pytest.mark.long
 def test_methods_take_turns_with_a_rival(tmp_path, monkeypatch):
-    """One step between rounds on the host, whose time is the method's; patience ends it early."""
+    """The time of a step on the host is the method's, and patience ends the timing early."""
     hosted, fedavg = [], registry.METHODS["fedavg"]
 
     def with_a_server(config):
@@ -108,12 +108,12 @@ def test_methods_take_turns_with_a_rival(tmp_path, monkeypatch):
         assert record["ratio_to_rival"] == pytest.approx(per_flop / of_rival)
         assert record["flops_per_s"] == pytest.approx(1 / per_flop)
         assert (0 < turn["host_s"] < turn["seconds"]) == (record["method"] == "served")
-    assert hosted == [42, 43, 44, 45]  # of 50: two rounds warm up, two count, for four patience is lacking
+    assert hosted == [42, 43, 44, 45]  # of 50: two rounds warm up, two count, patience ends before four more
     with pytest.raises(SystemExit):
         main(["bench", "beside", "--methods", "served", "--strategies", "5 seeds"])
 
 
-def test_strategies_are_records_of_their_own(tmp_path):
+def test_every_strategy_has_a_record_of_its_own(tmp_path):
     out = tmp_path / "tiny.json"
     names = ["rows", "devices 1..all", "bfloat16", "5 seeds"]
     main(
@@ -122,7 +122,7 @@ def test_strategies_are_records_of_their_own(tmp_path):
     )
     records = {record["strategy"]: record for record in json.loads(out.read_text())}
     used = {name: (record["devices"], record["matmul_flops_per_s"]) for name, record in records.items()}
-    assert used == {  # what a share of FLOP/s is of: the devices that were used, in their precision
+    assert used == {  # mfu is a share of this: the devices that were used, in their precision
         "rows": (2, 2e9),
         "devices 1": (1, 1e9),
         "devices 2": (2, 2e9),
@@ -136,11 +136,11 @@ def test_strategies_are_records_of_their_own(tmp_path):
         assert record["mfu"] == pytest.approx(flops_per_s / record["matmul_flops_per_s"])
         assert record["ratio_to_first"] == pytest.approx(record["samples_per_s"] / first["samples_per_s"])
     bits = {name: record["checksum"] for name, record in records.items()}
-    assert bits["rows"] == bits["devices 2"] != bits["bfloat16"]  # an MLP convolves nothing
+    assert bits["rows"] == bits["devices 2"] != bits["bfloat16"]  # an MLP has no convolution
 
 
-def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
-    """Behind what was measured; the same command and the same code, or all begins again."""
+def test_a_benchmark_that_was_cut_short_continues(tmp_path, monkeypatch, capsys):
+    """A benchmark continues after its records if command, code and machine are the same."""
     asked, out = [], tmp_path / "tiny.json"
 
     def one_then_the_end(workload, choice, *args, **options):
@@ -176,10 +176,10 @@ def test_a_benchmark_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main([*command[:-1], "/dev/null/x.json"])
     assert "/dev/null/x.json cannot be written" in capsys.readouterr().err
-    assert len(asked) == 9  # nothing more
+    assert len(asked) == 9  # the refused commands measured nothing
 
 
-def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, monkeypatch):
+def test_clients_grow_until_memory_runs_out_and_fewer_train_afterwards(tmp_path, monkeypatch):
     out, call, held = tmp_path / "tiny.json", Program.__call__, []
     before = jax.live_arrays()  # of other tests
     theirs = set(map(id, before))
@@ -199,14 +199,14 @@ def test_clients_grow_until_memory_refuses_and_fewer_train_afterwards(tmp_path, 
     assert [(record["workload"], record["clients"]) for record in records] == list(
         zip(names, (2, 4, 4), strict=True)
     )
-    assert held[-3] and held[-2:] == [0, 0]  # what was refused is let go
+    assert held[-3] and held[-2:] == [0, 0]  # the arrays of the refused run are freed
     (refused,) = [record["refused"] for record in records if "refused" in record]
     assert refused["clients"] == 8 and "memory ran out with --clients-at-once 1;" in refused["sentence"]
     with pytest.raises(SystemExit):
         main([*f"bench tiny --grow 8 64 {options}".split(), str(tmp_path / "none.json")])
 
 
-def test_parts_of_a_device_are_commands_that_fit_a_short_job():
+def test_parts_of_a_device_are_valid_commands_that_fit_a_short_job():
     known = workloads.WORKLOADS | workloads.VARIANTS
     for part in device.PARTS.values():
         name, *flags = shlex.split(part.command)
@@ -231,7 +231,7 @@ OTHERS = [
     RECORD | {"strategy": "plain", "convolution": "plain", "ratio_to_first": 1.3},
     RECORD | {"strategy": "bfloat16", "precision": "bfloat16", "ratio_to_first": 1.01},
 ]
-# What a part does in place of `jaxfl bench`: its first word.
+# Replaces `jaxfl bench` in a part, whose first word says what it does.
 FAKE = f"""
 import json, os, sys, time
 _, does, *words = sys.argv
@@ -251,7 +251,7 @@ if does == "is":
 """
 
 
-def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypatch, capsys):
+def test_a_failing_part_does_not_end_the_others_and_none_runs_twice(tmp_path, monkeypatch, capsys):
     parts = {
         "a": Part("Does it hang?", "hangs", 0.3),
         "b": Part("Does it die?", "dies", 30),
@@ -261,7 +261,7 @@ def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypa
     }
     monkeypatch.setattr(device, "PARTS", parts)
     monkeypatch.setattr(device, "COMMAND", (sys.executable, "-S", "-c", FAKE))
-    monkeypatch.setattr(jax, "devices", None)  # they are the parts'
+    monkeypatch.setattr(jax, "devices", None)  # only the parts may use them
     monkeypatch.setenv("XLA_FLAGS", "--y")
     command = ["bench", "device", "--out", str(tmp_path / "gpu")]
     begun, summary = tmp_path / "gpu" / "begun", tmp_path / "gpu" / "summary.md"
@@ -300,8 +300,8 @@ def test_a_part_ends_alone_and_a_device_is_measured_only_once(tmp_path, monkeypa
     assert "holds a run" in capsys.readouterr().err
 
 
-def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(monkeypatch):
-    """One device takes half a second for its product, whatever it is."""
+def test_flops_of_products_are_measured_in_the_precision_on_all_devices_together(monkeypatch):
+    """Every product is made to take half a second, so two devices have twice the FLOP/s of one."""
     seen = []
 
     def half_a_second(function, number, repeat):
@@ -330,7 +330,7 @@ def test_the_product_is_measured_in_the_precision_and_on_all_devices_together(mo
         ("bench device --out x --parts W22", "no part 'W22'; did you mean 'W2'?"),
     ],
 )
-def test_refusals(command, words, capsys):
+def test_invalid_commands_are_refused(command, words, capsys):
     with pytest.raises(SystemExit) as end:
         main(command.split())
     assert end.value.code == 2 and words in capsys.readouterr().err
@@ -344,14 +344,14 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch, capsys):
     assert "pip install '.[bench]' in a clone of jaxfl, or add --no-torch" in capsys.readouterr().err
 
 
-def test_workloads_fit_random_images_where_the_data_set_is_missing(tmp_path):
+def test_workloads_use_random_images_if_the_data_set_is_missing(tmp_path):
     for name in ("W1", "W2", "W3", "W4", "W5"):
         workload, said = workloads.WORKLOADS[name], []
         setup = workloads.setup_of(workload).replace(data_dir=tmp_path)
         source, data = workloads.source_of(workload, setup, said.append)
         assert data == "random" and "is not prepared" in said[0]
         clients = divide(setup, source).train
-        assert sum(map(len, clients)) == {"W5": 200}.get(name, workload.images)  # of W5 a CPU does a part
+        assert sum(map(len, clients)) == {"W5": 200}.get(name, workload.images)  # of W5 a CPU runs a part
 
 
 def test_small_workloads_and_grown_ones_can_be_divided(tmp_path, monkeypatch):
@@ -367,7 +367,7 @@ def test_small_workloads_and_grown_ones_can_be_divided(tmp_path, monkeypatch):
     assert "is a set of tensorflow-datasets, which cannot be imported here" in said[0]
 
 
-def test_images_come_from_arrays_where_there_are_enough(tmp_path):
+def test_images_come_from_an_npz_file_if_it_has_enough(tmp_path):
     images, labels = np.zeros((60, 28, 28), np.uint8), np.arange(60) % 10
     np.savez(tmp_path / "mnist.npz", images=images, labels=labels, split=np.arange(60) < 50)
     few = workloads.WORKLOADS["W4"]._replace(images=40)
@@ -378,7 +378,7 @@ def test_images_come_from_arrays_where_there_are_enough(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_is_profiled(tmp_path):
+def test_a_profiled_run_writes_a_trace(tmp_path):
     main(
         "run fedavg --clients 2 --models mlp,hidden=4 --rounds 3 --eval-every 2 "
         f"--run-dir {tmp_path / 'run'} --profile {tmp_path / 'trace'}".split()
@@ -405,8 +405,8 @@ def test_work_counts_real_rows_and_steps(federation):
         ("ditto,personal_epochs=2,lam=0.5", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
     ],
 )
-def test_the_pytorch_loop_trains_the_same(choice, model):
-    """Batches hold all rows of a client, so that the two orders do not matter."""
+def test_the_pytorch_loop_has_the_same_losses(choice, model):
+    """A batch holds all rows of a client, so that their order does not matter."""
     from jaxfl.bench import torch_loop
 
     source = tiny_source()

@@ -1,8 +1,7 @@
-"""What a user can get wrong: in each case one sentence says what to mend, and nothing is left behind.
+"""Mistakes of users: for each, one sentence says what to correct, and nothing is left behind.
 
-All cases are driven through the command. Files are damaged, or made by somebody who means harm: nothing in
-them is executed, unpickled, or written outside of the run folder. `tests/runs/test_faults.py` is about what
-goes wrong while a run is on its way.
+Most cases go through the command. Files may be damaged or malicious: nothing in them is executed, unpickled,
+or written outside of the run folder. `tests/runs/test_faults.py` is about faults during a run.
 """
 
 import json
@@ -23,16 +22,16 @@ from jaxfl.cli import main
 
 
 class Trap:
-    """Whoever unpickles it makes a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __reduce__(self):
-        """What pickle calls."""
+        """Return the call that pickle makes."""
         return open, ("sprung", "w")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):
-    """The current folder of all tests: own code, a partition, a finished run, and files that are no good."""
+    """Yield the current folder of all tests: user code, a partition, a finished run, and unusable files."""
     folder, source = tmp_path_factory.mktemp("work"), tiny_source()
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
     (folder / "broken.py").write_text("fedprox = Method()\n")
@@ -63,7 +62,7 @@ def folder(tmp_path_factory):
 
 
 def write_weights():
-    """Files of weights that are no good, each for a reason of its own."""
+    """Write files of weights, each of them unusable for another reason."""
     block = {"kernel": np.ones((64, 4), np.float32), "bias": np.ones(4, np.float32)}
     layer = {f"mlp/params/fc1/linear/{name}": array for name, array in block.items()}
     np.savez("torch.npz", **{"fc1.weight": np.ones((4, 64))})
@@ -76,7 +75,7 @@ def write_weights():
 
 
 def contents(folder):
-    """All files, but for what Python itself keeps of a module that it loads."""
+    """Return all files, except what Python itself keeps of a module that it loads."""
     return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
@@ -90,12 +89,12 @@ def assert_refused(capsys, arguments, words):
     assert all(word in sentence for word in words), sentence
 
 
-# --- commands, configuration, data, partitions, models, code of one's own, places
+# --- commands, configuration, data, partitions, models, user code, folders
 
 REFUSED = [
     ("frobnicate", "no command 'frobnicate'; choose from run, compare,"),
     ("rnu fedavg", "no command 'rnu'; did you mean 'run'?"),
-    ("broken.py:fedprox", "no command 'broken.py:fedprox'"),  # a file that is not even loaded
+    ("broken.py:fedprox", "no command 'broken.py:fedprox'"),  # the file is not even loaded
     ("run", "needs a METHOD first: jaxfl run METHOD"),
     ("run fedpr", "no method 'fedpr'; did you mean 'fedper'?"),
     ("run fedavg,lr", "'lr' in 'fedavg,lr' is not an option; write it as option=value"),
@@ -142,7 +141,7 @@ REFUSED = [
     ("run fedavg --from runs/fedavg-own", "its options; leave out what comes before --from"),
     ("list everything", "no method, model, partition, topology, shift or schedule 'everything'"),
     ("cite local", "local has no paper to cite"),
-    # numbers out of their range
+    # numbers outside of their range
     ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
     ("run fedavg @own.args --lr -1", "--lr must lie in (0, inf), but is -1.0"),
     ("run fedavg @own.args --lr nan", "--lr must lie in (0, inf), but is nan"),
@@ -345,7 +344,7 @@ REFUSED = [
     ("run fedcmd @own.args --selection-rounds 0", "cannot vote in 0 rounds; raise --selection-rounds"),
     ("run fedcmd @own.args --personal boddy", "linear has no layer 'boddy'; did you mean 'body'?"),
     ("run fedcmd @own.args --personal classifier+body", "mlp has no layer 'body'; choose from fc1"),
-    # code of one's own
+    # user code
     ("run nowhere.py:fedprox", "nowhere.py to take 'fedprox' from"),
     ("run broken.py:fedprox", "broken.py does not load: NameError: name 'Method' is not defined"),
     ("run own.py", "own.py is a file; add the name of the method in it: own.py:NAME"),
@@ -366,7 +365,7 @@ REFUSED = [
 ]
 
 
-SELDOM = [  # a large network is built first
+SELDOM = [  # long: a large network is built first
     (
         "run heterofl @own.args --models shufflenet,width=0.1 shufflenet,width=0.05",
         "'stage1_1' interleaves channels",
@@ -378,7 +377,7 @@ SELDOM = [  # a large network is built first
     ("command", "words"),
     [(command, words) for command, *words in REFUSED] + [long(command, words) for command, *words in SELDOM],
 )
-def test_refused_in_one_sentence(folder, capsys, command, words):
+def test_mistakes_are_refused_in_one_sentence(folder, capsys, command, words):
     before = contents(folder)
     assert_refused(capsys, command.split(), words)
     assert contents(folder) == before
@@ -413,7 +412,7 @@ def test_an_environment_without_its_device_is_refused(folder, capsys, monkeypatc
 
 
 def edited(**changes):
-    """A configuration with other entries."""
+    """Return a function that gives a run's configuration other entries."""
 
     def edit(run):
         config = json.loads((run / "config.json").read_text())
@@ -423,7 +422,7 @@ def edited(**changes):
 
 
 def option(without="", **changes):
-    """A configuration with other options, or without one."""
+    """Return a function that gives a run other options, or removes one."""
 
     def edit(run):
         options = json.loads((run / "config.json").read_text())["options"] | changes
@@ -434,7 +433,7 @@ def option(without="", **changes):
 
 
 def partition(**changes):
-    """A partition with other arrays."""
+    """Return a function that gives a run's partition other arrays."""
 
     def edit(run):
         with np.load(run / "partition.npz") as file:
@@ -445,12 +444,12 @@ def partition(**changes):
 
 
 def file(name, change):
-    """A file with other bytes."""
+    """Return a function that gives a run's file other bytes."""
     return lambda run: (run / name).write_bytes(change((run / name).read_bytes()))
 
 
 def code_within(run):
-    """Code that comes with a run, and would run when the run is resumed."""
+    """Add code to a run's folder that would be executed when the run is resumed."""
     (run / "trap.py").write_text("open('sprung', 'w')\n")
     edited(method=f"{run.resolve()}/trap.py:method")(run)
 
@@ -468,7 +467,7 @@ def model_within(run):
 
 
 def link_out(run):
-    """What is resumed deletes in checkpoints/ what is no checkpoint."""
+    """Link checkpoints/ to another folder, where a resume would delete all that is no checkpoint."""
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").symlink_to(run.parent / "divided", target_is_directory=True)
 
@@ -537,7 +536,7 @@ def test_damaged_runs_are_refused(folder, tmp_path, capsys, monkeypatch, damage)
 
 
 def result(**changes):
-    """A result with other entries."""
+    """Return a function that gives a run's result other entries."""
     return file("result.json", lambda text: json.dumps(json.loads(text) | changes).encode())
 
 
@@ -566,8 +565,8 @@ def test_damaged_results_are_refused(folder, tmp_path, capsys, damage):
     assert "finished" in capsys.readouterr().out
 
 
-def test_the_trap_springs_where_it_is_unpickled(tmp_path, monkeypatch):
-    """So that the tests above can fail."""
+def test_the_trap_springs_when_it_is_unpickled(tmp_path, monkeypatch):
+    """Unpickling the trap makes a file, so the tests above can fail."""
     monkeypatch.chdir(tmp_path)
     pickle.loads(pickle.dumps(Trap())).close()
     assert Path("sprung").exists()
@@ -624,7 +623,7 @@ def test_python_refuses_the_same(folder, method, options, sentence):
         (lambda: jaxfl.load(None), "A run's folder must be a path or a string, not None."),
     ],
 )
-def test_options_of_other_commands_are_refused_as_well(call, sentence):
+def test_python_refuses_options_of_other_functions_as_well(call, sentence):
     with pytest.raises(jaxfl.JaxflError) as error:
         call()
     assert sentence in str(error.value)

@@ -1,4 +1,4 @@
-"""The command: what it prints, and how it takes code of one's own."""
+"""The command: what it prints, and how it runs user code; the same from Python."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ from jaxfl.runs.variant import choose, provided
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):
-    """The current folder of all tests: own code, arguments, a partition and a finished run."""
+    """Yield the current folder of all tests: user code, arguments, a partition and a finished run."""
     folder = tmp_path_factory.mktemp("work")
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -45,18 +45,18 @@ def folder(tmp_path_factory):
 
 
 def call(command):
-    """The words after `jaxfl`, in this process."""
+    """Run a command, given by the words after `jaxfl`, in this process."""
     main(command.split())
 
 
 def metrics(run):
-    """Without the times, which no two runs share."""
+    """Return a run's metrics without the times, which no two runs share."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 def weights(run, within):
-    """The bytes of the weights in the last checkpoint, by name."""
+    """Return the bytes of the weights in the last checkpoint, by name."""
     leaves = arrays_of(run / "checkpoints" / "4")
     own = {name: leaf for name, leaf in leaves.items() if name.startswith(within)}
     return {name.removeprefix(within): leaf.tobytes() for name, leaf in own.items()}
@@ -66,7 +66,7 @@ def weights(run, within):
 
 
 def printed(capsys, command):
-    """The words of a command's output, without the lines of tables and boxes."""
+    """Run a command; return the words of its output, without the lines of tables and boxes."""
     try:
         call(command)
     except SystemExit as end:
@@ -98,13 +98,13 @@ def test_commands_without_options_explain_themselves(capsys, command):
         ("partition --help", ["--run-dir"]),
     ],
 )
-def test_help_of_options(capsys, command, sentences):
+def test_help_shows_options_with_their_defaults(capsys, command, sentences):
     out = printed(capsys, command)
     for sentence in [*sentences, "--rounds INT Communication rounds. (default: 50)"]:
         assert sentence in out
 
 
-def test_whoever_reads_may_leave():
+def test_a_closed_pipe_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-m", "jaxfl", "list"], stdout=writer, stderr=subprocess.PIPE)
@@ -120,7 +120,7 @@ def test_list_has_every_name(capsys):
 
 
 def test_every_option_is_explained(capsys):
-    """In words, with its default; a method's own stand before those that all have, in its help as well."""
+    """Every option has an explanation and its default; a method's own options precede those of all."""
     for options in [*map(choices.described, PARTITIONS.values()), *map(described, MODELS.values())]:
         assert all(option.what for option in options)
     for method in registry.METHODS.values():
@@ -136,7 +136,7 @@ def test_every_option_is_explained(capsys):
     assert "did you mean 'dirichlet'?" in capsys.readouterr().err
 
 
-def test_version(capsys):
+def test_version_names_jaxfl_and_jax(capsys):
     assert printed(capsys, "--version").startswith(f"jaxfl {version('jaxfl')}, jax {version('jax')}, ")
 
 
@@ -144,7 +144,7 @@ def test_every_method_of_a_paper_can_be_cited():
     assert [name for name, method in registry.METHODS.items() if method.paper and not method.bibtex] == []
 
 
-def test_cite(capsys):
+def test_cite_prints_a_bibtex_entry(capsys):
     out = printed(capsys, "cite fedper")
     assert out.startswith("@article{") and "arXiv:1912.00818" in out and out.count("{") == out.count("}")
 
@@ -158,11 +158,11 @@ def test_partition_is_drawn_and_used_again(folder):
             assert all((saved[key] == used[key]).all() for key in saved.files)
 
 
-# --- code of one's own, and the same from Python
+# --- user code, and the same from Python
 
 
 def test_every_method_can_be_named():
-    """No option of its own has the name of one that all runs have."""
+    """No method has an option of the name of one that all runs have."""
     for name, method in registry.METHODS.items():
         assert registry.method(name) == (method, {})
 
@@ -218,7 +218,7 @@ def test_flags_and_choices_are_read_alike(flags, choice):
 
 
 def test_a_flag_counts_as_given_whatever_its_value():
-    """Methods with a default of their own follow it, too, and no other option."""
+    """A flag that repeats the general default counts, as it replaces a method's own default."""
     defaults = Training()
     assert given(["--clip_norm", "none", "--lr=0.05", "--rounds", "3"], defaults) == {
         "clip_norm": defaults.clip_norm,
@@ -226,7 +226,7 @@ def test_a_flag_counts_as_given_whatever_its_value():
     }
 
 
-def test_a_wrong_entry_is_refused_alike():
+def test_a_wrong_entry_is_refused_in_choices_flags_and_objects():
     words = "must be a tuple of whole numbers, not '1+x'"
     with pytest.raises(jaxfl.JaxflError, match=re.escape(f"own: sizes {words}.")):
         choices.convert("own", hints(Own), {"sizes": "1+x"})
@@ -236,8 +236,8 @@ def test_a_wrong_entry_is_refused_alike():
         check("own", Own(sizes=("1",)))
 
 
-def test_everything_of_ones_own(folder, tmp_path, monkeypatch):
-    """The finished run has an own model, partition and data set; FedProx with mu = 0 is FedAvg."""
+def test_model_partition_data_and_method_may_be_user_code(folder, tmp_path, monkeypatch):
+    """The finished run has a user's model, partition and data set; a user's FedProx with mu = 0 is FedAvg."""
     result = json.loads((folder / "runs" / "fedavg-own" / "result.json").read_text())
     assert result["accuracy"]["per_group"].keys() == {"linear", "mlp"}
 
@@ -250,12 +250,12 @@ def test_everything_of_ones_own(folder, tmp_path, monkeypatch):
     shutil.copytree(folder / "fedprox", stopped)
     (stopped / "result.json").unlink()
     shutil.rmtree(stopped / "checkpoints" / "4")
-    monkeypatch.chdir(tmp_path)  # own code is found from everywhere
+    monkeypatch.chdir(tmp_path)  # user code is found from any folder
     call(f"resume {stopped}")
     assert metrics(stopped) == metrics(folder / "fedprox") and weights(stopped, "1.") == own
 
 
-def test_an_option_that_names_a_network_of_ones_own_is_found_from_everywhere(folder, tmp_path, monkeypatch):
+def test_a_users_network_in_an_option_is_found_from_any_folder(folder, tmp_path, monkeypatch):
     written = config.described(choose("fedkemf,knowledge=own.py:linear"), Setup())
     assert written["options"]["knowledge"] == f"{folder}/own.py:linear" and written["method"] == "fedkemf"
     assert config.own_files(written) == [folder / "own.py"]
@@ -266,7 +266,7 @@ def test_an_option_that_names_a_network_of_ones_own_is_found_from_everywhere(fol
 
 
 def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
-    """Of the old run two files, of which the partition is used as it is: it could not be drawn again."""
+    """Two files of the old run are enough; its partition is used as saved, for it cannot be drawn again."""
     (tmp_path / "old").mkdir()
     for name in ("config.json", "partition.npz"):
         shutil.copy(folder / "runs" / "fedavg-own" / name, tmp_path / "old")
@@ -284,7 +284,7 @@ def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def from_python(folder):
-    """The run of the folder once more, made from a method object."""
+    """Repeat the run of the folder from Python, with a method object."""
     return jaxfl.run(
         registry.METHODS["fedavg"],
         run_dir=folder / "python",
@@ -298,14 +298,14 @@ def from_python(folder):
     )
 
 
-def test_the_same_from_python(folder, from_python):
+def test_a_run_from_python_is_that_of_the_command(folder, from_python):
     assert from_python.folder == folder / "python"
     assert from_python.result == json.loads((folder / "python" / "result.json").read_text())
     assert metrics(folder / "python") == metrics(folder / "runs" / "fedavg-own")
 
 
-def test_models_of_ones_own_predict(folder, from_python, monkeypatch):
-    """Of a method object they are there while it is; of one that is found by its name, always."""
+def test_models_of_user_code_predict(folder, from_python, monkeypatch):
+    """Models need their method: an object while it exists, or a name by which it is found."""
     named = jaxfl.load(folder / "runs" / "fedavg-own")
     source, rows = from_python.source, named.partition.test[1]
     for run in (from_python, named):
@@ -325,7 +325,7 @@ def test_models_of_ones_own_predict(folder, from_python, monkeypatch):
 
 
 def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
-    """Compared, reported, loaded, stopped and resumed."""
+    """Python compares, reports, loads and resumes runs as the command does."""
     chosen = {"dataset": "own.py:stripes", "partition": "own.py:unequal,most=11", "clients": 4, "rounds": 4}
     chosen |= {"models": ["own.py:linear,features=3", "mlp,hidden=4"], "participation": 0.5, "eval_every": 2}
     asked = "--seeds 2 --show std worst-tenth --target 0.01"
@@ -359,7 +359,7 @@ def test_python_does_what_the_command_does(folder, tmp_path, monkeypatch):
         assert metrics(run) == metrics(tmp_path / "word" / run.relative_to(tmp_path / "python"))
         accuracy = loaded.result["accuracy"]
         assert accuracy["std"] == pytest.approx(np.std(accuracy["per_client"]))
-        assert accuracy["worst_tenth"] == min(accuracy["per_client"])  # of four clients one is the least
+        assert accuracy["worst_tenth"] == min(accuracy["per_client"])  # a tenth of four clients is one
 
     monkeypatch.chdir(tmp_path)
     again = jaxfl.report("word", show="std")
@@ -399,7 +399,7 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
         jaxfl.compare(["fedavg"])
 
 
-def test_the_command_says_what_is_used_and_what_is_trained(folder, tmp_path, capsys):
+def test_the_command_says_which_data_and_models_are_used(folder, tmp_path, capsys):
     sharing = printed(capsys, "partition --clients 200 --run-dir sharing")
     assert "4,000 rows: 1,437 of 1,437 images, 1,437 of them on several clients" in sharing
     call(f"run local --rounds 1 --epochs 1 --run-dir {tmp_path}/two")
@@ -411,7 +411,7 @@ def test_the_command_says_what_is_used_and_what_is_trained(folder, tmp_path, cap
     assert "900 rows: 900 of 1,437 images" in used
 
 
-def test_a_saved_partition_says_how_many_clients_there_are(folder, tmp_path):
+def test_a_saved_partition_sets_the_number_of_clients(folder, tmp_path):
     call(
         "run fedavg --dataset own.py:stripes --partition divided/partition.npz --models mlp,hidden=2 "
         f"--rounds 1 --run-dir {tmp_path}/run"
@@ -420,7 +420,7 @@ def test_a_saved_partition_says_how_many_clients_there_are(folder, tmp_path):
 
 
 def test_what_a_method_needs_is_provided(folder):
-    """Rows for validation, unless the user has said how many, or whose."""
+    """Public images and validation rows are provided, unless the user has chosen them."""
 
     def chosen(choice, **options):
         given = provided(Setup.of(**options), [choose("fedavg"), choose(choice)])
@@ -435,8 +435,8 @@ def test_what_a_method_needs_is_provided(folder):
 
 
 @pytest.mark.long
-def test_as_many_devices_as_asked_for(folder, tmp_path, monkeypatch):
-    """In a process of its own, as users start it: more than there are cores, and as many when it goes on."""
+def test_a_command_has_as_many_devices_as_asked_for(folder, tmp_path, monkeypatch):
+    """A command may have more devices than cores; it has as many when the run goes on."""
     environment = {
         key: value for key, value in os.environ.items() if key not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
     }

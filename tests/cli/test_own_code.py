@@ -1,6 +1,6 @@
-"""Mistakes in a user's own code: one sentence with its file and line; of errors inside, their traceback.
+"""Mistakes in user code: one sentence with file and line, and for errors inside that code their traceback.
 
-Every mistake of `tests/own/wrong.py`, which imports a helper that lies beside it.
+The mistakes are those of `tests/own/wrong.py`, which imports a module in its folder.
 """
 
 import os
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def line(text):
-    """The number of the one line of wrong.py that has a text."""
+    """Return the number of the only line of wrong.py that has a text."""
     (number,) = (number for number, line in enumerate(WRONG, 1) if text in line)
     return number
 
@@ -211,7 +211,7 @@ REFUSED = [
 
 
 def refused(capsys, command):
-    """What a command prints to standard error before it ends with code 2; it leaves nothing behind."""
+    """Return the standard error of a command, which must end with code 2 and leave nothing behind."""
     before = sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)
     with pytest.raises(SystemExit) as end:
         main(command.split())
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
 
 
 @pytest.mark.parametrize("name", ["loops_outside", "keeps_a_loss"])
-def test_a_traced_value_that_lives_on_is_refused_in_words(capsys, name):
+def test_a_traced_value_that_outlives_its_trace_is_refused(capsys, name):
     sentence = refused(capsys, f"run wrong.py:{name} @own.args")
     assert "of jaxfl.authoring, which count operations, not vmap" in sentence and "wrong.py, line" in sentence
 
@@ -278,7 +278,7 @@ def test_a_traced_value_that_lives_on_is_refused_in_words(capsys, name):
         ),
     ],
 )
-def test_an_error_inside_keeps_its_traceback_without_ours(capsys, command, at, error):
+def test_an_error_in_user_code_keeps_its_traceback_without_that_of_jaxfl(capsys, command, at, error):
     if command.startswith("compare"):  # the other runs go on
         with pytest.raises(SystemExit):
             main(command.split())
@@ -305,8 +305,8 @@ def test_python_gets_the_users_frames_as_the_cause():
     assert names == ["step", "broken"]
 
 
-def test_a_grid_over_a_method_of_ones_own_is_one_program(capsys):
-    """However often its file is named; and a file that has changed is another one."""
+def test_a_grid_over_a_users_method_is_one_program(capsys):
+    """However often its file is named, it is loaded once; a file that has changed is loaded again."""
     compare = ["compare", "own.py:fedprox,mu=0.1", "own.py:fedprox,mu=1", "@own.args", "--seeds", "2"]
     compare += ["--run-dir", "compared"]
     main(compare)
@@ -322,16 +322,16 @@ def test_a_grid_over_a_method_of_ones_own_is_one_program(capsys):
     assert "4 of 4 runs in compared have finished with another version of your" in capsys.readouterr().err
 
 
-def test_a_round_of_ones_own_is_no_mere_mean():
-    """Which others may compute as well, see `jaxfl.core.protocol.Averaged`."""
+def test_an_algorithm_with_a_users_step_does_not_only_average():
+    """A user's step may do something else than `jaxfl.core.protocol.Averaged` describes."""
     method = METHODS["fedavg"]
     right = method.build(method.config())
     altered = right._replace(step=lambda key, state, federation, cohort: None)
     assert checked(right, method.build).averaged and not checked(altered, method.build).averaged
 
 
-def test_helpers_of_two_folders_are_told_apart(tmp_path):
-    """And the path is as it was."""
+def test_modules_of_one_name_in_two_folders_are_kept_apart(tmp_path):
+    """Modules of one name in two folders are both found, and sys.path stays as it was."""
     before = list(sys.path)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -364,15 +364,15 @@ def test_helpers_of_two_folders_are_told_apart(tmp_path):
         (f"{OPTION} mu: 'flaot' = 0.1\n", "An option of Own has an unknown type: name 'flaot'"),
     ],
 )
-def test_a_file_that_does_not_load(folder, capsys, text, words):
+def test_a_file_that_does_not_load_is_refused(folder, capsys, text, words):
     (folder / "broken.py").write_text(text)
     sentence = refused(capsys, "run broken.py:x")
     assert sentence.count("\n") == 1 and words in sentence
 
 
 @pytest.mark.parametrize("module", ["tyro", "my"])
-def test_ctrl_c_while_something_is_imported(folder, module):
-    """Of jaxfl's own libraries one, and the user's file."""
+def test_ctrl_c_during_an_import_ends_the_command(folder, module):
+    """Ctrl-C while a library or the user's file is imported ends the command in one sentence."""
     (folder / f"{module}.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n"
     )

@@ -1,4 +1,4 @@
-"""What rounds meet: answers that are lost, and rates on a schedule. All of it is data of one program."""
+"""Conditions of rounds: lost answers and scheduled learning rates, all of them data of one program."""
 
 import dataclasses
 
@@ -36,13 +36,13 @@ def federation():
 
 @pytest.fixture(scope="module")
 def programs():
-    """FedPer: it has state of the server and of the clients."""
+    """Return the programs of FedPer, which has state on the server and on the clients."""
     return as_programs(METHODS["fedper"].build(CONFIG))
 
 
 @pytest.fixture(scope="module")
 def play(programs, federation):
-    """Rounds one by one: (state, reports) of some cohorts, under some conditions, with some rates."""
+    """Return a function that runs rounds one by one: (cohorts, conditions, rates) -> (state, reports)."""
 
     def play(cohorts, conditions=None, rates=(CONFIG.lr,) * ROUNDS):
         state, reports = programs.init(KEY, federation, traced(CONFIG)), []
@@ -60,31 +60,31 @@ def play(programs, federation):
 
 
 def tree_at(tree, rounds):
-    """Some rounds of what has an axis of rounds."""
+    """Return some rounds of all leaves that have an axis of rounds."""
     return jax.tree.map(lambda leaf: leaf[rounds] if leaf.ndim else leaf, tree)
 
 
 @pytest.fixture(scope="module")
 def cohorts():
-    """All clients in each round."""
+    """Return cohorts of all clients in every round."""
     return draw_cohorts(CLIENTS, 1.0, ROUNDS, seed=3)
 
 
 def conditions(dropped=NOBODY, rate=(1.0,) * ROUNDS, seconds=1e9):
-    """All of the kinds; devices compute an operation and move a byte in a second."""
+    """Return conditions of every kind; a device takes a second per operation and a second per byte."""
     deadline = Deadline(seconds, (Device(1.0, 1.0), Device(1.0, 1.0)))
     return Conditions(np.array(rate, np.float32), dropped, traced(deadline))
 
 
 def without(cohorts, dropped):
-    """The cohorts of those who answer, drawn so from the first."""
+    """Return the cohorts without the clients that drop out, as if these had not been drawn."""
     return tuple(
         Slots(np.where(gone, len(gone[0]), slots.index).astype(np.int32), slots.mask & ~gone)
         for slots, gone in zip(cohorts, dropped, strict=True)
     )
 
 
-def test_who_meets_nothing_has_the_same_bits(play, cohorts):
+def test_conditions_that_lose_no_answer_change_no_bit(play, cohorts):
     state, reports = play(cohorts)
     same, others = play(cohorts, conditions())
     assert_same(same, state)
@@ -92,7 +92,7 @@ def test_who_meets_nothing_has_the_same_bits(play, cohorts):
     assert reports.lost is None and not any(of_group.any() for of_group in others.lost)
 
 
-def test_who_drops_out_is_absent_and_has_worked(programs, play, cohorts):
+def test_dropouts_change_the_state_like_absence_and_their_work_is_counted(programs, play, cohorts):
     state, reports = play(without(cohorts, SOME))
     lossy, told = play(cohorts, conditions(SOME))
     assert_same(lossy, state)
@@ -101,18 +101,18 @@ def test_who_drops_out_is_absent_and_has_worked(programs, play, cohorts):
     assert_same(told.info.up, reports.info.up)
     assert_same(told.info.down, whole.info.down)
     assert_same(told.flops, whole.flops)
-    assert programs.rounds.compilations == 2  # with conditions and without
+    assert programs.rounds.compilations == 2  # one with conditions, one without
 
 
-def test_where_nobody_answers_nothing_changes(play, cohorts):
-    """Neither the models nor what clients remember."""
+def test_rounds_that_no_client_answers_change_nothing(play, cohorts):
+    """Neither the models nor the clients' state changes."""
     gone = tuple(~of_group for of_group in NOBODY)
     first = tuple(np.where(np.arange(ROUNDS)[:, None] == 0, False, of_group) for of_group in gone)
     one, _ = play(without(cohorts, first), conditions(), rates=(CONFIG.lr,))
     assert_same(play(cohorts, conditions(first))[0], one)
 
 
-def test_who_is_late_is_lost_and_spends_what_time_it_had(federation, play, cohorts):
+def test_a_late_answer_is_lost_and_its_client_spends_the_time_until_the_deadline(federation, play, cohorts):
     _, whole = play(cohorts)
     moved = [4 * (up[0] + down[0]) for up, down in zip(whole.info.up, whole.info.down, strict=True)]
     seconds = np.concatenate(
@@ -128,7 +128,7 @@ def test_who_is_late_is_lost_and_spends_what_time_it_had(federation, play, cohor
     lossy, told = play(cohorts, conditions(seconds=deadline))
     assert_same(lossy, state)
     assert_same(told.lost, late)
-    assert_same(told.info.up, whole.info.up)  # in full: what it gets done is cut off where it is written down
+    assert_same(told.info.up, whole.info.up)  # in full: only the record cuts off what is not done in time
     chunk = engine.Chunk(0, None, [jax.tree.map(lambda leaf: leaf[0], told)], None, 0.0, 0.0)
     devices = {model.name: Device(1.0, 1.0) for model in federation.models}
     (line,) = records(chunk, federation, cohorts, 0.0, devices, deadline=deadline)
@@ -138,13 +138,16 @@ def test_who_is_late_is_lost_and_spends_what_time_it_had(federation, play, cohor
     assert line["flops"] == pytest.approx(sum(line["client_flops"]))
 
 
-def test_who_needs_all_the_time_that_there_is_answers(federation, cohorts):
-    """Messages come as {scalars of one: how many}, or as scalars; a byte takes a second."""
+def test_a_client_that_needs_exactly_the_time_until_the_deadline_answers(federation, cohorts):
+    """An answer at the deadline is in time.
+
+    Traffic may be {scalars of a message: number of messages} or scalars; a byte takes a second.
+    """
     everyone = Cohort(np.int32(0), tree_at(cohorts, 0), ROUNDS)
     nobody, nothing = tree_at(NOBODY, 0), tuple(np.zeros(n, np.float32) for n in CLIENTS)
     up = {5: np.array([1, 2, 0]), 1: np.array([0, 0, 4])}, np.array([5, 6])
     whole = Ledger(up, tuple(np.zeros(n, np.int32) for n in CLIENTS), Operations(nothing, np.float32(7)))
-    done = whole._replace(flops=Operations(nothing, np.float32(3)))  # the server hears the others alone
+    done = whole._replace(flops=Operations(nothing, np.float32(3)))  # the server gets only the other answers
 
     @jax.jit
     def settled(whole, done, nobody, everyone):
@@ -156,7 +159,7 @@ def test_who_needs_all_the_time_that_there_is_answers(federation, cohorts):
     assert of_server == 3
 
 
-def test_rates_follow_their_factors(play, cohorts):
+def test_scheduled_factors_multiply_the_learning_rate(play, cohorts):
     factors = (1.0, 0.5, 0.25)
     state, _ = play(cohorts, conditions(rate=factors))
     by_hand, _ = play(cohorts, rates=[CONFIG.lr * factor for factor in factors])
@@ -167,11 +170,11 @@ def test_rates_follow_their_factors(play, cohorts):
     ("seconds", "done"),
     [(0, (0, 0, 0)), (1.5, (0, 0, 15)), (3, (100, 0, 20)), (4.5, (200, 5, 20)), (99, (200, 30, 20))],
 )
-def test_a_client_receives_computes_and_sends(seconds, done):
+def test_a_client_first_receives_then_computes_then_sends(seconds, done):
     assert until(seconds, Device(100, 10), 200, 30, 20) == done
 
 
-def test_dropouts_are_those_of_seed_round_and_client():
+def test_dropouts_do_not_depend_on_groups_and_number_of_rounds_and_grow_with_the_rate():
     drawn = draw_dropouts((30, 20), 0.3, 40, seed=1)
     assert [of_group.shape for of_group in drawn] == [(40, 30), (40, 20)]
     assert 0.25 < np.concatenate(drawn, 1).mean() < 0.35

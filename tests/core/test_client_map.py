@@ -22,7 +22,7 @@ KEY = jax.random.key(0)
 
 
 def cohort(*present, places=(3, 2)):
-    """A round with the clients at these positions of each group, in this order."""
+    """Return a round with the clients at these positions of each group, in this order."""
 
     def slots(present, clients, places):
         index = [*present] + [clients] * (places - len(present))
@@ -39,13 +39,13 @@ def rows_of(federation, positions):
 
 
 def one_product(key, client, shared, own):
-    """Ten operations for each row."""
+    """Count ten operations for each of the client's rows."""
     flops.add(10.0 * client.size.astype(float))
     return own + 1
 
 
 def counted(f, federation):
-    """What a function returns, and the operations of each group's clients in it."""
+    """Return what a function returns, and the operations of each group's clients in it."""
 
     def run():
         with flops.collect() as amounts:
@@ -80,7 +80,7 @@ def test_clients_are_mapped_and_counted_inside_a_loop_of_any_length(federation):
 
 
 @pytest.mark.parametrize("condition", [True, False])
-def test_the_branch_that_runs_is_counted(federation, condition):
+def test_only_the_branch_that_runs_is_counted(federation, condition):
     def run():
         both = lambda own: mapped(federation, EVERYONE, own)  # noqa: E731
         return loops.cond(jnp.bool_(condition), both, lambda own: own, OWN)
@@ -91,7 +91,7 @@ def test_the_branch_that_runs_is_counted(federation, condition):
 
 
 def visitor(key, client, carry):
-    """Writes its id and a number of its own into a book."""
+    """Write the client's id and a number drawn from its key into a book."""
     flops.add(10.0 * client.size.astype(float))
     book, numbers, entries = carry
     number = jax.random.uniform(key)
@@ -110,7 +110,7 @@ def test_clients_are_visited_one_after_another_by_their_ids(federation):
     assert numbers.tolist() == [*own, 0.0, 0.0]
 
 
-def test_places_and_empty_ones_change_no_visit(federation):
+def test_the_order_of_places_and_empty_places_change_no_visit(federation):
     other = cohort((0, 2), (1,), places=(3, 1))
     assert jax.tree.all(jax.tree.map(np.array_equal, visits(federation, SOME), visits(federation, other)))
 
@@ -124,13 +124,13 @@ def test_visits_are_counted(federation):
 
 
 @pytest.mark.parametrize(("at_once", "devices"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices):
-    """Of clients who are there; with and without places that fill up those of devices and of `at_once`."""
+def test_a_weighted_sum_over_clients_is_that_of_their_parts(federation, at_once, devices):
+    """Only present clients count, with and without padding to the places of devices and of `at_once`."""
     here = dataclasses.replace(federation, mesh=mesh_of(devices), clients_at_once=at_once)
 
     def client(key, client, shared, own):
         flops.add(10.0 * client.size.astype(float))
-        there = jnp.where(client.size > 0, 1.0, jnp.nan)  # who is absent counts nothing
+        there = jnp.where(client.size > 0, 1.0, jnp.nan)  # an absent client must not count
         return own + 1, {"own": there * (own + 1) * jnp.ones((2, 3)), "id": there * client.id.astype(float)}
 
     weights = jnp.array([0.5, 2.0, 0.0]), jnp.array([3.0, 0.0])
@@ -144,8 +144,8 @@ def test_a_sum_over_clients_is_that_of_their_parts(federation, at_once, devices)
     assert operations.clients[0].tolist() == [10 * int(here.groups[0].size[i]) * (i != 1) for i in range(3)]
 
 
-def test_a_round_holds_no_more_models_where_more_clients_take_part():
-    """FedAvg's memory by the compiler: without the sum it grew by a model with each client."""
+def test_memory_of_a_round_does_not_grow_by_a_model_per_client():
+    """FedAvg needs less than one more model of memory for 12 clients than for 4, by the compiler's count."""
     needed = []
     for clients in (4, 12):
         setup = Setup.of(dataset="digits", models=("mlp",), clients=clients, rounds=1)

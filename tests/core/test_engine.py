@@ -52,7 +52,7 @@ CONFIG = METHODS["fedper"].config(epochs=1, batch_size=4)
 
 @pytest.fixture(scope="module")
 def federation():
-    """Five clients, two small architectures, images as floats."""
+    """Return five clients with two small architectures; images are floats."""
     source = tiny_source()
     source = source._replace(images=source.images.astype(np.float32))
     models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in (5, 4)]
@@ -61,25 +61,25 @@ def federation():
 
 @pytest.fixture(scope="module")
 def programs():
-    """FedPer: it has state of the server and of the clients."""
+    """Return the programs of FedPer, which has state on the server and on the clients."""
     return as_programs(METHODS["fedper"].build(CONFIG))
 
 
 @pytest.fixture(scope="module")
 def cohorts():
-    """Three of the five clients in each round."""
+    """Return cohorts of three of the five clients in each round."""
     return draw_cohorts(CLIENTS, 0.6, ROUNDS, seed=3)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(programs, federation, cohorts):
-    """The chunks of a run that is scored after every round, their states copied."""
+    """Return the chunks of an uninterrupted run that is scored after every round, with copied states."""
     run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=1)
     return [chunk._replace(state=jax.device_get(chunk.state)) for chunk in run]
 
 
 def simulate(programs, federation, config, cohorts, key, eval_every, start=0, state=None, **options):
-    """The chunks of a single run."""
+    """Yield the chunks of a single run."""
     job = Job(programs, federation, [config], [cohorts], [key], eval_every, **options)
     for chunks in engine.simulate(job, start, None if state is None else [state]):
         assert list(chunks) == [0]
@@ -87,7 +87,7 @@ def simulate(programs, federation, config, cohorts, key, eval_every, start=0, st
 
 
 def assert_equal(actual, expected):
-    """Compare two trees bit for bit."""
+    """Assert that two trees have equal values."""
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
@@ -95,7 +95,7 @@ def assert_equal(actual, expected):
 
 
 def ids(cohorts, clients):
-    """Per round, the ids of its clients."""
+    """Return the ids of each round's clients."""
     starts = np.cumsum([0, *clients[:-1]])
     return [
         [
@@ -115,12 +115,12 @@ def test_a_cohort_has_its_size_and_no_client_twice(participation, active):
 
 
 def test_shares_of_clients_are_exact():
-    """As a float 0.29 x 100 is less than 29."""
+    """A share of 0.29 of 100 clients is 29, although the product of floats is less."""
     cohorts, newcomers = draw_cohorts((40, 60), 0.29, 1, seed=1), draw_newcomers((100,), 0.29, seed=1)
     assert sum(slots.mask.sum() for slots in cohorts) == newcomers[0].sum() == 29
 
 
-def test_cohorts_depend_on_seed_and_round_alone():
+def test_cohorts_depend_only_on_seed_and_round():
     longer = ids(draw_cohorts((10,), 0.4, 30, seed=1), (10,))
     assert ids(draw_cohorts((10,), 0.4, 12, seed=1), (10,)) == longer[:12]
     assert ids(draw_cohorts((10,), 0.4, 30, seed=2), (10,)) != longer
@@ -141,7 +141,7 @@ def test_places_are_as_many_as_the_fullest_round_needs():
 
 
 class Machine(NamedTuple):
-    """As much of a federation as balancing asks for."""
+    """The part of a federation that balancing reads."""
 
     devices: int
     clients_at_once: int = 1
@@ -177,15 +177,15 @@ def test_balancing_moves_clients_between_devices_and_nothing_else(sizes, devices
     [name if name == "fedper" else long(name) for name in METHODS],
 )
 @optimising()
-def test_chunks_of_any_length_are_one_run(cohorts, name):
-    """To the bit. Five rounds in pairs leave one over, which is compiled as no loop."""
+def test_chunks_of_any_length_give_the_same_run(cohorts, name):
+    """Chunks of one and of two rounds give the same bits; the fifth round is alone in a chunk of either."""
     method, source = METHODS[name], tiny_source()
     federation = federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
     config = method.config(epochs=1, batch_size=4, **CASES[name].short)
     programs = as_programs(method.build(config))
 
     def run(eval_every):
-        """What every round reports, and states and scores by the number of rounds before them."""
+        """Return the report of every round, and states and scores by the number of rounds before them."""
         reports, ends = [], {}
         for chunk in simulate(programs, federation, config, cohorts, KEY, eval_every=eval_every):
             for report in chunk.reports:
@@ -198,11 +198,11 @@ def test_chunks_of_any_length_are_one_run(cohorts, name):
     assert_equal(run(2), (reports, {rounds: ends[rounds] for rounds in (2, 4, 5)}))
 
 
-def test_a_run_that_is_over_needs_no_program(programs, federation, cohorts):
+def test_a_run_that_is_over_yields_no_chunk(programs, federation, cohorts):
     assert not list(simulate(programs, federation, CONFIG, cohorts, KEY, 1, start=ROUNDS, state="anything"))
 
 
-def test_a_resumed_run_is_the_undisturbed_one(programs, federation, cohorts, undisturbed):
+def test_a_resumed_run_continues_like_the_uninterrupted_one(programs, federation, cohorts, undisturbed):
     start = 2
     resumed = simulate(
         programs,
@@ -221,7 +221,7 @@ def test_a_resumed_run_is_the_undisturbed_one(programs, federation, cohorts, und
         )
 
 
-def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, undisturbed):
+def test_scoring_many_clients_in_parts_gives_the_same_scores(monkeypatch, programs, federation, undisturbed):
     def evaluate():
         last = undisturbed[-1]
         return engine.evaluate(programs, federation, last.state, KEY, ROUNDS - 1, ROUNDS)
@@ -238,12 +238,12 @@ def test_many_clients_are_scored_in_parts(monkeypatch, programs, federation, und
 
 @pytest.fixture(scope="module")
 def kept_on_host(federation):
-    """The same clients, whose state lies in the host's memory."""
+    """Return the same clients for runs whose clients' state is in host memory."""
     return on_host(federation)
 
 
 @pytest.mark.parametrize("start", [0, long(2)])
-def test_a_round_needs_no_client_but_its_own(programs, kept_on_host, cohorts, undisturbed, start):
+def test_runs_with_client_state_on_the_host_are_the_same(programs, kept_on_host, cohorts, undisturbed, start):
     state = undisturbed[start - 1].state if start else None
     run = simulate(
         programs, kept_on_host, CONFIG, cohorts, KEY, eval_every=2, start=start, state=state, on_host=True
@@ -261,7 +261,7 @@ def test_a_round_needs_no_client_but_its_own(programs, kept_on_host, cohorts, un
 
 
 def changed(**functions):
-    """FedPer with other functions: of each a change of what it returns, ``(returned, *arguments)``."""
+    """Return FedPer with changed functions: each returns ``change(returned, *arguments)``."""
     algorithm = METHODS["fedper"].build(CONFIG)
 
     def other(name, change):
@@ -271,7 +271,7 @@ def changed(**functions):
 
 
 def of_kept(state, f):
-    """A state in which what clients keep is ``f(leaf)``."""
+    """Return the state with ``f(leaf)`` for each leaf that clients keep."""
     return state._replace(kept=jax.tree.map(f, state.kept))
 
 
@@ -318,15 +318,15 @@ def receives_a_mixture(returned, key, state, federation, cohort):
         long(changed(receive=receives_a_mixture), "What clients receive or deploy depends on clients"),
     ],
 )
-def test_what_goes_by_others_is_refused(kept_on_host, cohorts, algorithm, words):
-    """What own methods may do where all clients are at hand."""
+def test_methods_that_use_other_clients_are_refused_on_the_host(kept_on_host, cohorts, algorithm, words):
+    """Methods may use all clients' state only if all of it is on the devices."""
     with pytest.raises(JaxflError, match=f"^{words}.* leave out --client-state host.$"):
         list(simulate(as_programs(algorithm), kept_on_host, CONFIG, cohorts, KEY, 1, on_host=True))
 
 
 @pytest.mark.parametrize("shift", [None, Drawn(("noise",), (np.arange(5) / 5,), 0)])
-def test_a_window_has_the_images_of_its_clients_alone(shift):
-    """As they see them, the public ones, and one of the stranger's."""
+def test_a_window_has_only_the_images_of_its_clients(shift):
+    """A window has its clients' images as they see them, the public ones, and one of the stranger."""
     source, models = tiny_source(), [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4), 5)]
     partition = tiny_partition(source)
     federation = federate(source, partition, models, drawn=shift)
@@ -339,13 +339,13 @@ def test_a_window_has_the_images_of_its_clients_alone(shift):
         lists = [getattr(client, name) for name in LISTS]
         return client.id, [(where.inputs(rows), where.outputs(client, rows)) for rows in lists]
 
-    for place, i in (1, 1), (2, 3):  # after the stranger
+    for place, i in (1, 1), (2, 3):  # place 0 is the stranger's
         assert_same(seen(window, place), seen(federation, i))
     assert_same(window.inputs(window.public), federation.inputs(federation.public))
 
 
 def test_programs_of_windows_are_compiled_once(kept_on_host, cohorts):
-    """Those that the job says it needs, with clients that drop out, and no others."""
+    """A job with dropouts compiles all its programs in `engine.compiled`, and no others later."""
     programs = as_programs(METHODS["fedper"].build(CONFIG))
     dropped = Conditions(dropped=tuple(np.zeros((ROUNDS, n), bool) for n in CLIENTS))
     job = Job(programs, kept_on_host, [CONFIG], [cohorts], [KEY], 2, conditions=[dropped], on_host=True)
@@ -357,8 +357,8 @@ def test_programs_of_windows_are_compiled_once(kept_on_host, cohorts):
 
 @pytest.mark.parametrize("at_once", [long(1), 2])
 @optimising()
-def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
-    """One after another they are the same to the bit, side by side but for the order of sums."""
+def test_seeds_in_one_program_give_the_same_as_separate_runs(programs, federation, at_once):
+    """One after another, runs are the same to the bit; side by side, up to the order of sums."""
     federation = dataclasses.replace(federation, clients_at_once=at_once)
     sizes = [np.asarray(group.size) for group in federation.groups]
     drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
@@ -395,8 +395,8 @@ def test_seeds_as_one_program_are_separate_runs(programs, federation, at_once):
     ids=lambda model: model.name,
 )
 @optimising()
-def test_runs_differ_by_rounding_between_convolutions(model):
-    """In float32, after three rounds, up to the tolerance that docs/devices.md states."""
+def test_runs_with_different_convolutions_differ_only_by_rounding(model):
+    """After three rounds in float32, runs agree within the tolerance that docs/devices.md states."""
     config, source = METHODS["fedavg"].config(epochs=2, batch_size=3), tiny_source()
     programs = as_programs(METHODS["fedavg"].build(config))
     cohorts = draw_cohorts((5,), 0.6, 3, seed=3)
@@ -419,17 +419,17 @@ def test_runs_differ_by_rounding_between_convolutions(model):
 @pytest.mark.parametrize(
     ("shape", "spec"),
     [
-        ((7, 40, 12), (None, AXIS)),  # along the longest axis behind the clients
-        ((7, 3, 12), (None, None, AXIS)),  # which makes equal parts
-        ((8, 3), (AXIS,)),  # there is none
-        ((15, 20), (None, AXIS)),  # of all clients, whatever their architectures
+        ((7, 40, 12), (None, AXIS)),  # along the longest axis after the clients
+        ((7, 3, 12), (None, None, AXIS)),  # the longest one that makes equal parts
+        ((8, 3), (AXIS,)),  # no later axis makes equal parts
+        ((15, 20), (None, AXIS)),  # of all clients of both architectures
         ((7, 3), ()),
         ((8,), ()),
         ((40, 12), ()),  # of the server
         ((), ()),
     ],
 )
-def test_what_clients_have_is_divided(shape, spec):
+def test_arrays_of_clients_are_divided_among_devices(shape, spec):
     mesh = mesh_of(4)
     assert divided(mesh, shape, clients={7, 8, 15}).spec == PartitionSpec(*spec)
     of_runs = divided(mesh, (7, *shape), clients={7, 8, 15}, leading=1).spec
@@ -445,13 +445,13 @@ def test_the_devices_of_a_cpu_share_one_copy_of_the_images(devices):
     kept = np.array(images)
     assert len({shard.data.unsafe_buffer_pointer() for shard in images.addressable_shards}) == 1
     assert len(images.addressable_shards) == devices
-    source.images[:] = 0  # the caller's, who may do with it what they like
+    source.images[:] = 0  # the caller may change its array
     np.testing.assert_array_equal(images, kept)
 
 
 @pytest.mark.parametrize("seeds", [1, long(2)])
-def test_a_device_holds_its_share_of_what_clients_have(seeds):
-    """From the first weights on, after a round, and in a run that is resumed."""
+def test_each_device_holds_an_equal_share_of_the_clients_state(seeds):
+    """Each device holds its share at first, after each round, and in a resumed run."""
     config, source = METHODS["local"].config(epochs=1, batch_size=4), tiny_source()
     models = [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=8), 5)]
     federation = federate(source, tiny_partition(source), models, devices=4)
@@ -482,7 +482,7 @@ def test_a_device_holds_its_share_of_what_clients_have(seeds):
 
 @pytest.mark.parametrize(("choice", "options"), [long("fedper", {}), long("fedavg-ft", {"ft_epochs": 1})])
 def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options):
-    """With everyone in the cohort, the scores after a round are those of the evaluation."""
+    """With all clients in the cohort, the scores after a round are those of the evaluation."""
     method = METHODS[choice]
     config = method.config(epochs=1, batch_size=4, **options)
     programs = as_programs(method.build(config))
@@ -503,7 +503,7 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
-    """Unequal clients that number classes their own way, one image not finite; log 0 is a score."""
+    """Clients are unequal and number classes differently; one image is not finite; log 0 is a score."""
     monkeypatch.setattr("jaxfl.core.examples.SWEPT", 4)
     monkeypatch.setattr("jaxfl.core.score.SWEPT", 4)
     source = tiny_source()
@@ -570,15 +570,15 @@ def test_divergence_of_an_absent_client_shows_in_its_predictions(programs, feder
 
 
 class Count(NamedTuple):
-    """What an algorithm that learns nothing remembers."""
+    """The state of an algorithm that learns nothing."""
 
     steps: jax.Array  # () int32
-    present: tuple  # per group (n_g,) bool, who took part in the last step
-    added: jax.Array  # () int32, by the host
+    present: tuple  # per group (n_g,) bool, which clients took part in the last step
+    added: jax.Array  # () int32, by the host step
 
 
 def counting(calls):
-    """An algorithm whose host step notes its calls, adds traffic, changes the next loss and predictions."""
+    """Return an algorithm whose host step notes its calls and changes traffic, next loss and predictions."""
 
     def init(key, federation, hyper):
         zero = jnp.zeros((), jnp.int32)
@@ -590,7 +590,7 @@ def counting(calls):
         return scatter(nobody, cohort, tuple(slots.mask for slots in cohort.groups))
 
     def report(cohort, loss, scalars):
-        """The same loss for every client, the same traffic for those that are present."""
+        """Return the same loss for every client, and the same traffic for those that are present."""
         losses = tuple(jnp.full(slots.mask.shape, loss, float) for slots in cohort.groups)
         traffic = tuple(slots.mask.astype(jnp.int32) * scalars for slots in cohort.groups)
         return Info(losses, up=traffic, down=traffic)
@@ -603,7 +603,7 @@ def counting(calls):
         calls.append((int(cohort.round), int(state.steps), jax.random.key_data(key).tolist()))
         assert_equal(state.present, present(state, cohort))
         flops.add(jnp.ones(3))  # as by a client map
-        jax.jit(lambda x: flops.add(x))(4.0)  # of that program, which does not hand it out
+        jax.jit(lambda x: flops.add(x))(4.0)  # inside a program that does not return it: not counted
         return state._replace(added=state.added + 10), report(cohort, 0.0, scalars=10)
 
     def one_class(model, added, own, x):
@@ -616,7 +616,7 @@ def counting(calls):
 
 
 def rows_of_class(label, federation, cohorts, t):
-    """The score of whoever predicts one class everywhere."""
+    """Return the scores of clients that predict one class everywhere."""
     scores = []
     for group, slots in zip(federation.groups, cohorts, strict=True):
         rows = [
@@ -653,7 +653,7 @@ def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
 
 
 def test_bad_rows_of_one_client_do_not_reach_the_others():
-    """Padding repeats a client's own rows, so another's infinite image stays with its owner."""
+    """Padding repeats a client's own rows, so an infinite image affects only its owner."""
     source = tiny_source()
     images = source.images.astype(np.float32)
     images[0] = np.inf  # a training row of client 0
@@ -683,7 +683,7 @@ def test_a_message_that_the_ledger_cannot_count_is_refused():
 
 
 def disturbed(config):
-    """FedAvg whose clients' models right after training are made up, at some cost."""
+    """Return FedAvg that reports made-up models right after training, which cost something to compute."""
     fedavg = METHODS["fedavg"].build(config)
 
     def step(key, state, federation, cohort):
@@ -700,7 +700,7 @@ def disturbed(config):
     return fedavg._replace(step=step)
 
 
-def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_elsewhere(federation, cohorts):
+def test_models_right_after_training_are_scored_on_request_and_cost_nothing_otherwise(federation, cohorts):
     config = METHODS["fedavg"].config(epochs=1, batch_size=4)
     plain, told = (as_programs(build(config)) for build in (METHODS["fedavg"].build, disturbed))
     run = simulate(told, federation, config, cohorts, KEY, eval_every=ROUNDS, score_cohort=True)
@@ -725,8 +725,8 @@ def test_models_right_after_training_are_scored_where_asked_and_cost_nothing_els
     assert cost(told) == cost(plain)
 
 
-def test_a_phase_before_the_first_round(programs, federation, cohorts):
-    """Once, with all clients, and with its own key; several runs as one program prepare as each alone."""
+def test_the_phase_before_the_first_round_runs_once_with_all_clients(programs, federation, cohorts):
+    """Only a new run has this phase, with all clients; runs in one program prepare as each alone."""
     fedper = METHODS["fedper"].build(CONFIG)
     seen = []
 
@@ -767,8 +767,8 @@ def test_a_phase_before_the_first_round(programs, federation, cohorts):
     assert prepared.prepare.compilations == 1 and programs.prepare is None
 
 
-def test_who_is_on_the_host_begins_with_what_it_is_given(monkeypatch, kept_on_host):
-    """Each with its own, also where not all are made at once."""
+def test_clients_on_the_host_begin_with_the_weights_they_are_given(monkeypatch, kept_on_host):
+    """Each client gets its own weights, also if not all are made at once."""
     numbers = [10.0 + np.asarray(group.id) for group in kept_on_host.groups]
 
     def init(key, federation, hyper):
@@ -783,7 +783,7 @@ def test_who_is_on_the_host_begins_with_what_it_is_given(monkeypatch, kept_on_ho
     assert_same(state.state, tuple(map(np.float32, numbers)))
 
 
-def test_who_drops_out_is_the_same_client_in_a_window(kept_on_host):
+def test_the_same_clients_drop_out_in_a_window(kept_on_host):
     of_round = cohort(kept_on_host, (2, 4, 0), places=[3, 2])
     dropped = tuple(np.arange(n)[None] == n - 1 for n in CLIENTS)
     _, inside, conditions = round_on(around(kept_on_host, of_round), Conditions(dropped=dropped))
@@ -795,12 +795,12 @@ def test_who_drops_out_is_the_same_client_in_a_window(kept_on_host):
 
 
 def test_a_window_has_room_for_validation_rows():
-    """Where they are most of what its clients have."""
+    """A window has room even if most of its clients' rows are validation rows."""
     source, rows = tiny_source(), np.arange(40, 60, dtype=np.int32).reshape(5, 4)
     partition = tiny_partition(source, (1,) * 5)._replace(test=(*rows[:, :1],), validation=(*rows[:, 1:],))
     federation = federate(source, partition, [(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4), 5)])
     window = around(on_host(federation), cohort(federation, [3, 1], places=[2])).federation
-    for place, i in (1, 1), (2, 3):  # after the stranger
+    for place, i in (1, 1), (2, 3):  # place 0 is the stranger's
         found, expected = (
             where.inputs(where.groups[0].validation_rows[at])
             for where, at in ((window, place), (federation, i))
@@ -808,8 +808,8 @@ def test_a_window_has_room_for_validation_rows():
         assert_same(found, expected)
 
 
-def test_places_that_fill_up_runs_are_nobodys(federation):
-    """So nothing is written to a client from there."""
+def test_places_that_pad_runs_belong_to_no_client(federation):
+    """Padding places are past the last client, so nothing is written from them."""
     counts = [len(group.id) for group in federation.groups]
     both = [
         tuple(Slots(np.arange(k, dtype=np.int32)[None], np.ones((1, k), bool)) for _ in counts)
@@ -821,7 +821,7 @@ def test_places_that_fill_up_runs_are_nobodys(federation):
 
 
 def test_newcomers_join_at_the_rate_of_the_last_round(federation, cohorts):
-    """Under a schedule, in a run that ends before all its rounds are over."""
+    """Newcomers get the scheduled rate of the last round that was run, even if the run ends early."""
     seen = []
 
     def rounds(key, state, federation, of_rounds, score_key, conditions):
@@ -835,15 +835,15 @@ def test_newcomers_join_at_the_rate_of_the_last_round(federation, cohorts):
     assert seen == [([3.0], [2], True)]
 
 
-def test_parts_come_together_in_the_order_of_clients():
-    """Whatever their places."""
+def test_parts_are_joined_in_the_order_of_clients():
+    """The order of places does not matter, and empty ones are left out."""
     first = Slots(np.array([2, 0]), np.array([True, True])), np.array([20, 0])
     second = Slots(np.array([3, 1]), np.array([False, True])), np.array([99, 10])
     assert by_client([first, second]).tolist() == [0, 10, 20]
 
 
-def test_validation_rows_that_are_right_are_counted(federation):
-    """Of a model that says 0 to everything."""
+def test_correctly_predicted_validation_rows_are_counted(federation):
+    """The model predicts class 0 for every row."""
     rows = np.array([1, 0, 2], np.int32)
     groups = tuple(
         dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Floating-point operations: counts by hand, and what a round reports of them."""
+"""Floating-point operations: counts by hand, and their reports by rounds."""
 
 import dataclasses
 
@@ -32,14 +32,14 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(scope="module")
 def federation():
-    """Five unequal clients, two MLPs."""
+    """Return five unequal clients with two MLPs."""
     source = tiny_source()
     models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in HIDDEN]
     return federate(source, tiny_partition(source), tuple(zip(models, CLIENTS, strict=True)))
 
 
 def reports(federation, choice, participation=1.0, rounds=1, **options):
-    """What the rounds of a method report, with their cohorts."""
+    """Return what the rounds of a method report, and their cohorts."""
     method = METHODS[choice]
     config = method.config(epochs=EPOCHS, batch_size=BATCH, **options)
     cohorts = draw_cohorts(CLIENTS, participation, rounds, seed=3)
@@ -51,17 +51,17 @@ def reports(federation, choice, participation=1.0, rounds=1, **options):
 
 
 def multiplications(hidden):
-    """Of one row: (in the first layer, in the second)."""
+    """Return the multiplications of one row: (in the first layer, in the second)."""
     return INPUTS * hidden, hidden * CLASSES
 
 
 def update(hidden):
-    """Operations of one row in a step: forward, gradients to both kernels and to the hidden units."""
+    """Return the operations of one row in a step: forward, gradients of both kernels and the hidden units."""
     first, second = multiplications(hidden)
     return 2 * (2 * first + 3 * second)
 
 
-def test_fedavg_by_hand_where_some_are_absent(federation):
+def test_operations_of_fedavg_with_absent_clients_match_a_count_by_hand(federation):
     done, cohorts = reports(federation, "fedavg", participation=0.6, rounds=4)
     assert any((~slots.mask).any() for slots in cohorts)
     for t, report in enumerate(done):
@@ -73,8 +73,8 @@ def test_fedavg_by_hand_where_some_are_absent(federation):
             np.testing.assert_array_equal(report.flops.clients[g], expected)
 
 
-def test_fedrep_by_hand(federation):
-    """Its head phase computes the extractor forward only."""
+def test_operations_of_fedrep_match_a_count_by_hand(federation):
+    """The head phase runs the feature extractor only forward."""
     ((report,), _) = reports(federation, "fedrep", head_epochs=3)
     for g, hidden in enumerate(HIDDEN):
         first, second = multiplications(hidden)
@@ -83,8 +83,8 @@ def test_fedrep_by_hand(federation):
         np.testing.assert_array_equal(report.flops.clients[g], rows * (3 * head + EPOCHS * body))
 
 
-def test_what_the_server_computes_is_not_its_clients(federation):
-    """FedDF's hears all networks, two forward products of each on every image, and distils."""
+def test_operations_of_the_server_are_not_counted_for_clients(federation):
+    """FedDF's server runs all networks, two products of each on every image, and distils."""
     public, passes = len(federation.public), 2
     ((alone,), _) = reports(federation, "fedavg")
     ((fused,), _) = reports(federation, "feddf", server_epochs=passes)
@@ -95,8 +95,8 @@ def test_what_the_server_computes_is_not_its_clients(federation):
 
 
 @pytest.mark.long
-def test_two_maps_add_up_whatever_their_cohorts(federation):
-    """Ditto trains two models of each client; Local's own schedule trains everyone in any round."""
+def test_operations_of_two_client_maps_add_up(federation):
+    """Ditto trains two models per client; Local with its schedule `all` trains all clients in any round."""
     ((alone,), _) = reports(federation, "fedavg")
     ((twice,), _) = reports(federation, "ditto", personal_epochs=EPOCHS)
     ((everyone,), _) = reports(federation, "local", participation=0.4, local_schedule="all")
@@ -107,7 +107,7 @@ def test_two_maps_add_up_whatever_their_cohorts(federation):
         np.testing.assert_array_equal(side_by_side.flops.clients[g], alone.flops.clients[g])
 
 
-def test_only_rows_that_are_processed_count(federation):
+def test_only_processed_rows_count(federation):
     client = jax.tree.map(lambda leaf: leaf[0], federation.groups[0])
     size = int(client.size)
     assert size % BATCH == 1
@@ -129,8 +129,8 @@ def test_only_rows_that_are_processed_count(federation):
     assert counted(skip_single_row=True) == [EPOCHS * (size - 1) * 2 * INPUTS, passed]
 
 
-def test_loops_count_as_often_as_they_run():
-    """A convolution over rows of the image is the closed form; a branch is the dearest; shapes are enough."""
+def test_operations_in_loops_count_as_often_as_they_run():
+    """A convolution in a loop over rows costs its closed form, and a cond its dearer branch."""
     batch, height, width, channels, features = 2, 5, 4, 3, 7
     x = jax.ShapeDtypeStruct((height, batch, width, channels), jnp.float32)
     kernel = jax.ShapeDtypeStruct((channels, features), jnp.float32)
@@ -155,7 +155,7 @@ def test_loops_count_as_often_as_they_run():
         assert flops.of(f, x, kernel) == closed_form
 
 
-def test_a_network_costs_the_same_with_every_convolution():
+def test_a_network_costs_the_same_by_rows_and_by_patches():
     def cost(name):
         model = dataclasses.replace(zoo.lenet5(shape=(16, 16, 1), classes=3), convolution=name)
         weights = jax.eval_shape(model.init, jax.random.key(0))
@@ -198,7 +198,7 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
     assert line["client_bytes_up"] == [4 * 5, 4 * (9 * 2**30 + 5), 8 * 2**30]
     assert line["bytes_up"] == sum(line["client_bytes_up"])
     assert line["client_loss"] == [None, 1.0, 3.0] and line["loss"] == 2.0
-    untrained = (np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0]))  # client 2 had nothing to train with
+    untrained = (np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0]))  # clients 2 and 4 had nothing to train with
     (line,) = records(
         chunk._replace(
             reports=[
@@ -227,7 +227,7 @@ REPORT = Report(
 
 
 def test_lost_clients_are_in_no_score_of_their_cohort(federation):
-    """Their places are empty where the round is scored."""
+    """Their places are empty when the round is scored."""
     nothing = np.zeros(2, int)
     scores = tuple(
         Score(
@@ -250,7 +250,7 @@ def test_lost_clients_are_in_no_score_of_their_cohort(federation):
     assert line["lost"] == [2] and line["cohort"] == {"received": {"mean": 0.5, "pooled": 0.5}}
 
 
-def test_what_newcomers_send_and_receive_is_told_apart(federation):
+def test_traffic_of_newcomers_is_reported_with_their_ids(federation):
     slots = Slots(np.array([2, 0]), np.full(2, True)), Slots(np.array([1, 2]), np.array([True, False]))
     found = joined(REPORT, Cohort(np.int32(0), slots, 1), federation)
     assert found == {"clients": [2, 0, 4], "bytes_up": 4 * (3 + 1 + 2), "bytes_down": 4 * (1 + 2 + 2)}

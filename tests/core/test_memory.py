@@ -1,4 +1,4 @@
-"""Device memory: the choice of clients side by side, and the sentence where it ran out."""
+"""Device memory: the choice of clients side by side, and the message when it runs out."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.proceed import compilation, proceed
 
-pytestmark = pytest.mark.usefixtures("optimised_compilation")  # these have the memory that users see
+pytestmark = pytest.mark.usefixtures("optimised_compilation")  # so that programs need as much as for users
 
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
 SETUP = Setup.of(
@@ -32,14 +32,14 @@ SETUP = Setup.of(
 
 @pytest.fixture
 def chosen():
-    """FedAvg, with programs that no other test has compiled."""
+    """Return FedAvg, with programs that no other test has compiled."""
     variant._programs_without_rates.cache_clear()
     return variant.choose("fedavg", epochs=1, batch_size=7)
 
 
 @pytest.fixture
 def data():
-    """Six clients, all side by side, as on an accelerator."""
+    """Return the data of six clients, all side by side, as on an accelerator."""
     data = prepare(SETUP)
     return data._replace(federation=dataclasses.replace(data.federation, clients_at_once=6))
 
@@ -70,11 +70,11 @@ def test_a_run_takes_as_many_clients_side_by_side_as_fit(chosen, data, tmp_path,
     with pytest.warns(UserWarning, match="6 clients side by side do not fit .* --clients-at-once 2"):
         start(tmp_path / "run", chosen, data)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["clients_at_once"] == 2
-    # What is tried are the run's own programs, two for each number of clients: none is compiled twice.
+    # Trials compile the run's own programs, two for each number of clients; none is compiled twice.
     assert chosen.programs.compilations == 6
 
 
-def test_nothing_is_tried_where_devices_tell_nothing_or_the_user_chose(chosen, data, tmp_path, monkeypatch):
+def test_nothing_is_tried_if_devices_report_no_memory_or_the_user_chose(chosen, data, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "as_many_as_fit", None)
     start(tmp_path / "run", chosen, data)
     monkeypatch.setattr(memory, "available", lambda federation: 1)
@@ -82,7 +82,7 @@ def test_nothing_is_tried_where_devices_tell_nothing_or_the_user_chose(chosen, d
     start(tmp_path / "given", chosen, data, given)
 
 
-def test_what_is_available(data, monkeypatch):
+def test_available_memory_includes_the_federation_and_ignores_unused_devices(data, monkeypatch):
     def devices(*stats):
         named = [{"bytes_limit": limit, "bytes_in_use": used} for limit, used in stats]
         return lambda: [SimpleNamespace(memory_stats=lambda one=one: one) for one in named]
@@ -93,20 +93,20 @@ def test_what_is_available(data, monkeypatch):
     assert memory.available(data.federation) == int(memory.USABLE * 10_000_000)  # the second is not used
 
 
-def test_one_client_is_tried_where_nothing_fits(data):
-    # The compiler for TPUs fails so.
+def test_one_client_at_once_is_chosen_if_nothing_fits(data):
+    # The compiler for TPUs fails like this.
     assert memory.as_many_as_fit(data.federation, fail, 1).clients_at_once == 1
 
 
 @pytest.mark.parametrize(
     ("needed", "limit", "fits", "tried"),
     [
-        (lambda number: 100 + 10 * number, 150, 4, [64, 8, 4]),  # 8 could, as far as 64 has told
-        (lambda number: 1000 + 10 * number, 500, 1, [64, 16]),  # which have told that none do
-        ({64: 1000, 16: 600, 8: 300}.get, 400, 8, [64, 16, 8]),  # though a line says 467
+        (lambda number: 100 + 10 * number, 150, 4, [64, 8, 4]),  # 64 alone does not rule out 8
+        (lambda number: 1000 + 10 * number, 500, 1, [64, 16]),  # these two rule out all others
+        ({64: 1000, 16: 600, 8: 300}.get, 400, 8, [64, 16, 8]),  # though a line predicts more than 400
     ],
 )
-def test_what_cannot_fit_is_not_tried(needed, limit, fits, tried):
+def test_numbers_that_cannot_fit_are_not_tried(needed, limit, fits, tried):
     asked = []
     assert memory.most_that_fit(64, lambda number: asked.append(number) or needed(number), limit) == fits
     assert asked == tried
@@ -119,14 +119,14 @@ def test_what_cannot_fit_is_not_tried(needed, limit, fits, tried):
         (1, "lower --batch-size or --eval-every, change --devices"),
     ],
 )
-def test_out_of_memory_is_a_sentence(chosen, data, tmp_path, monkeypatch, at_once, words):
+def test_out_of_memory_names_the_option_to_change(chosen, data, tmp_path, monkeypatch, at_once, words):
     monkeypatch.setattr(Program, "__call__", fail)
     federation = dataclasses.replace(data.federation, clients_at_once=at_once)
     with pytest.raises(JaxflError, match=f"memory ran out with --clients-at-once {at_once}; {words}"):
         start(tmp_path / "run", chosen, data._replace(federation=federation))
 
 
-def test_out_of_memory_for_the_data_is_a_sentence(monkeypatch):
+def test_out_of_memory_for_the_data_is_one_sentence(monkeypatch):
     monkeypatch.setattr(Federation, "replicate", fail)
     with pytest.raises(JaxflError, match="memory ran out while the data were put on it; end other programs"):
         prepare(SETUP)

@@ -1,4 +1,4 @@
-"""Compiled programs: what they count, and which are let go where a process holds too many."""
+"""Compiled programs: their counts, and which are dropped when a process holds too many."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_a_program_counts_its_compilations():
     assert program.seconds > 0
 
 
-def test_what_has_begun_to_be_compiled_is_compiled_once_and_fails_where_it_is_asked_for():
+def test_a_compilation_in_another_thread_happens_once_and_its_error_is_raised_at_the_call():
     program, argument = Program(lambda x: x + 1), np.zeros(2)
     for _ in range(2):
         program.begin(argument)
@@ -30,10 +30,10 @@ def test_what_has_begun_to_be_compiled_is_compiled_once_and_fails_where_it_is_as
     program._begun[programs._signature((np.zeros(3),))] = programs._compilers.submit(fail)
     with pytest.raises(ZeroDivisionError):
         program(np.zeros(3))
-    np.testing.assert_array_equal(program(np.zeros(3)), np.ones(3))  # once more
+    np.testing.assert_array_equal(program(np.zeros(3)), np.ones(3))  # the next call compiles it
 
 
-def test_executables_of_the_longest_unused_programs_are_let_go_where_there_are_too_many(monkeypatch):
+def test_executables_of_the_least_recently_used_programs_are_dropped_when_there_are_too_many(monkeypatch):
     old, young, new = (Program(lambda x, i=i: x + i) for i in range(3))
     monkeypatch.setattr(programs, "_programs", [young, old, new])
     argument = np.zeros(2)
@@ -51,7 +51,7 @@ def test_a_process_is_crowded_beyond_half_of_its_memory_maps(monkeypatch, tmp_pa
     taken, granted = tmp_path / "maps", tmp_path / "max_map_count"
     monkeypatch.setattr(memory_maps, "TAKEN", taken)
     monkeypatch.setattr(memory_maps, "GRANTED", granted)
-    assert not memory_maps.crowded()  # nobody tells
+    assert not memory_maps.crowded()  # no file says so
     granted.write_text("8\n")
     for lines, expected in [(4, False), (5, True)]:
         taken.write_text("00400000-0040b000 r--p\n" * lines)

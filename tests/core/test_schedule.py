@@ -1,4 +1,4 @@
-"""Schedules of the clients' learning rates: their factors, and the rounds that they change."""
+"""Schedules of the clients' learning rates: their factors, and the rates that they multiply."""
 
 import math
 import re
@@ -29,7 +29,7 @@ def cosine(t, over, final=0.0):
         ("step,every=2,factor=1", [1] * 8),
     ],
 )
-def test_factors(choice, wanted):
+def test_factors_follow_the_formula_of_their_schedule(choice, wanted):
     found: Any = factors(choice, 8)
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
@@ -49,7 +49,7 @@ def test_factors(choice, wanted):
         ("constant,warmup=-1", "cannot warm up for -1 rounds"),
     ],
 )
-def test_what_is_no_schedule_is_refused(choice, sentence):
+def test_invalid_schedules_are_refused(choice, sentence):
     with pytest.raises(JaxflError, match=re.escape(sentence)):
         factors(choice, 8)
 
@@ -66,7 +66,7 @@ class Own(Training):
     """Of the server."""
 
 
-def test_it_changes_the_rates_that_the_documentation_names():
+def test_schedules_change_these_rates_of_the_methods():
     followers = {}
     for name, method in METHODS.items():
         for rate in client_rates(method.config):
@@ -80,7 +80,7 @@ def test_it_changes_the_rates_that_the_documentation_names():
     }
 
 
-def test_a_factor_is_another_rate_of_clients_wherever_the_state_holds_options():
+def test_a_factor_multiplies_clients_rates_wherever_the_state_holds_options():
     seen = []
 
     def one_round(key, state, federation, cohort) -> Any:

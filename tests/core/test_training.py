@@ -1,4 +1,4 @@
-"""Local training where a method departs from plain SGD: batches of other sources, corrections, tallies."""
+"""Local training beyond plain SGD: batches of other sources, corrections, tallies, augmentation."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def one_client(federation, group=0, position=0):
 
 
 def positions(examples, epochs=2, batch_size=2):
-    """The positions that an update sees, batch after batch, one row a part."""
+    """Return the positions that an update sees, batch after batch, one row per part."""
 
     def update(carry, batch, key):
         seen, number = carry
@@ -51,11 +51,11 @@ def test_an_epoch_takes_every_real_row_once():
 
 
 @pytest.mark.parametrize(
-    ("epochs", "batches"),  # of 4 in an epoch of 7 rows
+    ("epochs", "batches"),  # an epoch of 7 rows has 4
     [(0.1, 1), (0.6, 3), (2 / 3, 3), (1.0, 4), (1.5, 6), (Steps(3), 3), (Steps(9), 9)],
 )
-def test_epochs_may_be_shares_and_steps(epochs, batches):
-    """The first batches of as many whole epochs as that takes, and what they compute counts."""
+def test_epochs_may_be_fractions_or_steps(epochs, batches):
+    """A fraction or number of steps takes the first batches of whole epochs, and only these count."""
     np.testing.assert_array_equal(positions(seven(), epochs), positions(seven(), 3)[:batches])
 
     def update(carry, batch, key):
@@ -67,7 +67,7 @@ def test_epochs_may_be_shares_and_steps(epochs, batches):
 
 
 def test_a_batch_is_no_longer_than_the_list():
-    """The rest would be padding."""
+    """Longer batches would hold only more padding."""
     rows = []
 
     def update(carry, batch, key):
@@ -79,19 +79,19 @@ def test_a_batch_is_no_longer_than_the_list():
 
 
 @pytest.mark.parametrize("epochs", [0.5, Steps(3)])
-def test_who_has_no_rows_takes_no_steps(epochs):
+def test_a_client_without_rows_takes_no_steps(epochs):
     nobody = arrays(jnp.ones((3, 1)), jnp.zeros(3, jnp.int32), jnp.int32(0))
     assert len(positions(nobody, epochs)) == 0
 
 
 def test_batches_of_several_sources_are_independent_and_show_as_many_rows():
     seen, alone = positions((seven(), seven())), positions(seven())
-    assert len(seen) == len(alone) // 2  # of four batches an epoch each takes two
-    np.testing.assert_array_equal(seen[:2, 0], alone[:2, 0])  # the first source as if alone
+    assert len(seen) == len(alone) // 2  # of four batches per epoch each source takes two
+    np.testing.assert_array_equal(seen[:2, 0], alone[:2, 0])  # the first source's are as if alone
     assert not np.array_equal(seen[:, 0], seen[:, 1])
 
 
-def test_rows_of_the_public_are_nobodys_or_a_guests(federation):
+def test_public_rows_are_for_present_clients_and_the_server(federation):
     rows = federation.public[:5]
     client, absent = one_client(federation), jax.tree.map(jnp.zeros_like, one_client(federation))
     assert [int(public_rows(rows, federation, who).size) for who in (client, absent)] == [5, 0]
@@ -119,7 +119,7 @@ def test_a_correction_changes_gradients_before_the_optimiser(federation):
     plain, identity = trained(federation), trained(federation, correction=optax.identity())
     jax.tree.map(np.testing.assert_array_equal, plain, identity)
     stopped = trained(federation, correction=optax.set_to_zero())
-    decay = (1 - PLAIN.lr * PLAIN.weight_decay) ** 2  # momentum aside, weights only decay
+    decay = (1 - PLAIN.lr * PLAIN.weight_decay) ** 2  # weights decay at least so much, momentum adds to it
     initial = federation.models[0].init(KEY).params["fc1"]["linear"]["kernel"]
     moved = np.asarray(stopped.weights.params["fc1"]["linear"]["kernel"] / initial)
     assert (moved < decay).all() and (moved > 0.99).all()
@@ -132,16 +132,16 @@ def test_gradients_are_clipped_before_they_are_corrected():
     np.testing.assert_allclose(updates, 2 * gradient / 5, rtol=1e-6)
 
 
-def test_any_optimizer_takes_the_place_of_the_usual_one(federation):
+def test_a_given_optimizer_replaces_the_usual_one(federation):
     frozen = trained(federation, optimizer=optax.sgd(0.0))
     jax.tree.map(np.testing.assert_array_equal, frozen.weights, federation.models[0].init(KEY))
 
 
-def test_phases_draw_other_batches(federation):
+def test_each_phase_draws_other_batches(federation):
     assert trained(federation, phase=1).loss != trained(federation).loss
 
 
-def test_a_tally_adds_up_what_batches_show(federation):
+def test_a_tally_sums_what_the_loss_observes(federation):
     client = one_client(federation)
     plain = cross_entropy(client.model)
 
@@ -153,7 +153,7 @@ def test_a_tally_adds_up_what_batches_show(federation):
     jax.tree.map(np.testing.assert_array_equal, seen._replace(tally=None), trained(federation))
 
 
-def test_orders_do_not_depend_on_padding():
+def test_batch_orders_do_not_depend_on_padding():
     narrow, wide = batch_order(KEY, jnp.int32(5), 5), batch_order(KEY, jnp.int32(5), 9)
     np.testing.assert_array_equal(narrow, wide[:5])
 
@@ -180,20 +180,20 @@ def test_crops_move_images_by_up_to_an_eighth():
     assert len(found) > 10 and moved.dtype == jnp.uint8
 
 
-def test_windows_of_a_signal_move_along_it_alone():
+def test_crops_move_the_windows_of_a_signal_only_along_it():
     windows = jnp.broadcast_to(jnp.arange(1.0, 33).reshape(1, 1, 32, 1), (40, 1, 32, 2))
     moved = np.asarray(crop(KEY, windows))[:, 0, :, 0]
     shifts = [next(s for s in range(-4, 5) if row[16] == 17 + s) for row in moved]
     assert len(set(shifts)) > 5 and ((moved == 0).sum(1) == np.abs(shifts)).all()
 
 
-def test_rotations_are_scipys():
+def test_rotations_match_scipy():
     turned = rotate(KEY, IMAGES[:5])
     angles = np.degrees(jax.random.uniform(KEY, (5,), minval=-np.pi / 12, maxval=np.pi / 12))
     assert np.ptp(angles) > 10
     for image, angle, found in zip(np.asarray(IMAGES, float), angles, np.asarray(turned), strict=False):
         wanted = ndimage.rotate(image, angle, reshape=False, order=1)
-        np.testing.assert_allclose(found[4:12, 4:12], wanted[4:12, 4:12], atol=0.05)  # edges round otherwise
+        np.testing.assert_allclose(found[4:12, 4:12], wanted[4:12, 4:12], atol=0.05)  # edges differ
 
 
 def test_cutouts_are_squares_of_half_the_height():
@@ -224,7 +224,7 @@ def test_colours_change_within_bounds_and_grey_stays_grey():
 
 
 @pytest.mark.parametrize("names", [(), ("flip",), ("crop", "flip"), ("rotate", "cutout", "colour")])
-def test_augmentation_touches_a_clients_own_training_images_alone(federation, names):
+def test_augmentation_changes_the_images_of_training_batches_and_not_their_labels(federation, names):
     client = one_client(federation)
     hyper = Training(augment=names)
     places, real = jnp.arange(4, dtype=jnp.int32), jnp.ones(4, bool)

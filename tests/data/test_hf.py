@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: small ones made here and read from folders; nothing is downloaded."""
+"""Hugging Face data sets: small ones made here and read from folders; nothing is downloaded."""
 
 import sys
 
@@ -17,7 +17,7 @@ WRITERS = [f"writer-{i // 4}" for i in range(12)]
 
 
 def images(**others):
-    """Twelve pictures with two class labels, and whose they are; `others` replace columns."""
+    """Return twelve pictures with two class labels and their writers; `others` replace columns."""
     columns = {
         "picture": [Image.fromarray(pixels) for pixels in PIXELS],
         "fine": LABELS.tolist(),
@@ -35,7 +35,7 @@ def images(**others):
     return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
 
 
-def test_a_saved_set_with_train_and_test(tmp_path):
+def test_a_saved_set_is_read_with_its_train_and_test_splits(tmp_path):
     whole = images()
     split = {"test": whole.select([1, 5]), "train": whole.select([11, 0, 2, 3])}
     datasets.DatasetDict(split).save_to_disk(str(tmp_path / "set"))
@@ -44,12 +44,12 @@ def test_a_saved_set_with_train_and_test(tmp_path):
     assert (source.images[..., 0] == PIXELS[rows]).all() and source.images.dtype == np.uint8
     assert source.labels.tolist() == LABELS[rows].tolist() and source.classes == 4
     assert source.train.tolist() == [True] * 4 + [False] * 2
-    assert source.columns.keys() == {"coarse", "writer"}  # of a note nobody knows whose it is
+    assert source.columns.keys() == {"coarse", "writer"}  # not note, which one row lacks
     assert source.columns["writer"].tolist() == [WRITERS[row] for row in rows]
 
 
-def test_sets_that_would_be_read_wrong(tmp_path):
-    """Classes that are numbered otherwise in test, and images whose pixels are numbers of colours."""
+def test_sets_that_would_be_misread_are_refused(tmp_path):
+    """Sets whose test split numbers classes differently, or with palette images, are refused."""
     kinds = [datasets.ClassLabel(names=names) for names in (["a", "b"], ["b", "a"])]
     parts = [
         datasets.Dataset.from_dict(
@@ -70,7 +70,7 @@ def test_sets_that_would_be_read_wrong(tmp_path):
         load(f"hf:{tmp_path}/palette,label=fine")
 
 
-def test_vectors_in_parquet_with_labels_in_words(tmp_path, monkeypatch):
+def test_vectors_with_labels_in_words_are_read_from_parquet(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     words = np.array(["sit", "walk"])[np.arange(10) % 2]
     x = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
@@ -94,14 +94,14 @@ def test_vectors_in_parquet_with_labels_in_words(tmp_path, monkeypatch):
         (",label=fine", r"picture has 2 sizes, such as \(3, 3\) and \(4, 5\)"),
     ],
 )
-def test_refusals(tmp_path, options, sentence):
+def test_columns_that_do_not_fit_are_refused(tmp_path, options, sentence):
     odd = Image.fromarray(PIXELS[0, :3, :3])
     images(picture=[odd, *(Image.fromarray(pixels) for pixels in PIXELS[1:])]).save_to_disk(str(tmp_path))
     with pytest.raises(JaxflError, match=sentence):
         load(f"hf:{tmp_path}{options}")
 
 
-def test_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
+def test_sets_that_cannot_be_loaded_are_refused(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(JaxflError, match=r"empty cannot be loaded \(.*\); check its files"):
         load(f"hf:{tmp_path}/empty")
@@ -119,7 +119,7 @@ def test_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
         load("hf:nobody/nothing")
 
 
-def test_a_folder_is_found_from_everywhere(tmp_path, monkeypatch):
+def test_a_relative_folder_becomes_an_absolute_one(tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     monkeypatch.chdir(tmp_path)
     assert absolute("hf:set,label=fine") == f"hf:{tmp_path.resolve()}/set,label=fine"

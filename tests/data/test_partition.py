@@ -39,7 +39,7 @@ quick = settings(max_examples=30, deadline=None)
 
 
 def labels_of(seed, rows, classes):
-    """Unbalanced labels in random order, at least one row of each class."""
+    """Return unbalanced labels in random order, with at least one row of each class."""
     rng = np.random.default_rng(seed)
     drawn = rng.choice(classes, rows - classes, p=rng.dirichlet(np.full(classes, 3.0)))
     return rng.permutation(np.append(np.arange(classes), drawn)).astype(np.int32)
@@ -90,7 +90,7 @@ def test_classes_gives_exact_counts_and_overlaps_as_little_as_possible(seed, cli
 
 @given(seed=seeds, clients=st.integers(1, 9), per_client=st.integers(1, 6))
 @quick
-def test_classes_gives_as_much_as_there_is_for_everybody(seed, clients, per_client):
+def test_classes_gives_every_client_the_most_rows_without_sharing(seed, clients, per_client):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(6), range(9, 15)))
 
     def drawn(samples):
@@ -100,7 +100,7 @@ def test_classes_gives_as_much_as_there_is_for_everybody(seed, clients, per_clie
     parts = drawn(None)
     (size,) = set(sizes(parts))
     assert is_disjoint(parts) and all(map(np.array_equal, parts, drawn(int(size))))
-    with contextlib.suppress(JaxflError):  # that a class has too few for a single client
+    with contextlib.suppress(JaxflError):  # a class may have too few rows for one client
         assert not is_disjoint(drawn(int(size) + per_client))
 
 
@@ -119,8 +119,8 @@ def test_shards_are_disjoint_and_of_different_classes(seed, clients, per_client)
 @pytest.mark.parametrize(
     "partitioner", [partial(classes, classes_per_client=6, samples_per_client=12), shards]
 )
-def test_another_seed_deals_out_other_rows_and_classes(partitioner):
-    """Each of all six classes gives two rows; of two shards a client has two classes."""
+def test_another_seed_gives_other_rows_and_classes(partitioner):
+    """With `classes` every client has all six classes, with `shards` only two."""
     labels = np.repeat(np.arange(6), 30)
     deals = [partitioner(labels, 3, np.random.default_rng(seed)) for seed in range(4)]
     rows = {tuple(tuple(sorted(part)) for part in parts) for parts in deals}
@@ -151,13 +151,13 @@ def test_dirichlet_follows_alpha():
     assert largest_share(0.05) > 0.8
 
 
-def test_dirichlet_draws_may_have_the_minimum():
+def test_dirichlet_accepts_draws_with_exactly_the_minimum():
     even = dirichlet(np.repeat([0, 1], 6), 2, np.random.default_rng(0), alpha=1e6, min_samples=6)
     assert sizes(even).tolist() == [6, 6]
 
 
 def test_dirichlet_favours_no_client():
-    """Shares are rounded: at floors the last client would have a row of nearly every class."""
+    """Shares are rounded to the nearest; down, the last client would have a row of nearly every class."""
     labels = np.repeat(np.arange(10), 200)
     draws = [
         dirichlet(labels, 10, np.random.default_rng(seed), alpha=0.1, min_samples=1) for seed in range(40)
@@ -167,8 +167,8 @@ def test_dirichlet_favours_no_client():
 
 
 @pytest.mark.parametrize("largest", [50, 51])
-def test_dirichlet_flbench_gives_nothing_more_to_a_client_that_has_its_even_share(largest):
-    # Nearly all of a class goes to one client, and so many rows of 100 are half of them or more.
+def test_dirichlet_flbench_gives_no_further_class_to_a_client_with_its_even_share(largest):
+    # Nearly all of a class goes to one client, and `largest` of 100 rows are half of them or more.
     labels = np.repeat(np.arange(3), [largest, 10, 90 - largest])
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -196,7 +196,7 @@ def test_quantity_is_log_normal_above_the_minimum():
 @quick
 def test_power_law_gives_consecutive_classes_and_the_base_to_all(seed, clients, per_client, sigma):
     labels = labels_of(seed, 2000, 6)
-    labels = np.append(labels, np.repeat(np.arange(6), 30 * 3))  # enough for the base of everybody
+    labels = np.append(labels, np.repeat(np.arange(6), 30 * 3))  # enough for the base of all clients
     rng = np.random.default_rng(seed)
     options = {"classes_per_client": per_client, "base": 3, "least": 5, "most": 20, "sigma": sigma}
     parts = power_law(labels, clients, rng, **options)
@@ -209,7 +209,7 @@ def test_power_law_gives_consecutive_classes_and_the_base_to_all(seed, clients, 
 
 
 @pytest.mark.parametrize(("clients", "times"), [(20, 2), (21, 1)])
-def test_power_law_amounts_are_the_recipe_s(clients, times):
+def test_power_law_amounts_follow_the_recipe(clients, times):
     """Without skew every weight is 1 / (N L); the uniform part is what is left, doubled for few clients."""
     labels = np.repeat(np.arange(10), 6000)
     parts = power_law(labels, clients, np.random.default_rng(0), sigma=0.0)
@@ -220,7 +220,7 @@ def test_power_law_amounts_are_the_recipe_s(clients, times):
     assert uniform.min() in range(300, 330) and uniform.max() in range(570, 601)
 
 
-def test_power_law_is_log_normal_beside_the_base():
+def test_power_law_is_log_normal_above_the_base():
     labels = np.repeat(np.arange(2), 10**7)
     options = {"classes_per_client": 1, "base": 1, "least": 0, "most": 0, "sigma": 0.5}
     parts = power_law(labels, 2000, np.random.default_rng(0), **options)
@@ -228,7 +228,7 @@ def test_power_law_is_log_normal_beside_the_base():
 
 
 @pytest.mark.parametrize(("further", "first"), [(15, 80), (22, 2)])
-def test_power_law_leaves_the_base_to_whom_a_class_does_not_suffice(further, first):
+def test_power_law_gives_only_the_base_if_the_rest_of_a_class_does_not_suffice(further, first):
     labels = np.zeros(100)
     options = {"classes_per_client": 1, "base": 2, "least": further, "most": further, "sigma": 0.0}
     parts = power_law(labels, 4, np.random.default_rng(0), **options)
@@ -251,7 +251,7 @@ def test_natural_clients_are_the_values_of_a_column(clients, wanted):
 @pytest.mark.parametrize("lists", [[[5, 1], [3]], {"1": [3], "0": [5, 1]}])
 def test_listed_clients_have_the_rows_of_a_file(tmp_path, lists):
     (tmp_path / "rows.json").write_text(json.dumps(lists))
-    numbers = np.array([3, 5, 0, 1])  # the rows to share out; of a column, any numbers
+    numbers = np.array([3, 5, 0, 1])  # of the rows to share out; a column may have any
     parts = listed(numbers, None, np.random.default_rng(0), file=tmp_path / "rows.json")
     assert [sorted(numbers[part]) for part in parts] == [[1, 5], [3]]
 
@@ -268,13 +268,13 @@ def test_listed_clients_have_the_rows_of_a_file(tmp_path, lists):
         ("[[1], [2], [3]]", "lists the rows of 3 clients; add --clients 3"),
     ],
 )
-def test_lists_that_are_none_are_refused(tmp_path, content, sentence):
+def test_invalid_lists_are_refused(tmp_path, content, sentence):
     (tmp_path / "rows.json").write_text(content)
     with pytest.raises(JaxflError, match=sentence):
         listed(np.arange(4), 2, np.random.default_rng(0), file=tmp_path / "rows.json")
 
 
-def test_lists_of_numbers_find_no_words(tmp_path):
+def test_lists_of_numbers_are_refused_for_a_column_of_words(tmp_path):
     (tmp_path / "rows.json").write_text("[[1], [2]]")
     with pytest.raises(JaxflError, match="lists rows by numbers, but column=who holds other values"):
         listed(
@@ -299,7 +299,7 @@ def test_help_names_all_options_of_partitions_and_their_defaults():
 
 
 def toy_source(classes=6, train=60, test=20):
-    """`train` training and `test` test rows of every class."""
+    """Return a source with `train` training and `test` test rows of every class."""
     numbers = np.arange(classes, dtype=np.int32)
     labels = np.append(numbers.repeat(train), numbers.repeat(test))
     is_train = np.arange(len(labels)) < classes * train
@@ -313,7 +313,7 @@ def divided(name, seed=0, clients=6, **options):
     return divide(SOURCE, PARTITIONS[name], clients, seed, test=TEST[name], **options)
 
 
-def test_where_no_row_is_left_nobody_is_asked():
+def test_the_partitioner_is_not_called_if_no_row_is_left():
     source, asked = toy_source(), []
     everything = np.arange(len(source.labels))
     with pytest.raises(JaxflError, match="No row of .* is left for clients besides those of --disjoint-from"):
@@ -325,13 +325,13 @@ def test_where_no_row_is_left_nobody_is_asked():
 
 
 def flat(partition):
-    """All of a partition's arrays in a row, to compare."""
+    """Return all of a partition's arrays as one list, to compare."""
     parts = (partition.train, partition.validation, partition.test)
     return [rows.tolist() for part in parts for rows in part] + [partition.relabel.tolist()]
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS.keys() - {"listed"}))
-def test_same_seed_same_partition(name):
+def test_the_same_seed_gives_the_same_partition(name):
     first = divided(name, validation_fraction=0.2, labels="independent")
     again = divided(name, validation_fraction=0.2, labels="independent")
     other = divided(name, seed=1, validation_fraction=0.2, labels="independent")
@@ -359,8 +359,8 @@ def test_own_test_rows_are_cut_from_each_share():
     assert is_disjoint(everything) and sizes(everything).sum() == 480
 
 
-def test_a_share_that_is_whole_stays_whole():
-    """As floats 0.5125 of 240 is less than 123."""
+def test_a_share_that_is_a_whole_number_of_rows_is_exact():
+    """A share of 0.5125 of 240 rows is 123, although the product of floats is less."""
     assert sizes(divided("iid", clients=2, test_fraction=0.5125).test).tolist() == [123] * 2
 
 
@@ -374,7 +374,7 @@ def test_source_test_rows_are_those_of_the_clients_classes():
         assert counts[own].tolist() == [20] * 5 and counts.sum() == 100
 
 
-def test_unified_labels_are_the_source_s():
+def test_unified_labels_are_those_of_the_source():
     result = divided("classes")
     assert result.outputs == 6
     assert (result.relabel == np.arange(6)).all()
@@ -465,7 +465,7 @@ REFUSALS = {
     "labels": (iid, {"labels": "mixed"}, 'must be "unified", "independent" or "permuted"'),
     "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
-    "validation of nobody": (iid, {"validation_fraction": 0.001}, "of 0.001 sets no row of any client aside"),
+    "no validation rows": (iid, {"validation_fraction": 0.001}, "of 0.001 sets no row of any client aside"),
     "max_test": (iid, {"max_test": 0}, "max_test is 0"),
     "no own test rows": (iid, {"test_fraction": 0.0}, "Client 0 is left without test rows"),
     "fewer test rows than classes": (
@@ -502,7 +502,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(case):
+def test_impossible_divisions_are_refused(case):
     partitioner, options, sentence = REFUSALS[case]
     with pytest.raises(JaxflError, match=sentence):
         divide(SOURCE, partitioner, **{"clients": 6, "seed": 0, "test": "own"} | options)
@@ -512,7 +512,7 @@ def test_refusals(case):
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS.keys() - {"listed"}))
-def test_a_saved_partition_comes_back(tmp_path, name):
+def test_a_saved_partition_comes_back_unchanged(tmp_path, name):
     saved = divided(name, labels="independent", validation_fraction=0.1)
     partition.save(saved, SOURCE, tmp_path / "mine.part")
     loaded = partition.load(tmp_path / "mine.part", SOURCE)
@@ -591,12 +591,12 @@ def test_the_picture_shows_who_has_what(drawn, tmp_path):
 
     even, skewed = picture("iid"), picture("shards")
     assert (even == picture("iid")).all()
-    # Two of six classes each: most of the picture is white, unlike when everybody has everything.
+    # With two of six classes each, most of the picture is white, unlike when each client has all.
     assert (skewed == 255).all(-1).mean() > 0.5 > (even == 255).all(-1).mean()
 
 
 def test_training_rows_are_counted_by_the_outputs_of_their_client():
-    """Who numbers classes in another order."""
+    """Clients number the classes in different orders."""
     source = tiny_source()
     orders = np.array([np.roll(np.arange(3), i) for i in range(5)], np.int32)
     partition = tiny_partition(source)._replace(relabel=orders)

@@ -1,4 +1,4 @@
-"""Partitions for other programs: what they would read is what we meant, and JSON comes back as it was."""
+"""Partitions for other programs: their files hold the right rows, and JSON comes back unchanged."""
 
 import json
 import pickle
@@ -17,7 +17,7 @@ SOURCE = tiny_source()
 PARTITION = tiny_partition(SOURCE)
 
 
-def test_json_comes_back_as_it_was(tmp_path):
+def test_json_comes_back_unchanged(tmp_path):
     relabel = PARTITION.relabel[:, [2, 0, 1]]
     validation = tuple(rows[1:3] for rows in PARTITION.train)
     train = tuple(np.delete(rows, [1, 2][: len(rows) - 1]) for rows in PARTITION.train)
@@ -26,7 +26,7 @@ def test_json_comes_back_as_it_was(tmp_path):
     path = tmp_path / "rows.json"
     peers.write_json(path, partition, SOURCE)
     assert_same(peers.read(path, SOURCE), partition)
-    # And a peer's own file, which knows neither relabelling nor public rows.
+    # Another program's own file has neither relabelling nor public rows.
     content = json.loads(path.read_text())["data_indices"]
     path.write_text(json.dumps(content))
     plain = partition._replace(relabel=PARTITION.relabel, public=partition.public[:0], names=())
@@ -36,8 +36,8 @@ def test_json_comes_back_as_it_was(tmp_path):
         peers.read(path, SOURCE)
 
 
-def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
-    """Not those that they get where training rows are put first."""
+def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
+    """Rows are not renumbered when training rows are put first."""
     images, labels = np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1), np.arange(20) % 2
     source = from_arrays("mixed", images, labels, np.arange(20) % 5 > 0, 2)
     rows = '[{"train": [7, 1], "test": [10]}, {"train": [19], "test": [5, 0]}]'
@@ -52,7 +52,7 @@ def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
     assert [its["test"] for its in written["data_indices"]] == [[10], [5, 0]]
     assert written["public"] == [15, 3]
     assert_same(peers.read(tmp_path / "again.json", source), found)
-    again = from_arrays(*source)  # as a source of one's own that begins with this one
+    again = from_arrays(*source)  # like a user's own source made from this one
     assert_same(again.images[peers.read(tmp_path / "again.json", again).train[0]], images[[7, 1]])
     with pytest.raises(JaxflError, match="numbers rows as an earlier jaxfl did"):
         (tmp_path / "old.json").write_text(json.dumps(written | {"checksum": checksum(source)}))
@@ -94,13 +94,13 @@ def test_rows_have_the_numbers_that_they_have_in_the_data(tmp_path):
         ('{"data_indices": [{"train": [0], "test": [1]}], "relabel": [[0], 1]}', "does not number 3 classes"),
     ],
 )
-def test_other_json_is_refused(tmp_path, content, sentence):
+def test_invalid_json_is_refused(tmp_path, content, sentence):
     (tmp_path / "rows.json").write_text(content)
     with pytest.raises(JaxflError, match=sentence):
         peers.read(tmp_path / "rows.json", SOURCE)
 
 
-def test_fl_bench_reads_its_own_form(tmp_path):
+def test_files_for_fl_bench_have_its_form(tmp_path):
     peers.write_fl_bench(tmp_path / "partition.pkl", PARTITION, SOURCE)
     with (tmp_path / "partition.pkl").open("rb") as file:
         found = pickle.load(file)
@@ -109,7 +109,7 @@ def test_fl_bench_reads_its_own_form(tmp_path):
         assert rows == {"train": train.tolist(), "val": [], "test": test.tolist()}
 
 
-def test_pfllib_reads_what_clients_see(tmp_path):
+def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     drawn = Drawn(("rotate",), (np.array([0.0, 180.0, 0.0, 0.0, 0.0]),), 0)
     peers.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Feature shift: what clients see, against NumPy; the same whenever they see it; without one, nothing."""
+"""Feature shift: what clients see matches NumPy and stays the same; without a shift nothing changes."""
 
 import colorsys
 
@@ -21,19 +21,19 @@ def drawn(**amounts):
 
 
 def views(federation):
-    """All rows as their clients see them, before images are normalised: (V, H, W, C)."""
+    """Return all rows as their clients see them, before images are normalised: (V, H, W, C)."""
     inputs = jax.jit(lambda rows: federation.inputs(rows))(np.arange(len(federation.labels)))
     return np.asarray(inputs) * np.asarray(federation.std) + np.asarray(federation.mean)
 
 
 def clients(federation):
-    """Of each client in the order of ids its training and test rows, without padding."""
+    """Yield each client's training and test rows, in the order of ids, without padding."""
     for group in jax.device_get(federation.groups):
         for i in range(len(group.id)):
             yield group.rows[i, : group.size[i]], group.test_rows[i, : group.test_size[i]]
 
 
-def test_every_client_sees_its_rows_its_own_way_and_the_public_as_it_is():
+def test_every_client_sees_its_own_rotation_and_public_images_unchanged():
     quarters = [0, 1, 2, 3, 0]
     federation = federate(SOURCE, PARTITION, tiny_models(), drawn=drawn(rotate=np.multiply(90, quarters)))
     found, labels = views(federation), np.asarray(federation.labels)
@@ -53,7 +53,7 @@ def test_every_client_sees_its_rows_its_own_way_and_the_public_as_it_is():
     assert (federation.groups[0].class_counts == plain.groups[0].class_counts).all()
 
 
-def test_noise_is_of_a_client_and_a_row_and_stays():
+def test_noise_belongs_to_a_client_and_a_row_and_stays_the_same():
     amounts = drawn(noise=[0, 2, 2, 0, 0])
     federation = federate(SOURCE, PARTITION, tiny_models(), drawn=amounts)
     std, found = np.asarray(federation.std), views(federation)
@@ -63,19 +63,19 @@ def test_noise_is_of_a_client_and_a_row_and_stays():
     assert abs(noise[0]).max() < 1e-3
     assert abs(noise[1].std() - 2) < 0.1 and abs(noise[2].std() - 2) < 0.1
     assert abs(np.corrcoef(noise[1].ravel(), noise[2].ravel())[0, 1]) < 0.1
-    # And alone, as files for other programs have it.
+    # Files for other programs hold the same noise, made for one client.
     alone = seen(amounts, SOURCE.images, std, 2, rows[3:])
     np.testing.assert_allclose(alone, found[third[3:]], atol=1e-2)
 
 
-def test_a_second_noise_is_another_one():
+def test_a_second_noise_is_independent_of_the_first():
     twice = Drawn(("noise", "noise"), (np.full(5, 2.0), np.full(5, 2.0)), 3)
     ones = np.ones((1, 1, 1, 1))
     first, both = (
         seen(shift, np.zeros((40, 8, 8, 1)), ones, 0, np.arange(40))
         for shift in (drawn(noise=[2] * 5), twice)
     )
-    assert abs(both.std() - 2 * 2**0.5) < 0.1  # and not 4
+    assert abs(both.std() - 2 * 2**0.5) < 0.1  # and not 4, as of the same noise twice
     assert abs(np.corrcoef(first.ravel(), (both - first).ravel())[0, 1]) < 0.1
 
 
@@ -119,14 +119,14 @@ def test_shifts_that_do_not_fit_the_data_are_refused():
         require("sensors", ["rotate"], (1, 50, 3))
 
 
-def test_who_has_no_shift_has_the_program_of_before():
+def test_without_a_shift_the_program_has_no_part_of_one():
     federation = federate(SOURCE, PARTITION, tiny_models())
     program = str(jax.make_jaxpr(federation.inputs)(np.arange(4)))
     assert "random" not in program and program.count("gather") == 1
 
 
-def test_a_run_under_a_shift_ends_and_predicts_what_its_clients_see(tmp_path):
-    """With a class-by-client picture of its rows, which are pairs of images and owners."""
+def test_a_run_with_a_shift_predicts_images_as_its_clients_see_them(tmp_path):
+    """The run's picture of classes per client counts its rows, pairs of images and owners."""
     options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 1, "eval_every": 1, "epochs": 1}
     run = jaxfl.run("local", tmp_path / "run", shift=["rotate,degrees=60", "noise"], quiet=True, **options)
     assert (run.folder / "partition.png").is_file()

@@ -1,4 +1,4 @@
-"""Data sources: what is read, what is refused. All data are made here; nothing is downloaded."""
+"""Data sources: what is read and what is refused. All data are made here; nothing is downloaded."""
 
 import io
 import shutil
@@ -22,14 +22,14 @@ def random_images(*shape):
 
 
 def check(source, train, test, shape, classes):
-    """Sizes, types and the order that every source keeps."""
+    """Assert the sizes and types, and the order that every source keeps."""
     assert source.images.shape == (train + test, *shape)
     assert source.labels.dtype == np.int32
     assert source.train.tolist() == [True] * train + [False] * test
     assert source.classes == classes
 
 
-def test_digits_are_real_and_split_in_fixed_stratified_fifths():
+def test_a_fixed_stratified_fifth_of_digits_is_for_testing():
     source = load("digits")
     check(source, 1437, 360, (8, 8, 1), 10)
     assert source.images.dtype == np.uint8 and source.images.max() == 16
@@ -40,7 +40,7 @@ def test_digits_are_real_and_split_in_fixed_stratified_fifths():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
 def test_moments_are_those_of_each_channel(dtype):
-    images = random_images(1030, 3, 2, 3).astype(dtype)  # more than are looked at together
+    images = random_images(1030, 3, 2, 3).astype(dtype)  # more than are processed at once
     images[..., 1] = 7  # never changes
     mean, std = moments(images)
     assert mean.shape == std.shape == (1, 1, 1, 3)
@@ -68,7 +68,7 @@ def write(path, **arrays):
 
 
 @pytest.mark.parametrize("words", [True, False])
-def test_npz_with_a_split(tmp_path, words):
+def test_npz_with_a_split_is_read_with_training_rows_first(tmp_path, words):
     images, labels = random_images(6, 4, 5), np.array([2, 0, 1, 0, 1, 2])
     train = np.array([True, False, True, True, False, True])
     split = np.where(train, "train", "test") if words else train
@@ -79,7 +79,7 @@ def test_npz_with_a_split(tmp_path, words):
     assert (source.labels == labels[order]).all()
 
 
-def test_npz_of_floats_without_a_split(tmp_path):
+def test_npz_of_floats_without_a_split_gets_one(tmp_path):
     images = random_images(20, 2, 2, 3) / 255
     source = load(write(tmp_path / "mine.npz", images=images, labels=np.arange(20) % 2))
     check(source, 16, 4, (2, 2, 3), 2)
@@ -87,7 +87,7 @@ def test_npz_of_floats_without_a_split(tmp_path):
     assert np.bincount(source.labels[~source.train]).tolist() == [2, 2]
 
 
-def test_npz_of_vectors_and_what_else_is_known_of_their_rows(tmp_path):
+def test_npz_of_vectors_keeps_columns_that_say_whose_a_row_is(tmp_path):
     features, labels = np.random.default_rng(0).normal(size=(20, 7)), np.arange(20) % 2
     whose, split = np.array(["ann", "bob"])[np.arange(20) // 10], np.arange(20) % 4 > 0
     arrays = {"features": features, "labels": labels, "split": split, "user": whose, "weight": features[:, 0]}
@@ -95,7 +95,7 @@ def test_npz_of_vectors_and_what_else_is_known_of_their_rows(tmp_path):
     check(source, 15, 5, (1, 1, 7), 2)
     order = np.append(np.flatnonzero(split), np.flatnonzero(~split))
     assert (source.images[:, 0, 0] == features[order].astype(np.float32)).all()
-    assert source.columns.keys() == {"user"}  # a weight is not whose a row is
+    assert source.columns.keys() == {"user"}  # not weight: floats do not say whose a row is
     assert (source.columns["user"] == whose[order]).all()
     whole = load(write(tmp_path / "whole.npz", features=np.arange(40).reshape(20, 2), labels=labels))
     assert whole.images.dtype == np.float32
@@ -136,7 +136,7 @@ LABELS = np.arange(10) % 2
         ({"images": IMAGES, "labels": LABELS.astype(object)}, "not an .npz file of plain arrays"),
     ],
 )
-def test_npz_refusals(tmp_path, arrays, sentence):
+def test_invalid_npz_arrays_are_refused(tmp_path, arrays, sentence):
     with pytest.raises(JaxflError, match=sentence):
         load(write(tmp_path / "mine.npz", **arrays))
 
@@ -152,7 +152,7 @@ def test_npz_refusals(tmp_path, arrays, sentence):
         ((10, 3, 4, 8), True),
     ],
 )
-def test_channels_that_come_first_are_noticed(tmp_path, shape, fits):
+def test_images_with_channels_first_are_refused(tmp_path, shape, fits):
     np.savez(tmp_path / "x.npz", images=np.zeros(shape, np.uint8), labels=np.arange(10) % 2)
     if fits:
         assert load(str(tmp_path / "x.npz")).images.shape == shape
@@ -185,7 +185,7 @@ def write_images(folder, images):
         Image.fromarray(pixels).save(folder / f"{number}.png")
 
 
-def test_folder_with_one_sub_folder_per_class(tmp_path):
+def test_a_folder_with_one_sub_folder_per_class_is_read(tmp_path):
     dogs, cats = random_images(2, 10, 4, 6, 3)
     write_images(tmp_path / "dog", dogs)
     write_images(tmp_path / "cat", cats)
@@ -195,7 +195,7 @@ def test_folder_with_one_sub_folder_per_class(tmp_path):
     assert (source.images[source.labels == 0].sum(0) == cats.sum(0)).all()
 
 
-def test_folder_with_train_and_test(tmp_path):
+def test_a_folder_with_train_and_test_is_read(tmp_path):
     images = random_images(3, 4, 4)  # grey
     write_images(tmp_path / "train" / "cat", images[:1])
     write_images(tmp_path / "train" / "dog", images[1:2])
@@ -226,7 +226,7 @@ def test_public_images_need_no_labels(tmp_path):
         load(str(tmp_path / "none.npz"), labelled=False)
 
 
-def test_folder_refusals(tmp_path):
+def test_invalid_folders_are_refused(tmp_path):
     write_images(tmp_path / "half" / "train" / "dog", random_images(2, 4, 4))
     with pytest.raises(JaxflError, match="has train, but no test beside it"):
         load(str(tmp_path / "half"))
@@ -277,7 +277,7 @@ def prepare(data_dir, name, images, **labels):
     return builder.data_path
 
 
-def test_tfds_set_with_two_labels(tmp_path, capsys):
+def test_a_tfds_set_with_two_labels_is_read_by_either(tmp_path, capsys):
     images = random_images(3, 32, 32, 3)
     fine, coarse = [7, 99, 0], [1, 19, 1]
     prepare(tmp_path, "cifar100", images, label=fine, coarse_label=coarse)
@@ -293,7 +293,7 @@ def test_tfds_set_with_two_labels(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_tfds_set_with_a_configuration(tmp_path):
+def test_a_tfds_set_with_a_configuration_is_read(tmp_path):
     images = random_images(2, 28, 28, 1)
     prepare(tmp_path, "emnist/byclass", images, label=[61, 3])
     source = load("emnist/byclass", tmp_path)
@@ -301,7 +301,7 @@ def test_tfds_set_with_a_configuration(tmp_path):
     assert (source.images[:2] == images).all()
 
 
-def test_tfds_set_without_a_test_split(tmp_path):
+def test_a_tfds_set_without_a_test_split_gets_one(tmp_path):
     folder = prepare(tmp_path, "mnist", random_images(10, 28, 28, 1), label=[0, 1] * 5)
     info = tfds.builder("mnist", data_dir=tmp_path).info
     info.set_splits(tfds.core.SplitDict([info.splits["train"]]))
@@ -319,7 +319,7 @@ def test_tfds_set_without_a_test_split(tmp_path):
         ("cifar10", r"cifar10 is not prepared in .*cifar10.*pip install '\.\[tfds-prepare\]'"),
     ],
 )
-def test_tfds_names_that_cannot_be_read(tmp_path, name, sentence):
+def test_invalid_tfds_names_are_refused(tmp_path, name, sentence):
     with pytest.raises(JaxflError, match=sentence):
         load(name, tmp_path)
 
@@ -340,7 +340,7 @@ def test_damaged_tfds_sets_are_refused(tmp_path):
 
 
 def test_small_windows_of_a_signal_are_images_of_height_one():
-    """Not grey images in PyTorch's order, which are square or larger."""
+    """Windows are not taken for grey images in PyTorch's order, which are square or larger."""
 
     def held(*shape):
         labels = np.arange(50) % 2

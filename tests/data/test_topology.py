@@ -1,4 +1,4 @@
-"""Graphs of clients: who is linked with whom, from names and from files of edges."""
+"""Graphs of clients: their links, from names and from files of edges."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from jaxfl.runs.prepare import link
 
 
 def links_of(choice, clients, **options):
-    """What a command with these options links."""
+    """Return the links of a command with these options."""
     return link(Setup.of(topology=choice, **options), clients)
 
 
@@ -31,11 +31,11 @@ def test_named_graphs_have_their_degrees(choice, degrees):
 
 @pytest.mark.parametrize("choice", topology.TOPOLOGIES)
 @pytest.mark.parametrize("clients", [1, 2])
-def test_every_graph_has_a_smallest_size(choice, clients):
+def test_every_graph_can_have_one_or_two_clients(choice, clients):
     assert links_of(choice, clients).sum() == clients * (clients - 1)
 
 
-def test_a_random_graph_is_connected_and_the_partition_seed_decides():
+def test_a_random_graph_is_connected_and_depends_only_on_the_partition_seed():
     for seed in range(10):
         links = links_of("er,p=0.2", 12, partition_seed=seed)
         reached = np.linalg.matrix_power(links + np.eye(12, dtype=int), 11)
@@ -62,7 +62,7 @@ def test_a_file_of_edges_is_read_as_it_was_written(tmp_path):
         ("\x00\ufffd", "is not an edge"),
     ],
 )
-def test_edges_that_do_not_fit_are_refused(tmp_path, text, words):
+def test_invalid_edges_are_refused(tmp_path, text, words):
     (tmp_path / "edges.txt").write_text(text)
     with pytest.raises(JaxflError, match=words):
         topology.read(tmp_path / "edges.txt", 4)

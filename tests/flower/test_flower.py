@@ -1,4 +1,4 @@
-"""The app for Flower: what it holds, and Flower's own strategy and messages carried through it."""
+"""The app for Flower: its files, and rounds with Flower's own strategy and messages."""
 
 import importlib
 import sys
@@ -20,10 +20,10 @@ OPTIONS = (
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore")  # they are Flower's
+@pytest.mark.filterwarnings("ignore")  # Flower's own
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "per-fedavg"])
-def test_flower_makes_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch):
-    """All is Flower's and the app's but the network between them."""
+def test_flower_reproduces_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch):
+    """Only the network between server and clients is replaced."""
     flower = pytest.importorskip("flwr.app")
     run, folder = tmp_path / "run", tmp_path / "app"
     cli.main(["run", method, *dataset, *OPTIONS.split(), "--run-dir", str(run)])
@@ -37,7 +37,7 @@ def test_flower_makes_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch
     sizes = []
 
     class Grid:
-        """The network: nodes are called as functions."""
+        """A network that calls nodes as functions."""
 
         def get_node_ids(self):
             return range(CLIENTS)
@@ -57,9 +57,9 @@ def test_flower_makes_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch
 
 
 def components(project, folder, monkeypatch):
-    """The server's and the clients' apps, as Flower finds them."""
+    """Return the server's and the clients' apps, as Flower finds them."""
     identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
-    identity.task_id, identity.run_id, identity.node_id = 1, 1, 1  # which a SuperLink would set
+    identity.task_id, identity.run_id, identity.node_id = 1, 1, 1  # a SuperLink would set them
     monkeypatch.syspath_prepend(folder)
     found = []
     for name in ("serverapp", "clientapp"):
@@ -70,12 +70,12 @@ def components(project, folder, monkeypatch):
 
 
 def size(reply):
-    """Bytes of the arrays in a message."""
+    """Return the bytes of the arrays in a message."""
     records = reply.content.array_records.values()
     return sum(array.numpy().nbytes for record in records for array in record.values())
 
 
-def test_rounds_beyond_a_schedule_that_goes_by_the_length_are_refused(dataset, tmp_path, capsys):
+def test_rounds_beyond_a_schedule_that_depends_on_the_length_are_refused(dataset, tmp_path, capsys):
     run = tmp_path / "run"
     cli.main(
         ["run", "fedavg", *dataset, *OPTIONS.split(), "--run-dir", str(run), "--schedule", "cosine,final=0.1"]

@@ -1,4 +1,4 @@
-"""What clients know together of a class."""
+"""Class means over clients."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +7,8 @@ from conftest import assert_same
 from jaxfl.mechanisms.class_means import ClassMeans, over_clients
 
 
-def test_a_class_that_nobody_has_now_keeps_its_mean():
-    """And remains known, by as many rows as before."""
+def test_a_class_that_no_client_has_in_a_round_keeps_its_mean():
+    """The class remains known, with as many rows as before."""
     before = ClassMeans(jnp.array([[1.0, 2], [3, 4], [5, 6]]), jnp.array([7.0, 8, 0]))
     now = ClassMeans(
         jnp.array([[[9.0, 9], [0, 0], [0, 0]], [[6, 0], [0, 0], [0, 0]]]), jnp.array([[1.0, 0, 0], [2, 0, 0]])

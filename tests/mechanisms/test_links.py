@@ -13,7 +13,7 @@ from jaxfl.mechanisms import topology
 
 @pytest.fixture(scope="module")
 def linked(federation):
-    """The five clients with their links."""
+    """Return the five clients with their links."""
     return dataclasses.replace(federation, links=jnp.asarray(tiny_links()))
 
 
@@ -27,7 +27,7 @@ def test_metropolis_weights_are_symmetric_and_their_rows_sum_to_one():
     assert np.count_nonzero(weights) == 2 * len(EDGES) + len(degree)
 
 
-def test_who_is_absent_neither_gives_nor_gets(linked):
+def test_absent_clients_take_no_part_in_gossip(linked):
     present = cohort(linked, (0, 3, 4))
     held = {0: jnp.array([1.0, 0, 0]), 1: jnp.array([10.0, 100])}  # of client 0, and of 3 and 4
     mixed, sent = topology.gossip(linked, present, held)
@@ -38,13 +38,13 @@ def test_who_is_absent_neither_gives_nor_gets(linked):
 
 
 def walked(linked, at, here, accepts, most=1000, seed=0):
-    """A walk from a client, among those here, until one of those who accept."""
+    """Walk from client `at` among the clients that are here, until one of those that accept."""
     here, chance = (jnp.asarray(np.isin(np.arange(5), list(ids))) for ids in (here, accepts))
     key, at = jax.random.key(seed), jnp.int32(at)
     return topology.walk(key, linked, here, at, chance.astype(float), most)
 
 
-def test_a_walk_ends_where_it_is_accepted_and_everybody_pays_for_its_own_hops(linked):
+def test_a_walk_ends_where_it_is_accepted_and_each_client_pays_for_its_own_hops(linked):
     way = walked(linked, at=3, here=range(5), accepts=[1])
     assert way.accepted and way.at == 1 and bool(way.passed[3])
     assert not bool(way.sent[1])  # which sends it on only after its training
@@ -57,7 +57,7 @@ def test_a_walk_that_is_accepted_at_once_sends_nothing(linked):
     assert way.accepted and way.at == 3 and not way.sent.any() and way.passed.tolist().count(True) == 1
 
 
-def test_an_absent_client_hands_on_at_the_cost_of_who_gets_it(linked):
+def test_a_hop_from_an_absent_client_is_paid_by_the_receiver(linked):
     way = walked(linked, at=3, here=[4, 0], accepts=[4])
     assert way.accepted and way.at == 4
     assert way.sent.tolist() == [0, 0, 0, 0, 1]
@@ -67,13 +67,13 @@ def test_an_absent_client_hands_on_at_the_cost_of_who_gets_it(linked):
 @pytest.mark.parametrize(
     ("at", "here", "accepts"),
     [
-        (1, [0, 1, 2], []),  # nobody ever would
-        (1, [0, 1, 2], [3]),  # who would is absent
-        (1, [0, 1, 4], [4]),  # who would is not linked
-        (0, [1, 3, 4], [0]),  # it would itself, but is absent
+        (1, [0, 1, 2], []),  # no client accepts
+        (1, [0, 1, 2], [3]),  # the one that accepts is absent
+        (1, [0, 1, 4], [4]),  # the one that accepts is not linked
+        (0, [1, 3, 4], [0]),  # it accepts itself, but is absent
     ],
 )
-def test_a_walk_that_nobody_can_accept_rests(linked, at, here, accepts):
+def test_a_walk_that_no_client_can_accept_stays(linked, at, here, accepts):
     links = linked.links.at[0, 4].set(False).at[4, 0].set(False)
     way = walked(dataclasses.replace(linked, links=links), at, here, accepts)
     assert not way.accepted and way.at == at and not way.sent.any()

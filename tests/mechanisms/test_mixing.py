@@ -35,7 +35,7 @@ def floats(values):
 
 @pytest.fixture
 def cohort():
-    """Client 2 and nobody, client 4 and client 3."""
+    """Return a cohort of client 2 and an empty place, and of clients 4 and 3."""
     first = Slots(np.array([2, 3], np.int32), np.array([True, False]))
     second = Slots(np.array([1, 0], np.int32), np.array([True, True]))
     return Cohort(np.int32(0), (first, second), rounds=1)
@@ -45,7 +45,7 @@ def test_ids_are_those_of_the_places(federation, cohort):
     assert [i.tolist() for i in mixing.ids(federation, cohort)] == [[2, NOBODY], [4, 3]]
 
 
-def test_models_are_mixed_within_the_round_or_among_all_who_are_scored(federation, cohort):
+def test_models_are_mixed_within_the_cohort_or_among_all_when_they_are_scored(federation, cohort):
     in_parts = Cohort(cohort.round, cohort.groups, rounds=1, part=True)
     assert mixing.among(federation, cohort) is cohort
     everyone = mixing.ids(federation, mixing.among(federation, in_parts))
@@ -72,7 +72,7 @@ def test_pairs_of_empty_places_are_zero_and_never_written():
 # ---- mixtures
 
 
-def test_rows_that_sum_to_one(rng):
+def test_row_stochastic_makes_rows_sum_to_one(rng):
     weights = rng.random((4, 4)) * [1, 1, 0, 1]  # the third place is empty
     weights[1] = 0
     i = np.array([4, 1, NOBODY, 0], np.int32)
@@ -93,14 +93,14 @@ def test_rows_that_sum_to_one(rng):
     [("fedcmd", {"personal": "fc1", "selection_rounds": 0}), ("mnfl-homogeneous", {})],
 )
 def test_what_a_client_receives_does_not_depend_on_its_place(federation, rng, name, options):
-    """Devices get equal numbers of places: where all are scored there may be more of them than clients."""
+    """When all are scored, there may be more places than clients, because devices get equally many."""
     config = METHODS[name].config(**options)
     algorithm = METHODS[name].build(config)
     state = algorithm.init(jax.random.key(0), federation, traced(config))
     apart = jax.tree.map(lambda leaf: leaf + floats(rng.normal(size=leaf.shape)), state.weights)
     state = state._replace(weights=apart)
     if name == "mnfl-homogeneous":
-        state = state._replace(matrix=state.matrix.at[2].set(0))  # taught by nobody
+        state = state._replace(matrix=state.matrix.at[2].set(0))  # client 2 has no teacher
 
     @jax.jit
     def models(state, cohort):
@@ -159,16 +159,16 @@ def test_output_units_are_compared_whatever_their_lengths(rng):
     )
 
 
-def test_projection_on_the_simplex(rng):
+def test_present_entries_are_projected_on_the_simplex(rng):
     present = np.array([True, False, True, True, False, True])
     rows, mass = rng.normal(size=(6, 6)), np.array([1, 0.3, 2, 0, 1e-3, 1])
-    rows[5] = [0.25, 9, 0.25, 0.25, 9, 0.25]  # is there already
+    rows[5] = [0.25, 9, 0.25, 0.25, 9, 0.25]  # is on the simplex already
     projected = mixing.project_on_simplex(floats(rows), floats(mass), present)
     expected = np.zeros((6, 6))
     for n in np.flatnonzero(mass):
         expected[n, present] = nearest(rows[n, present], mass[n])
     np.testing.assert_allclose(projected, expected, atol=1e-6)
-    assert (expected[:, present] == 0).any(1).sum() > 2  # where it does more than to shift
+    assert (expected[:, present] == 0).any(1).sum() > 2  # for these a mere shift is not enough
 
     np.testing.assert_allclose(projected.sum(1), mass, rtol=1e-6)
     assert np.all(projected >= 0) and not projected[:, ~present].any()
@@ -223,7 +223,7 @@ def test_wasserstein_distance_of_gaussians_is_the_integral_over_quantiles():
     assert abs(float(wasserstein(one, other, "mean")) - 0.4) < 1e-6
 
 
-def test_a_tensor_is_known_by_its_normalised_values(rng):
+def test_a_tensor_is_represented_by_mean_and_deviation_of_its_normalised_values(rng):
     real = rng.normal(5, 3, (3, 2, 2))
     padded = np.concatenate([real, 1e6 * rng.normal(size=(2, 2, 2))])
     found = gaussian(floats(padded), np.arange(5) < 3)
@@ -242,12 +242,12 @@ def test_a_tensor_is_known_by_its_normalised_values(rng):
         ([0.3, 0.1, 0.1], ("fc1", "fc3", "classifier"), "fc2", 1),
     ],
 )
-def test_a_vote_that_several_layers_deserve(scores, names, ties, winner):
+def test_a_vote_goes_to_the_least_score_and_in_ties_to_the_chosen_layer(scores, names, ties, winner):
     assert vote(floats(scores), names, ties).tolist() == np.eye(3)[winner].tolist()
 
 
-def test_how_far_weights_have_left_equality():
-    """Of two clients; the third is a newcomer, whom nobody counts."""
+def test_the_summary_of_the_matrix_leaves_out_newcomers():
+    """Of three clients, the last is a newcomer and does not count."""
     matrix = floats([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [1, 0, 0]])
     apart = (np.array([False, False]), np.array([True]))
     federation: Any = SimpleNamespace(newcomers=apart, participants=floats([2, 0]))

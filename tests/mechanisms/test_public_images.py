@@ -1,4 +1,4 @@
-"""Public images: held out or of another set, drawn for a round, spoken of and learnt from."""
+"""Public images: held out or of another set, drawn for a round, and predicted by clients."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ KEY = jax.random.key(0)
 # ---- images of a round
 
 
-def test_a_round_draws_distinct_images_anew(federation):
+def test_each_round_draws_its_own_distinct_images(federation):
     drawn = [
         public.subset(jax.random.fold_in(KEY, t), federation, size).tolist()
         for t, size in ((0, 6), (0, 6), (1, 6), (1, 2 * PUBLIC))
@@ -61,7 +61,7 @@ def test_clients_see_public_images_unless_they_are_absent(federation):
 
 
 def other(shape=(6, 4, 3), *, top=255, classes=CLASSES, dtype=np.uint8):
-    """Ten images of one value each, in all channels alike, the last two for testing."""
+    """Return ten images of one value each, the same in all channels; the last two are for testing."""
     values = np.linspace(0, top, 10).astype(dtype)
     images = np.broadcast_to(values[:, None, None, None], (10, *shape)).copy()
     return Source("other", images, np.arange(10, dtype=np.int32) % classes, np.arange(10) < 8, classes)
@@ -83,7 +83,7 @@ def test_images_take_the_form_of_the_clients_own(channels, wanted, dtype):
     assert labels[places].tolist() == given.labels[:8].tolist()
 
 
-def test_resizing_interpolates_and_grey_is_what_the_eye_sees():
+def test_resizing_interpolates_and_grey_weights_colours_as_the_eye_does():
     ramp = np.broadcast_to(np.arange(8, dtype=np.uint8)[None, None, :, None] * 30, (4, 8, 8, 1))
     given = Source("ramp", ramp, np.zeros(4, np.int32), np.ones(4, bool), CLASSES)
     small = adapt(given, SOURCE._replace(images=np.full((60, 4, 4, 1), 200, np.uint8)), seed=0).images
@@ -95,13 +95,13 @@ def test_resizing_interpolates_and_grey_is_what_the_eye_sees():
     assert set(adapt(given, SOURCE, seed=0).images.ravel()) == {75}  # round(0.299 * 250)
 
 
-def test_some_images_are_drawn_by_the_seed():
+def test_the_seed_decides_which_images_are_drawn():
     drawn = [adapt(other(), SOURCE, seed=seed, size=5).images[:, 0, 0, 0].tolist() for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 5
 
 
-def test_of_the_clients_own_set_nothing_is_public_that_clients_have():
+def test_images_that_clients_have_are_not_public():
     owned = np.array([0, 1, 2, 50])
     images = adapt(SOURCE, SOURCE, seed=0, owned=owned).images
     (free,) = np.nonzero(SOURCE.train & ~np.isin(np.arange(60), owned))
@@ -136,7 +136,7 @@ def test_images_that_do_not_fit_are_refused(given, options, sentence):
         adapt(given, SOURCE, seed=0, **options)
 
 
-def test_images_of_another_set_stand_after_the_clients_own():
+def test_images_of_another_set_come_after_the_clients_own():
     images = Public(np.full((3, *SHAPE), 9, np.uint8), np.array([2, 0, 1], np.int32), labelled=False)
     federation = federate(SOURCE, tiny_partition(SOURCE), tiny_models(), public=images)
     assert federation.public.tolist() == [60, 61, 62] and not federation.labelled
@@ -149,7 +149,7 @@ def test_images_of_another_set_stand_after_the_clients_own():
 
 
 @pytest.mark.parametrize("name", ["classes", "iid"])
-def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
+def test_held_out_images_belong_to_no_client_and_come_from_every_class(name, tmp_path):
     def divided(share):
         options = {"classes_per_client": 2, "samples_per_client": 6} if name == "classes" else {}
         return partition.divide(
@@ -183,11 +183,11 @@ def test_held_out_images_are_nobodys_and_of_every_class(name, tmp_path):
         divided(0.01)
 
 
-def test_images_are_held_out_where_a_method_needs_some():
+def test_images_are_held_out_if_a_method_needs_some():
     def chosen(*methods, **options):
         return provided(Setup.of(**options), map(choose, methods)).data.public
 
     assert chosen("fedavg") == "none"
     assert chosen("fedavg", "mnfl") == "held-out"
     assert chosen("mnfl", public="mnist,size=9") == "mnist,size=9"
-    assert chosen("mnfl", partition="saved.npz") == "auto"  # whatever the file holds
+    assert chosen("mnfl", partition="saved.npz") == "auto"  # the file decides

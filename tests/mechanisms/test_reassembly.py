@@ -1,4 +1,4 @@
-"""The plain parts of re-assembly: signatures, groups, candidates, the teacher; by formulas written out."""
+"""Re-assembly without networks, against explicit formulas: signatures, groups, candidates, teachers."""
 
 import itertools
 import json
@@ -29,14 +29,14 @@ quick = settings(max_examples=100, deadline=None)
 
 
 def linear_cka(x, y):
-    """CKA with the centring matrix written out."""
+    """Return CKA, with the centring matrix written out."""
     h = np.eye(len(x)) - 1 / len(x)
     k_x, k_y = (h @ z @ z.T @ h for z in (np.asarray(x, float), np.asarray(y, float)))
     return (k_x * k_y).sum() / (np.linalg.norm(k_x) * np.linalg.norm(k_y))
 
 
 def models_of(rng, widths=((3, 5, 7, 4), (3, 6, 4), (3, 8, 2, 4)), images=20):
-    """Activations of models with blocks of different widths; the first two of a model are maps."""
+    """Return activations of models with blocks of different widths; the first two of a model are maps."""
     return [
         [
             rng.normal(1, 1, (images, 4 // 2**i, 4 // 2**i, d) if i < 2 else (images, d)).astype(np.float32)
@@ -51,7 +51,7 @@ def block(client, index, group):
 
 
 def random_pool(seed, clients=4, depth=5, groups=3):
-    """A pool of small models whose blocks are in random groups, in random order."""
+    """Return a pool of small models whose blocks are in random groups, in random order."""
     rng = np.random.default_rng(seed)
     blocks = [
         block(client, index, int(rng.integers(groups)))
@@ -63,7 +63,7 @@ def random_pool(seed, clients=4, depth=5, groups=3):
 
 
 def all_tuples(own, anchor, pool, ordered):
-    """Algorithm 1, lines 1-20, by enumeration."""
+    """Return all tuples of Algorithm 1, lines 1-20, by enumeration, and their length."""
     choices, q = [[anchor]], anchor.index
     for r in range(1, len(own)):
         group = [u for u in pool.blocks if u.group == own[r].group]
@@ -81,7 +81,7 @@ def all_tuples(own, anchor, pool, ordered):
 # --- signatures
 
 
-def test_cka_is_the_formula_and_sees_neither_rotation_nor_scale_nor_shift():
+def test_cka_matches_its_formula_and_ignores_rotation_scale_and_shift():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 6)), rng.normal(size=(30, 9))
     y[:, :3] += 2 * x[:, :3]
@@ -94,7 +94,7 @@ def test_cka_is_the_formula_and_sees_neither_rotation_nor_scale_nor_shift():
     for other in (y, y @ rotation, 1e-3 * y, 1e6 * y, y + np.arange(9), np.pad(y, ((0, 0), (0, 4)))):
         np.testing.assert_allclose(fast(x, other), linear_cka(x, y), rtol=1e-5)
     np.testing.assert_allclose(fast(x, x), 1, rtol=1e-5)
-    assert abs(fast(x, y * np.arange(9)) - linear_cka(x, y)) > 0.01  # no other linear map is invisible
+    assert abs(fast(x, y * np.arange(9)) - linear_cka(x, y)) > 0.01  # another linear map changes it
 
 
 def test_similarity_is_eq_1_on_maps_averaged_over_space():
@@ -106,20 +106,20 @@ def test_similarity_is_eq_1_on_maps_averaged_over_space():
 
 
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, 0.1])
-def test_activations_that_say_nothing_are_like_nothing(spoilt):
+def test_constant_or_infinite_activations_are_similar_to_nothing(spoilt):
     (model, *_) = models_of(np.random.default_rng(2))
     broken = [*model[:2], np.full_like(model[2], spoilt), model[3]]
     alike = similarity(signatures([model, broken]))
     np.testing.assert_allclose(alike[0, 3], 2, rtol=1e-5)
-    np.testing.assert_allclose(alike[1, 4], 1, rtol=1e-5)  # by what goes in
-    np.testing.assert_allclose(alike[4, 4], 1, rtol=1e-5)  # not even like itself in what comes out
+    np.testing.assert_allclose(alike[1, 4], 1, rtol=1e-5)  # from their inputs alone
+    np.testing.assert_allclose(alike[4, 4], 1, rtol=1e-5)  # even its own output is not similar to itself
 
 
 # --- grouping
 
 
 def planted(rng, groups=4, copies=6, images=40):
-    """Blocks of `groups` functions in shuffled order: noisy linear maps of a few features each."""
+    """Return signatures and groups of blocks: noisy linear maps of a few features of each group."""
     latent = rng.normal(size=(groups, 2, images, 3))
     truth = rng.permutation(np.repeat(np.arange(groups), copies))
 
@@ -139,7 +139,7 @@ def test_groupings_recover_planted_groups(seed):
     rng = np.random.default_rng(seed)
     found, truth = planted(rng)
     assert same_groups(kmedoids(similarity(found), 4), truth)
-    # Lloyd's iterations find them from centres that are of different groups; that is up to chance.
+    # Lloyd's iterations find them if the initial centres are of different groups, which is up to chance.
     starts = [rng.choice(24, 4, replace=False) for rng in map(np.random.default_rng, range(100))]
     lucky = [s for s, start in enumerate(starts) if len(set(truth[start])) == 4]
     assert len(lucky) >= 5
@@ -160,7 +160,7 @@ def test_kmedoids_nearly_always_finds_the_best_medoids():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kmeans_is_lloyd_on_padded_pairs(seed):
-    """The authors' recipe: pairs padded with ones, 1 / sim as distance, ten iterations."""
+    """K-means follows the authors' recipe: pairs padded with ones, 1 / sim as distance, ten iterations."""
     models = models_of(np.random.default_rng(seed), widths=((3, 5, 7, 4), (3, 6, 4), (3, 8, 2, 4), (3, 4, 9)))
     points = []
     for model in models:
@@ -179,7 +179,7 @@ def test_kmeans_is_lloyd_on_padded_pairs(seed):
     assert [np.flatnonzero(labels == k).tolist() for k in range(labels.max() + 1)] == clusters
 
 
-def test_no_more_groups_than_blocks_that_differ():
+def test_there_are_no_more_groups_than_different_blocks():
     (model, *_) = models_of(np.random.default_rng(0))
     found = signatures([model, model])
     for labels in (kmeans(found, 9, np.random.default_rng(0)), kmedoids(similarity(found), 9)):
@@ -189,10 +189,10 @@ def test_no_more_groups_than_blocks_that_differ():
 
 # --- CMSR
 
-# The example of the paper's Figure 2 as its text tells it, clients and blocks counted from 1. The anchor 4.2
+# The example of the paper's Figure 2 by its text, with clients and blocks counted from 1. The anchor 4.2
 # replaces 1.1; after index 2 the group of 1.2 has 2.3 and 3.3; after 3 the group of 1.3 has a block 4 and a
-# block 5; after 4 the group of 1.4 has none, so 1.4 completes. Which client has which other block is our
-# choice, as is that 3.4 and 4.5 are the two.
+# block 5; after 4 the group of 1.4 has none, so 1.4 completes. Which client has which other block is
+# our choice, and that these two are 3.4 and 4.5.
 FIGURE_2 = {1: "1.1 2.1 3.1 4.1 4.2", 2: "1.2 2.3 3.2 3.3", 3: "1.3 3.4 4.3 4.5", 4: "1.4 2.2 4.4"}
 
 
@@ -209,7 +209,7 @@ def names(blocks):
     return " ".join(f"{block.client}.{block.index}" for block in blocks)
 
 
-def test_the_example_of_figure_2():
+def test_cmsr_finds_the_candidates_of_figure_2():
     pool = figure_2()
     own = pool.own(1)
     anchor = next(b for b in pool.blocks if names([b]) == "4.2")
@@ -228,7 +228,7 @@ def test_the_example_of_figure_2():
 
 @given(seed=seeds, ordered=st.booleans(), complete=st.booleans(), most=st.integers(1, 5))
 @quick
-def test_candidates_keep_the_rules(seed, ordered, complete, most):
+def test_candidates_of_cmsr_keep_its_rules(seed, ordered, complete, most):
     pool = random_pool(seed)
     rng = np.random.default_rng(seed)
     for client in range(4):
@@ -246,7 +246,7 @@ def test_candidates_keep_the_rules(seed, ordered, complete, most):
 
 @given(seed=seeds)
 @quick
-def test_anchors_of_the_ablations(seed):
+def test_ablations_choose_the_most_similar_or_a_first_block_as_anchor(seed):
     pool = random_pool(seed)
     rng = np.random.default_rng(seed)
     first = pool.own(0)[0]
@@ -283,7 +283,7 @@ def test_every_tuple_is_equally_likely():
     assert set(draws(4)) == {frozenset(tuples)}
 
 
-def test_a_product_that_nobody_could_enumerate():
+def test_candidates_are_drawn_from_products_too_large_to_enumerate():
     blocks = tuple(block(client, index, index) for client in range(20) for index in range(15))
     pool = Pool(blocks, np.ones((300, 300)))
     choices = search(pool.own(3), blocks[15], pool, ordered=True)
@@ -307,7 +307,7 @@ def test_no_candidate_exceeds_the_bound(seed, eta):
     assert found == [own] or all(size(c) <= bound for c in found)
 
 
-def test_the_bound_runs_again_and_then_falls_back():
+def test_a_search_under_a_bound_is_repeated_and_then_falls_back():
     pool = random_pool(0)
     small, large = identity(0, pool), identity(3, pool)
     runs = []
@@ -326,7 +326,7 @@ def test_the_bound_runs_again_and_then_falls_back():
     assert bounded(lambda: run(12), size, 1.5, large) == [large] and len(runs) == 11
 
 
-def test_a_candidate_describes_itself():
+def test_the_description_of_a_candidate_is_complete():
     pool = random_pool(3)
     for found in (cmsr(1, pool, np.random.default_rng(0))[0], identity(1, pool)):
         blocks = json.loads(json.dumps(describe(found)))
@@ -347,14 +347,14 @@ def test_a_candidate_describes_itself():
 
 
 def two_kinds(pool, rng):
-    """Some blocks of a pool made dense."""
+    """Return the pool with some of its blocks made dense."""
     blocks = tuple(b._replace(kind=str(rng.choice(["conv", "fc"]))) for b in pool.blocks)
     return pool._replace(blocks=blocks)
 
 
 @given(seed=seeds, length=st.integers(1, 8), groups=st.integers(1, 4))
 @quick
-def test_a_candidate_of_pfedhr_keeps_the_rules(seed, length, groups):
+def test_a_candidate_of_pfedhr_keeps_its_rules(seed, length, groups):
     rng = np.random.default_rng(seed)
     pool = two_kinds(random_pool(seed, groups=groups), rng)
     kinds, found = {b.kind for b in pool.blocks}, {b.group for b in pool.blocks}
@@ -368,7 +368,7 @@ def test_a_candidate_of_pfedhr_keeps_the_rules(seed, length, groups):
     assert conv == sorted(conv) and dense == sorted(dense)
 
 
-def test_lengths_of_pfedhr_come_in_turn():
+def test_candidates_of_pfedhr_have_the_lengths_in_turn():
     pool = two_kinds(random_pool(0, depth=9), np.random.default_rng(0))
     found = candidates(pool, np.random.default_rng(0), range(4, 7), 8)
     assert [len(blocks) for blocks in found] == [4, 5, 6, 4, 5, 6, 4, 5]

@@ -1,4 +1,4 @@
-"""Entries that several architectures share: which part of a network a narrower one is."""
+"""Entries that several architectures share: which slice of a network a narrower one is."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jaxfl.models.zoo.mobilenet import InvertedResidual
 
 
 def varied(width):
-    """A network that has what is hard in those of the zoo: sums, gates, concatenations, flattening."""
+    """Return a network with what is hard in those of the zoo: sums, gates, concatenations, flattening."""
     modules = {
         "stem": ConvBlock(scaled(width, 6), 3, 1, norm=True),
         "basic": BasicBlock(scaled(width, 6), 2),
@@ -48,8 +48,8 @@ def test_a_slice_is_the_wider_network_without_its_other_channels():
     np.testing.assert_allclose(of_narrow, of_wide, rtol=1e-5)
 
 
-def test_layers_in_front_of_a_concatenation_keep_their_first_channels():
-    """Though as many channels meet in it as they put out, and those are not the first ones."""
+def test_layers_before_a_concatenation_keep_their_first_channels():
+    """Layers do so although the concatenation has as many channels, which are not the first ones."""
     narrow, wide = varied(0.5), varied(1)
     paths = (
         jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(narrow.form.params["dense2"])
@@ -62,6 +62,6 @@ def test_layers_in_front_of_a_concatenation_keep_their_first_channels():
 
 
 def cut_of(wide, narrow, block):
-    """The places of the leaves of a block's parameters."""
+    """Return the slices of the leaves of a block's parameters."""
     places = zip(jax.tree.leaves_with_path(narrow.form), cut(wide, narrow), strict=True)
     return [place for (path, _), place in places if (str(path[0]), path[1].key) == (".params", block)]

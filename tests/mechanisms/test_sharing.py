@@ -1,4 +1,4 @@
-"""Which leaves stay on a client, by their paths."""
+"""Leaves that stay on a client, blocks that a method adds, training in phases."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from jaxfl.models.model import Weights
 
 
 def kept(model, keep, bn_stats="aggregate"):
-    """The paths of the leaves that stay, of parameters and statistics."""
+    """Return the paths of the leaves that stay, of parameters and statistics."""
     weights = jax.eval_shape(model.init, jax.random.key(0))
     stays, shared = separate(weights, keep(model), bn_stats)
     paths = {tree.names(path) for path, _ in jax.tree.leaves_with_path(stays)}
@@ -35,7 +35,7 @@ def kept(model, keep, bn_stats="aggregate"):
     [long("densenet121", {}), ("resnet9", {"norm": "batch"}), ("lenet5", {"norm": "batch"})],
 )
 def test_layers_that_normalise_stay_with_scale_bias_and_statistics(name, options):
-    """By what they are, not by their names: a DenseNet calls one last_norm."""
+    """Norms are found by what they are, not by their names: a DenseNet calls one last_norm."""
     model = getattr(zoo, name)(shape=(32, 32, 3), classes=3, width=0.1, **options)
     found = kept(model, norms)
     assert {path[-1] for path in found} == {"scale", "bias", "mean", "var"}
@@ -54,8 +54,8 @@ def test_head_and_body_are_complements_and_local_statistics_stay():
     assert {path[0] for path in kept(model, no_leaf, "local")} == {"stats"}
 
 
-def test_added_blocks_begin_by_the_options_and_train_like_all_others(federation):
-    """A bias for each class."""
+def test_added_blocks_begin_with_the_options_and_train_like_all_others(federation):
+    """The added block has a bias for each class."""
 
     def extend(model, weights, hyper):
         return weights._replace(params=weights.params | {"more": {"bias": jnp.full(model.classes, hyper.lr)}})

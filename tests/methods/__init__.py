@@ -1,1 +1,1 @@
-"""What every registered method promises, and what each of them computes."""
+"""Tests of what every registered method guarantees, and of what each method computes."""

@@ -1,4 +1,4 @@
-"""The form of a method's case; `methods.cases` says what it holds."""
+"""The form of a method's case; `methods.cases` explains what it states."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -13,14 +13,14 @@ from methods import recording
 
 
 def on_batch_norm(model):
-    """A model with BatchNorm, under the name that `reference.nets` has for it."""
+    """Return a model with BatchNorm under its name in `reference.nets`."""
     return dataclasses.replace(model, name=f"{model.name} of BatchNorm")
 
 
 SMALL = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=4)
 NORMALISED = on_batch_norm(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm="batch"))
 CONVOLVING = on_batch_norm(tiny_cnn("cnn", norm=True))
-TWO_LAYERS, THREE_LAYERS = (  # that begin as NORMALISED does
+TWO_LAYERS, THREE_LAYERS = (  # they begin with the layer of NORMALISED
     plain_cnn(name, [], [DenseBlock(5, norm=True)] * depth, shape=SHAPE, classes=CLASSES)
     for name, depth in [("two layers", 2), ("three layers", 3)]
 )
@@ -30,10 +30,10 @@ class Comparison(NamedTuple):
     """One way of running a method against its reference.
 
     Args:
-      options: of the method, beside `test_reference.TRAINING`.
+      options: of the method, in addition to `test_reference.TRAINING`.
       mistakes: pairs (option, another value) with which the reference must disagree.
-      models: of the federation, pairs (model, clients), which `reference.nets.NETS` has by their names. By
-        default two architectures; the larger one has BatchNorm.
+      models: of the federation, pairs (model, clients), with names of `reference.nets.NETS`. By default two
+        architectures; the larger one has BatchNorm.
     """
 
     options: dict = {}
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
 
 
 def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Comparison:
-    """A comparison in which BatchNorm's running statistics are never sent.
+    """Return a comparison in which BatchNorm's running statistics are never sent.
 
     Args:
       *mistakes: see `Comparison`.
@@ -53,17 +53,17 @@ def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Compari
 
 
 class Case(NamedTuple):
-    """What the tests know of one method.
+    """The tests' knowledge of one method.
 
     Args:
       method: its name.
-      start: ``(clients, initial, options) -> state``, the reference's before the first round.
+      start: ``(clients, initial, options) -> state``, the reference's state before the first round.
       step: ``(state, clients, cohort, options) -> state, {client: mean training loss}``.
       scores: ``(state, clients, draws, options, x) -> {"received": [...], "deployed": [...]}``, logits of
         every client before and after its personalisation.
       traffic: ``(model, models, t) -> scalars`` that a client with this model sends and receives in round t,
         or a pair where these differ; where clients differ, functions of their ids. `models`
-        are those of the federation. None where chance decides; then a reduction counts it.
+        are those of the federation. None where it depends on chance; then a reduction counts it.
       draws: ``(key, client, models, options) -> what a client draws in a round``.
       draws_before_use: the same for predicting.
       draws_of_server: ``(key of the round, options) -> what the server draws in it``.
@@ -73,13 +73,13 @@ class Case(NamedTuple):
       given: ``(state, federation) -> state``, adds what the server's step between rounds would have left.
       images: ``(key of the run, key of the round, federation, options) -> rows``, a round's public images.
       comparisons: by their names. The first runs with every change, and on four devices.
-      short: options with which it does all that it does within a few rounds of tiny clients.
-      traffic_rates: other rates for the count of traffic, where the default ones leave it to chance.
-      idle_rates: float options that have no effect in `test_protocol`; why, says a comment.
-      returns: whether a client that is alone in a round gets back, or deploys, the model that it has trained;
-        not where the server goes beyond what it gets, or clients are taught afterwards.
-      all_clients: whether a round goes by more than its cohort's clients; it is refused then where no others
-        are at hand.
+      short: options with which the method does everything it does within a few rounds of tiny clients.
+      traffic_rates: other rates for counting traffic, where it depends on chance under the default ones.
+      idle_rates: float options that have no effect in `test_protocol`; a comment says why.
+      returns: whether a client that is alone in a round gets back, or deploys, the model that it has trained.
+        False where the server does more than average, or clients are taught after training.
+      all_clients: whether a round uses more clients than its cohort; it is refused where the others are
+        unavailable.
       reductions: functions without arguments that compare it with another method, see `methods.rounds`.
     """
 

@@ -1,4 +1,4 @@
-"""What these tests compile nobody else does."""
+"""Keep the programs of these tests out of the shared cache: no other tests need them."""
 
 import jax
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def unshared_programs():
-    """So it is not written into the cache of the session's processes, which takes a twentieth of the time."""
+    """Write no programs to the cache of the session's processes: it takes a twentieth of the time."""
     seconds = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     yield

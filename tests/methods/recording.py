@@ -1,4 +1,4 @@
-"""Between jaxfl and the references: what a client draws from its key, and states in a common form."""
+"""Recorded draws of jaxfl's clients, and jaxfl's states in the form of the references."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from jaxfl.registry import METHODS
 
 
 def phases(**epochs: str) -> Callable:
-    """Orders for local phases 0, 1, ..., each given as name="the option with its epochs"."""
+    """Return orders for local phases 0, 1, ..., each given as name="the option with its epochs"."""
 
     def draw(key, client, models, options):
         return {
@@ -27,19 +27,19 @@ def phases(**epochs: str) -> Callable:
 
 
 def epochs_of(options, option: str) -> int:
-    """An option that is a number of epochs: None is the number of all."""
+    """Return an option that is a number of epochs; None stands for `epochs`."""
     epochs = getattr(options, option)
     return options.epochs if epochs is None else epochs
 
 
 def orders(key, size: int, epochs: int):
-    """The order of a list's rows in each epoch of a local phase: (epochs, size)."""
+    """Return the order of a list's rows in each epoch of a local phase, (epochs, size)."""
     return np.asarray(padded_orders(key, np.int32(size), epochs))[:, :size]
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def padded_orders(key, size, epochs: int):
-    """The same for lists of any size as one program, with what pads the rows after them."""
+    """Return the same for lists of any size as one program; padding comes after the rows."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs, dtype=jnp.int32))
     return jax.vmap(lambda epoch: batch_order(epoch, size, max(*SIZES, PUBLIC)))(keys)
 
@@ -48,28 +48,28 @@ def padded_orders(key, size, epochs: int):
 
 
 def sharing(state, federation, t):
-    """Shared leaves by group, kept leaves by client."""
+    """Return shared leaves by group and kept leaves by client."""
     return {"shared": by_group(state.shared), "personal": by_client(state.kept, federation)}
 
 
 def own_models(state, federation, t):
-    """The clients' own models."""
+    """Return the clients' own models."""
     return {"own": by_client(state.weights, federation)}
 
 
 @functools.cache
 def matrices(name):
-    """``state -> what users see of pairs of clients``."""
+    """Return ``state -> the matrices over pairs of clients that users see``."""
     return jax.jit(METHODS[name].build(METHODS[name].config()).matrices)
 
 
 def by_group(trees):
-    """A tree per group -> {group: tree}."""
+    """Turn a tree per group into {group: tree}."""
     return dict(enumerate(trees))
 
 
 def by_client(trees, federation):
-    """A tree per group, with leaves (n_g, ...) -> {client: tree}."""
+    """Turn a tree per group, with leaves (n_g, ...), into {client: tree}."""
     return {
         int(i): at(tree, row)
         for group, tree in zip(federation.groups, trees, strict=True)
@@ -78,5 +78,5 @@ def by_client(trees, federation):
 
 
 def at(tree, position):
-    """One entry of every leaf's first axis."""
+    """Take one entry of every leaf's first axis."""
     return jax.tree.map(lambda leaf: leaf[position], tree)

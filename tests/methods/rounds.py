@@ -1,7 +1,7 @@
-"""Rounds of a method on tiny federations, for reductions: what one method computes, another one computes.
+"""Rounds of methods on tiny federations, for reductions: tests that two methods compute the same.
 
-A batch holds all rows of a client: where two methods shuffle by different keys, that is mere rounding.
-Equality is to the bit where they do the same work in the same order.
+A batch holds all rows of a client, so that two methods that shuffle by different keys differ only by
+rounding. Where they do the same work in the same order, they are equal to the bit.
 """
 
 import functools
@@ -27,43 +27,43 @@ ALWAYS = (EVERYONE,) * 3
 
 
 def federated(*models, sizes=SIZES):
-    """Clients with these pairs (model, clients)."""
+    """Return a federation with these pairs (model, clients)."""
     source = tiny_source()
     return federate(source, tiny_partition(source, sizes), models, links=tiny_links())
 
 
 def mlp(**options):
-    """The model of most of these clients."""
+    """Return the model of most of these clients."""
     return zoo.mlp(shape=SHAPE, classes=CLASSES, **{"hidden": HIDDEN} | options)
 
 
 @functools.cache
 def alike():
-    """Five clients with one architecture."""
+    """Return five clients of one architecture."""
     return federated((mlp(), len(SIZES)))
 
 
 @functools.cache
 def normalised():
-    """The same with BatchNorm in the extractor; the client with a single row cannot train."""
+    """Return the same with BatchNorm in the extractor; the client with a single row cannot train."""
     return federated((mlp(norm="batch"), len(SIZES)))
 
 
 @functools.cache
 def equal():
-    """One architecture, and as many rows for each of the clients."""
+    """Return clients of one architecture with equally many rows."""
     return federated((mlp(), len(SIZES)), sizes=(max(SIZES),) * len(SIZES))
 
 
 @functools.cache
 def mixed():
-    """Two architectures, the larger one first."""
+    """Return clients of two architectures, the larger one first."""
     return federated((mlp(), 2), (mlp(hidden=4), 3))
 
 
 @functools.cache
 def convolving():
-    """Two architectures, one of which has convolutions."""
+    """Return clients of two architectures, one of them with convolutions."""
     return federated(*tiny_models())
 
 
@@ -72,19 +72,19 @@ def convolving():
 
 @functools.cache
 def program(name, options):
-    """One round of a method. Its rates are not part of it, so they may be NaN while it is built."""
+    """Return one round of a method as a program; its rates come with the state, so they may be NaN here."""
     config = jax.tree.unflatten(options, [math.nan] * options.num_leaves)
     return Program(METHODS[name].build(config).step)
 
 
 def initial(name, federation, **options):
-    """A method's state before the first round."""
+    """Return a method's state before the first round."""
     config = METHODS[name].config(**options)
     return METHODS[name].build(config).init(jax.random.key(0), federation, traced(config))
 
 
 def run(name, federation, cohorts=COHORTS, **options):
-    """Train by a method; [(state, info) after each round]."""
+    """Run rounds of a method and return [(state, info) after each round]."""
     state, done = initial(name, federation, **options), []
     for t, present in enumerate(cohorts):
         state, info = one_round(name, state, federation, t, present, **options)
@@ -93,14 +93,14 @@ def run(name, federation, cohorts=COHORTS, **options):
 
 
 def one_round(name, state, federation, t, present, **options):
-    """(state, info) after round t with the clients of these ids."""
+    """Return (state, info) after round t with the clients of these ids."""
     step = program(name, jax.tree.structure(METHODS[name].config(**options)))
     key = jax.random.fold_in(jax.random.key(1), t)
     return step(key, state, federation, cohort(federation, present, t, rounds=len(COHORTS)))
 
 
 def billed(name, federation, present=EVERYONE, part="step", **options):
-    """(up, down, operations) of a first round or of another part; that is all that is compiled of it."""
+    """Return (up, down, operations) of a first round or of another part; nothing else is compiled of it."""
     config = METHODS[name].config(**options)
     algorithm = METHODS[name].build(config)
 
@@ -115,5 +115,5 @@ def billed(name, federation, present=EVERYONE, part="step", **options):
 
 
 def reported(info):
-    """Loss and traffic."""
+    """Return a round's loss and traffic."""
     return info.loss, info.up, info.down

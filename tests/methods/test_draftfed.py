@@ -1,4 +1,4 @@
-"""DraftFed's plain parts: how drafts match, whose means are targets, what is lost and what is sent."""
+"""DraftFed's parts: matching of drafts, the global set, targets, the loss and traffic."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ IMAGES = 4
 
 @pytest.fixture(autouse=True)
 def double_precision():
-    """Agreement to twelve digits leaves no room for another formula."""
+    """Compute in double precision: agreement to twelve digits excludes any other formula."""
     with jax.enable_x64(True):
         yield
 
@@ -48,7 +48,7 @@ def normal(seed, *shape):
 
 
 def test_images_of_the_global_set_have_labels_that_the_clients_know(federation):
-    """Of another set with more classes the first ones; again in turn where they do not suffice."""
+    """Images of other labels are left out; the rest repeat if too few; all are used if none fit."""
     rows = np.asarray(federation.public)
 
     def drawn(labels, size):
@@ -83,19 +83,19 @@ def test_images_of_the_global_set_have_labels_that_the_clients_know(federation):
         ((1, 1, 2), (3, 3, 4)),
     ],
 )
-def test_maps_match_as_in_pytorch_and_linearly(given, wanted):
+def test_matching_of_maps_agrees_with_the_reference_and_is_linear(given, wanted):
     x, y = normal(0, IMAGES, *given), normal(1, IMAGES, *given)
     of_x, of_y, of_both = (match(jnp.asarray(maps), wanted) for maps in (x, y, 3 * x - 2 * y))
     np.testing.assert_allclose(of_x, reference.match(x, wanted), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(of_both, 3 * of_x - 2 * of_y, rtol=1e-12, atol=1e-12)
 
 
-def test_maps_of_one_shape_match_to_the_bit():
+def test_maps_that_have_the_shape_already_keep_their_bits():
     x = normal(0, IMAGES, 5, 4, 3)
     np.testing.assert_array_equal(match(jnp.asarray(x), (5, 4, 3)), x)
 
 
-def test_maps_grow_by_their_nearest_pixels_too():
+def test_maps_can_also_grow_by_nearest_pixels():
     x = normal(0, IMAGES, 2, 3, 1)
     rows, columns = (((np.arange(new) + 0.5) * old / new).astype(int) for new, old in ((5, 2), (7, 3)))
     grown = resize(jnp.asarray(x), 5, 7, up="nearest")
@@ -104,7 +104,7 @@ def test_maps_grow_by_their_nearest_pixels_too():
 
 # ---- targets
 
-# Convolutions of four architectures and the shapes of their taps; one has none.
+# The numbers of convolutions of four architectures, one of them 0, and the shapes of their taps.
 DEPTHS = (2, 5, 0, 3)
 SHAPES = (
     {1: (8, 8, 3), 2: (4, 4, 6)},
@@ -116,7 +116,7 @@ MODELS = tuple(SimpleNamespace(convolution_count=depth) for depth in DEPTHS)
 
 
 def drafts_of(places):
-    """Drafts of so many clients of each architecture."""
+    """Return drafts of the given number of clients of each architecture."""
     return tuple(
         Drafts(
             {depth: jnp.asarray(normal([g, depth], k, IMAGES, *shape)) for depth, shape in taps.items()},
@@ -126,7 +126,7 @@ def drafts_of(places):
     )
 
 
-def test_clients_send_what_shallower_ones_need():
+def test_clients_send_the_drafts_that_shallower_networks_need():
     assert [supplied(model, MODELS) for model in MODELS] == [tuple(taps) for taps in SHAPES]
     assert [ends(model) for model in MODELS] == [(1, 2), (1, 5), (), (1, 3)]
     assert ends(SimpleNamespace(convolution_count=1)) == (1,)
@@ -136,11 +136,11 @@ def test_clients_send_what_shallower_ones_need():
     "present",
     [
         ((True, False, True), (True,), (False, True), (True, True)),
-        ((False, True, False), (False,), (True, True), (True, False)),  # nobody of the deepest
+        ((False, True, False), (False,), (True, True), (True, False)),  # no client of the deepest
         ((False, True, True), (True,), (False, False), (False, False)),
     ],
 )
-def test_targets_are_means_over_those_who_have_such_a_draft(present):
+def test_targets_are_means_over_the_clients_that_have_such_a_draft(present):
     drafts = drafts_of(map(len, present))
     slots = tuple(Slots(np.arange(len(mask), dtype=np.int32), np.array(mask)) for mask in present)
     targets = jax.jit(lambda drafts: aggregate(drafts, MODELS, Cohort(np.int32(0), slots, rounds=1)))(drafts)
@@ -156,7 +156,7 @@ def test_targets_are_means_over_those_who_have_such_a_draft(present):
         for depth, tap in expected.taps.items():
             np.testing.assert_allclose(found.taps[depth], tap, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-12)
-    if present[1] == (True,):  # the deepest has nobody to learn the last draft from
+    if present[1] == (True,):  # the deepest learns its last draft from no other client
         np.testing.assert_array_equal(targets[1].taps[5], drafts[1].taps[5][0])
 
 
@@ -164,7 +164,7 @@ def test_targets_are_means_over_those_who_have_such_a_draft(present):
 
 
 def loss_of(model, targets, position, **options):
-    """The draft loss of images at some positions of the global set, which are all but the last real."""
+    """Return the draft loss of images at some positions of the global set; the last one is padding."""
     weights, x = initial(model), normal(0, IMAGES, *SHAPE)[position]
     batch = Batch(jnp.asarray(x), None, jnp.arange(len(position)) < len(position) - 1, jnp.asarray(position))
     loss = draft_loss(model, targets, traced(DraftFed(**options)))
@@ -172,12 +172,12 @@ def loss_of(model, targets, position, **options):
 
 
 @pytest.mark.long
-def test_a_single_convolution_has_both_weights_and_no_loss_where_it_should_be():
+def test_a_single_convolution_has_both_weights_and_no_loss_at_its_target():
     model = plain_cnn("one", [ConvBlock(2, 3, 1, 2)], [DenseBlock(4)], shape=SHAPE, classes=CLASSES)
     weights, images = initial(model), jnp.asarray(normal(0, IMAGES, *SHAPE))
     logits, _, (tap,) = model.apply_with_taps(*weights, images, (1,), train=False)
     away = Drafts({1: tap + 2.0 * jnp.arange(IMAGES, dtype=float).reshape(-1, 1, 1, 1)}, logits)
-    position = [2, 1, 3]  # the last is padding: (4**2 + 2**2) / 2 is the mean square
+    position = [2, 1, 3]  # the last is padding, so the mean square is (4**2 + 2**2) / 2
     for lam1, lam2 in ((1.0, 0.0), (0.0, 1.0), (0.3, 0.2)):
         value = loss_of(model, away, position, lam1=lam1, lam2=lam2, lam3=0.0)
         np.testing.assert_allclose(value, 10 * (lam1 + lam2), rtol=1e-12)
@@ -187,11 +187,11 @@ def test_a_single_convolution_has_both_weights_and_no_loss_where_it_should_be():
     np.testing.assert_allclose(loss_of(model, Drafts({1: tap}, logits), position), entropy, rtol=1e-12)
 
 
-# ---- the ledger
+# ---- traffic
 
 
 def test_drafts_of_a_densenet_have_the_size_that_the_paper_counts():
-    """Table I of the paper is for 128 images; it counts one logit of ten."""
+    """Table I of the paper is for 128 images; of the ten logits it counts one."""
     model = zoo.densenet121(shape=(32, 32, 3), classes=10, stem="imagenet")
     weights = jax.eval_shape(model.init, jax.random.key(0))
     draft = functools.partial(model.apply_with_taps, depths=supplied(model, (model,)), train=False)

@@ -1,4 +1,4 @@
-"""Given weights reach the clients of every method: nothing that they start from is drawn at random."""
+"""Clients of every method start from given weights: nothing that they start from is drawn at random."""
 
 import dataclasses
 import math
@@ -15,12 +15,12 @@ from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
 from methods.cases import CASES
 
-SHARED, OWN = 1.0, 2.0  # every given leaf of an architecture, and of its first client; then 3, 4, ...
-SECONDS = {  # to begin
+SHARED, OWN = 1.0, 2.0  # all values of an architecture, and of its first client; of the others 3, 4, ...
+SECONDS = {  # methods whose initialisation takes seconds
     "compfl", "compfl-dd", "fedamp", "fedap", "fedcmd", "fedfomo", "hermes",
     "mnfl-homogeneous", "pfedhn", "pfedsim",
 }  # fmt: skip
-# Which blocks clients begin with as their own, by method: all, the head, the body, none.
+# Blocks that start with each client's own values, by method: all, the head, the body, none.
 BEGUN = {
     "local": "all",
     "fedkemf": "all",
@@ -38,7 +38,7 @@ BEGUN = {
 
 
 def given(group):
-    """Weights of an architecture whose values say whose they are."""
+    """Return weights of an architecture whose values identify their owners."""
 
     def filled(shape, value):
         return np.full(shape.shape, value, shape.dtype)
@@ -54,7 +54,7 @@ def given(group):
 
 @pytest.fixture(scope="module")
 def federation():
-    """Two architectures, three clients and two."""
+    """Return clients of two architectures, three and two, with given weights."""
     source = tiny_source()
     plain = federate(source, validating(tiny_partition(source)), tiny_models(), links=tiny_links())
     return dataclasses.replace(plain, initial=tuple(map(given, plain.groups)))
@@ -83,7 +83,7 @@ def test_clients_of_every_method_begin_with_given_weights(federation, name):
 
 
 def begun(weights, block, group):
-    """Whether all clients have a block of their own, or else all have the architecture's."""
+    """Return whether all clients have their own values of a block, or else all have the architecture's."""
     shared, own = (jax.tree.leaves(part.params.get(block)) for part in weights)
     for leaf in own:
         of_clients = [np.unique(of_client).tolist() for of_client in leaf]

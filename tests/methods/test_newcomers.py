@@ -1,4 +1,4 @@
-"""Clients who never trained: they change nothing for the others, and train when they join."""
+"""Clients that have never trained change nothing for the others, and train when they join."""
 
 from types import SimpleNamespace
 
@@ -22,18 +22,18 @@ OPTIONS = {
 
 
 def clients(number):
-    """So many clients of one architecture."""
+    """Return the given number of clients of one architecture."""
     source = tiny_source()
     return federate(source, tiny_partition(source, SIZES[:number]), [(mlp(), number)])
 
 
 def with_a_newcomer():
-    """All five, of which the last one is set apart."""
+    """Return all five clients, with the last one set apart."""
     return set_apart(clients(len(SIZES)), [np.arange(len(SIZES)) == NEWCOMER])
 
 
 @pytest.mark.parametrize("name", ["fedamp", *map(long, ("fedcmd", "mnfl", "mnfl-homogeneous", "scaffold"))])
-def test_others_train_as_if_it_were_not_there(name):
+def test_others_train_as_if_a_newcomer_did_not_exist(name):
     options = TRAINING | OPTIONS.get(name, {})
     rounds = [range(NEWCOMER), (0, 2)]
     for (state, info), (expected, same) in zip(
@@ -62,8 +62,8 @@ def test_others_train_as_if_it_were_not_there(name):
         ("fedap", {"mu": 1.0, "passes": 0}),
     ],
 )
-def test_what_it_receives_when_it_joins_is_of_those_who_have_trained(name, options):
-    """The same as where all are scored, and not a mixture of newcomers."""
+def test_a_newcomer_receives_models_of_clients_that_have_trained(name, options):
+    """A newcomer receives the same as when all clients are scored, and no mixture of newcomers."""
     federation, options = with_a_newcomer(), TRAINING | options
     algorithm = METHODS[name].build(METHODS[name].config(**options))
     *_, (state, _) = run(name, federation, [range(NEWCOMER)], **options)
@@ -78,12 +78,12 @@ def test_what_it_receives_when_it_joins_is_of_those_who_have_trained(name, optio
     received = of_newcomer(alone, joining)
     assert_same(received, of_newcomer(among, scored), tolerance=1e-6)
     mean = jax.tree.map(lambda leaf: np.asarray(leaf)[:NEWCOMER].mean(0), state.weights[0])
-    if name == "fedap":  # equal weights of all who have trained
+    if name == "fedap":  # equal weights for all clients that have trained
         assert_same(received.params, mean.params, tolerance=1e-6)
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(received.params)) > 0
 
 
-def test_under_the_schedule_of_all_it_trains_when_it_joins():
+def test_with_local_schedule_all_a_newcomer_trains_only_when_it_joins():
     federation, options = with_a_newcomer(), TRAINING | {"local_schedule": "all"}
     before = initial("local", federation, **options).kept
     for present, moves in ((0, 2), [*range(NEWCOMER)]), ((NEWCOMER,), [NEWCOMER]):

@@ -1,4 +1,4 @@
-"""pFedClub and pFedHR between rounds: networks taken apart, stitched together, trained, chosen to teach."""
+"""pFedClub's and pFedHR's server step: split networks into blocks, assemble, train and choose teachers."""
 
 import copy
 import dataclasses
@@ -58,20 +58,20 @@ from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 
 COLOUR = (32, 32, 3)
-SOME = ((2, 0), (1,))  # clients of the two groups that are present, by position
+SOME = ((2, 0), (1,))  # clients that are present, by position in their two groups
 ABSENT = ((1,), (0,))
 
 
 @pytest.fixture(scope="module")
 def federation():
-    """Five unequal clients; three have an MLP, two a CNN of four blocks."""
+    """Return five unequal clients; three have an MLP, two a CNN of four blocks."""
     source, (mlp, _) = tiny_source(), tiny_models()
     return federate(source, tiny_partition(source), (mlp, (tiny_cnn("cnn", (2, 2), (4, 2)), 2)))
 
 
 @pytest.fixture(scope="module")
 def parts():
-    """Blocks and shapes are the same in most tests: they share the programs."""
+    """Share compiled programs among the tests, most of which use the same blocks and shapes."""
     shared = CompiledParts()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teachers, "CompiledParts", lambda: shared)
@@ -79,26 +79,26 @@ def parts():
 
 
 def own_weights(federation):
-    """Models per group (n_g, ...), every client with its own."""
+    """Return models per group (n_g, ...), different for every client."""
     ids = [tuple(np.asarray(group.id).tolist()) for group in federation.groups]
     return tuple(map(own_of, federation.models, ids))
 
 
 @functools.cache
 def own_of(model, ids):
-    """Those of the clients of one architecture."""
+    """Return the models of one architecture's clients."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), np.array(ids))
     return jax.jit(jax.vmap(model.init))(keys)
 
 
 def cohort(present):
-    """A round with these clients, by position in their groups."""
+    """Return a round with these clients, by position in their groups."""
     slots = [Slots(np.array(some, np.int32), np.ones(len(some), bool)) for some in present]
     return Cohort(np.int32(0), tuple(slots), rounds=1)
 
 
 class Round(NamedTuple):
-    """What a server step makes of a state."""
+    """A state before and after a server step, and the step's findings."""
 
     before: State
     after: State
@@ -106,7 +106,7 @@ class Round(NamedTuple):
 
 
 def teach(federation, config, seed=0, present=SOME, seen=None):
-    """One server step; `seen` are clients that have had a teacher before, by position."""
+    """Run one server step; `seen` are clients that have had a teacher before, by position."""
     (method,) = (method for method in METHODS.values() if method.config is type(config))
     algorithm = method.build(config)
     state = algorithm.init(jax.random.key(0), federation, traced(config))
@@ -119,7 +119,7 @@ def teach(federation, config, seed=0, present=SOME, seen=None):
 
 
 def candidate_of(federation, *places):
-    """Networks, and a candidate of blocks (client, index); client 0 has an MLP, client 3 the small CNN."""
+    """Return networks, and a candidate of blocks (client, index); client 0 has an MLP, client 3 the CNN."""
     found = networks(own_weights(federation), federation, cohort(((0,), (0,))))
     labels = np.zeros(sum(len(network.blocks) for network in found.values()), int)
     by_place = {(block.client, block.index): block for block in references(list(found.values()), labels)}
@@ -149,7 +149,7 @@ def public_images(federation):
         ("mobilenet_v3", 13, 2),
     ],
 )
-def test_the_papers_networks_are_taken_apart(name, conv, fc):
+def test_the_papers_networks_are_split_into_their_blocks(name, conv, fc):
     model = getattr(zoo, name)(shape=COLOUR, classes=10, width=0.1)
     found = blocks_of(model)
     assert [block.kind for block in found] == ["conv"] * conv + ["fc"] * fc
@@ -167,8 +167,8 @@ def test_resizing_is_part_of_the_block_after_it():
     assert found[0].model.shape == SHAPE
 
 
-def test_a_chain_of_own_blocks_is_the_model(parts):
-    """With resizing, BatchNorm and dropout."""
+def test_a_chain_of_a_models_own_blocks_computes_the_model(parts):
+    """The model resizes and has BatchNorm and dropout."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
     weights = initial(model)
     weights = weights._replace(stats=jax.tree.map(lambda leaf: leaf + 0.3, weights.stats))
@@ -185,7 +185,7 @@ def test_a_chain_of_own_blocks_is_the_model(parts):
 # ---- stitching layers
 
 
-def test_a_layer_fits_only_where_shapes_differ():
+def test_a_stitching_layer_is_placed_only_where_shapes_differ():
     assert stitching.between((4, 4, 2), (4, 4, 2), vector=True) is None
     assert stitching.between((5,), (5,), vector=True) is None
     assert stitching.between((5,), (1, 1, 5), vector=True) is None  # a dense block takes both as one vector
@@ -207,7 +207,7 @@ KINDS = {  # (source, target): shape of W
 
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize(("source", "target"), KINDS)
-def test_a_layer_is_one_affine_map(source, target, relu):
+def test_a_stitching_layer_is_one_affine_map(source, target, relu):
     stitch = Stitch(source, target, relu)
     weights = stitching.initial(jax.random.key(0), stitch)
     kernel, bias = weights["kernel"], weights["bias"]
@@ -229,8 +229,8 @@ def test_a_layer_is_one_affine_map(source, target, relu):
     )
 
 
-def test_a_dense_layer_maps_everything_to_everything():
-    """As in the code of pFedHR: before every block and at the end, whatever the shapes, without ReLU."""
+def test_a_dense_stitching_layer_maps_all_numbers_to_all_numbers():
+    """A dense layer has no ReLU, as in pFedHR's code."""
     stitch = Stitch((2, 3, 2), (3, 1, 2), relu=False, dense=True)
     weights = stitching.initial(jax.random.key(0), stitch)
     x = np.random.default_rng(0).normal(size=(4, 2, 3, 2)).astype(np.float32)
@@ -240,7 +240,7 @@ def test_a_dense_layer_maps_everything_to_everything():
     np.testing.assert_allclose(found, y.reshape(4, 3, 1, 2), rtol=1e-5, atol=1e-6)
 
 
-def test_where_dense_layers_stand(federation):
+def test_dense_stitching_layers_come_before_every_block_and_at_the_end(federation):
     _, candidate = candidate_of(federation, (3, 0), (0, 0))
     conv, fc = candidate.blocks
     layers = assembly.layers(candidate.blocks, SHAPE, CLASSES, "dense")
@@ -267,7 +267,7 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
     ]
     images = tuning.images_of(federation)
     chain = assembly.assemble(layers, members, np.random.default_rng(0))
-    # No ReLU stops the gradient of positive weights.
+    # With positive weights no ReLU stops the gradient.
     chain = tuple(part._replace(weights=jax.tree.map(jnp.abs, part.weights)) for part in chain)
     places = [place for place, part in enumerate(chain) if is_stitch(part)]
     assert places == [1, 3, 5, 7, 9] and len(chain) == 10
@@ -291,7 +291,7 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
 
 @pytest.fixture(scope="module")
 def normalised():
-    """A chain with BatchNorm, dropout and stitching layers; its second block is the third of the network."""
+    """Return a chain with BatchNorm, dropout and stitching layers; it skips the network's second block."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch", dropout=0.4)
     network = Network(0, 0, 0, blocks_of(model), initial(model))
     first, _, third, last = references([network], np.zeros(4, int))
@@ -300,7 +300,7 @@ def normalised():
 
 
 def by_composition(chain, batches, lr, places, key, train=True):
-    """Adam on some parts of a chain, as one function and written out: parameters and statistics by place."""
+    """Train parts of a chain as one function, with Adam written out; return parameters and statistics."""
     params = {place: chain[place].weights.params for place in places}
     stats = {place: chain[place].weights.stats for place in places}
 
@@ -340,8 +340,8 @@ TRAINS = {"all": lambda part: True, "blocks": lambda part: not is_stitch(part), 
 
 
 @pytest.mark.parametrize("which", TRAINS)
-def test_any_parts_of_a_chain_train(normalised, parts, federation, which):
-    """Those that train are in training mode, dropout and BatchNorm; the others keep their bits."""
+def test_exactly_the_chosen_parts_of_a_chain_train(normalised, parts, federation, which):
+    """The chosen parts are in training mode, dropout and BatchNorm too; the others keep their bits."""
     places = [place for place, part in enumerate(normalised) if TRAINS[which](part)]
     images, key = tuning.images_of(federation), jax.random.key(7)
     batches = [(images.x[i : i + 5], images.y[i : i + 5]) for i in (0, 5, 2)]
@@ -358,7 +358,7 @@ def test_any_parts_of_a_chain_train(normalised, parts, federation, which):
         )
         moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights.params, old.weights.params)
         assert max(jax.tree.leaves(moved)) > 0.01
-    if which != "stitches":  # another mode would be seen
+    if which != "stitches":  # evaluation mode would give other weights
         still = by_composition(normalised, batches, 0.01, places, key, train=False)
         distance = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, still)
         assert max(jax.tree.leaves(distance)) > 0.01
@@ -400,7 +400,7 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, la
     def contrast(chain, key):
         logits = run(parts, chain, tuning.two_views(key, images))
         own = logits / jnp.linalg.norm(logits, axis=1, keepdims=True)
-        alike = own @ own.T / PFedClub().tau - 1e9 * jnp.eye(2 * PUBLIC)  # nobody is its own partner
+        alike = own @ own.T / PFedClub().tau - 1e9 * jnp.eye(2 * PUBLIC)  # no view is its own partner
         partner = jnp.roll(jnp.arange(2 * PUBLIC), PUBLIC)
         return -jax.nn.log_softmax(alike)[jnp.arange(2 * PUBLIC), partner].mean()
 
@@ -415,7 +415,7 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, la
 # ---- views
 
 
-def test_views_are_images_and_differ():
+def test_views_have_the_form_of_images_and_differ():
     images = jax.random.uniform(jax.random.key(0), (6, 8, 8, 3))
     seen = jax.jit(view)
     one, other = (seen(jax.random.key(seed), images) for seed in (1, 2))
@@ -427,7 +427,7 @@ def test_views_are_images_and_differ():
 
 
 @pytest.mark.parametrize("turn", [-0.1, 0.03, 0.1, 0.5])
-def test_hue_turns_as_in_hsv(turn):
+def test_a_shift_of_hue_is_that_in_hsv(turn):
     images = np.random.default_rng(0).uniform(0, 1, (5, 6, 3)).astype(np.float32)
     images[0, :4] = [[0.3, 0.3, 0.3], [0, 0, 0], [1, 1, 0], [0.2, 0.7, 0.7]]  # grey, black, two largest
     hsv = rgb_to_hsv(images)
@@ -443,12 +443,12 @@ def test_jitter_moves_hue_by_up_to_a_tenth_of_the_circle():
     views = np.asarray(view(jax.random.key(0), red))[:, 0, 0]
     hue = (rgb_to_hsv(views)[:, 0] + 0.5) % 1 - 0.5
     assert np.abs(hue).max() <= 0.1 + 1e-4 and hue.min() < -0.08 and hue.max() > 0.08
-    assert 0.5 < (np.abs(hue) > 1e-4).mean() < 0.75  # 0.8 are jittered, of whom 0.2 become grey
+    assert 0.5 < (np.abs(hue) > 1e-4).mean() < 0.75  # 0.8 are jittered, and 0.2 of these become grey
 
 
 @pytest.mark.parametrize(("channels", "low"), [(1, 0), (2, -50), (3, 0)])
-def test_two_views_of_an_image_belong_together(channels, low, parts):
-    """All images but one are black, and black stays black whatever view is taken, be it 0 or less."""
+def test_two_views_of_an_image_are_a_pair(channels, low, parts):
+    """All images except one are black, and every view of black is black, whether black is 0 or less."""
     low = np.float32(low)
     values = np.full((4, 8, 8, channels), low, np.float32)
     values[2] += 200
@@ -479,7 +479,7 @@ def taught(federation, parts):
     return teach(federation, PFedClub(server_epochs=1))
 
 
-def test_a_step_keeps_the_form_of_the_state_and_who_is_absent(taught):
+def test_a_server_step_keeps_the_form_of_the_state_and_absent_clients(taught):
     form = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (taught.before, taught.after))
     assert form[0] == form[1]
     assert_same(taught.after.weights, taught.before.weights)
@@ -491,7 +491,7 @@ def test_a_step_keeps_the_form_of_the_state_and_who_is_absent(taught):
         assert not any(logits[i].any() or has[i] or sizes[i] for i in absent)
 
 
-def test_the_key_decides_and_the_places_of_clients_do_not(federation, parts, taught):
+def test_a_server_step_depends_on_the_key_and_not_on_the_clients_order(federation, parts, taught):
     config = PFedClub(server_epochs=1)
     assert_same(teach(federation, config).after, taught.after)
     reordered = teach(federation, config, present=((0, 2), (1,)))
@@ -503,20 +503,20 @@ def test_the_key_decides_and_the_places_of_clients_do_not(federation, parts, tau
 
 
 class Recording(CompiledParts):
-    """A cache that remembers which parts it was asked for, and how often."""
+    """A cache that counts how often each part was asked for."""
 
     def __init__(self):
         super().__init__()
         self.asked = Counter()
 
     def forward(self, part, x, *how):
-        """As there."""
+        """Count the request."""
         self.asked[part.layer, x.shape] += 1
         return super().forward(part, x, *how)
 
 
 @pytest.mark.long
-def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch):
+def test_programs_are_compiled_for_parts_and_not_for_assemblies(federation, monkeypatch):
     recording, assemblies = Recording(), set()
     monkeypatch.setattr(teachers, "CompiledParts", lambda: recording)
     config = PFedClub(server_epochs=1, candidates=2, groups=2)
@@ -537,8 +537,8 @@ def test_programs_belong_to_parts_and_not_to_assemblies(federation, monkeypatch)
 
 
 @pytest.mark.parametrize("room", [0, 2**29])
-def test_what_does_not_learn_is_computed_once(federation, room):
-    """With room no part before the first that learns runs twice, in no epoch and for no other network."""
+def test_parts_before_the_first_that_learns_are_computed_once(federation, room):
+    """If there is room, such parts run again in no later epoch and for no other network."""
     options, recording, epochs = PFedClub(server_epochs=2, server_batch=5), Recording(), 2
     key, round_ = jax.random.key(0), cohort(((0,), (0,)))
     known = (jnp.zeros(3, bool), jnp.zeros(2, bool))
@@ -564,7 +564,7 @@ def test_what_does_not_learn_is_computed_once(federation, room):
         assert again == (batches * (epochs + 1) if room == 0 else batches if places[1] == (3, 2) else 0)
 
 
-def test_networks_that_learn_at_the_same_time_learn_what_they_learn_in_turn(federation):
+def test_networks_learn_the_same_at_the_same_time_as_in_turn(federation):
     def taught(at_once):
         recording, known = Recording(), (jnp.zeros(3, bool), jnp.zeros(2, bool))
         options, round_ = PFedClub(server_epochs=2, server_batch=5), cohort(((0,), (0,)))
@@ -582,8 +582,8 @@ def test_networks_that_learn_at_the_same_time_learn_what_they_learn_in_turn(fede
     assert at_the_same_time[1] == in_turn[1] and in_turn[1][1] > 0
 
 
-def test_what_parts_compute_is_counted(federation, parts):
-    """What learns has a product, and one for each of two gradients; what passes a gradient on has two."""
+def test_operations_of_parts_are_counted(federation, parts):
+    """A part that learns counts three products, two for gradients; one that passes a gradient on, two."""
     members, _ = candidate_of(federation, (0, 0), (0, 1))
     dense, classifier = members[0].parts
     images = tuning.images_of(federation)
@@ -598,15 +598,15 @@ def test_what_parts_compute_is_counted(federation, parts):
     assert operations((dense, classifier), [0, 1]) == 3 * (into + out)
 
 
-def test_room_is_for_the_latest(federation, parts):
+def test_the_cache_of_images_keeps_the_latest_that_fit(federation, parts):
     members, candidate = candidate_of(federation, (3, 0), (3, 1), (3, 2), (3, 3))
     chain = assembly.assemble(candidate.blocks, members, np.random.default_rng(0))
-    assert chain == members[3].parts  # the same parts, whatever they are put together to
+    assert chain == members[3].parts  # a part is the same in every chain
     images = tuning.images_of(federation).x
     sizes = [4 * PUBLIC * np.prod(output_shape(part.layer)) for part in chain]
     seen = Seen(parts, images, PUBLIC, room=max(sizes))
     _, needed = flops.on_host(run, parts, chain, images)
-    for length, operations in ((4, needed), (2, 0), (1, 0)):  # computed anew, and counted once
+    for length, operations in ((4, needed), (2, 0), (1, 0)):  # computed again, but counted once
         (done, x), counted = flops.on_host(seen.after, chain[:length])
         assert done == length and counted == operations
         assert sum(kept.nbytes for kept in seen._remembered.values()) <= max(sizes)
@@ -628,7 +628,7 @@ def test_teachers_of_the_plus_variant_never_exceed_their_bound(federation, parts
             for of_client in done.findings["assembled"]:
                 g, place = divmod(of_client["client"], 3)
                 own, teacher = federation.models[g].size, int(done.after.teacher_size[g][place])
-                # These networks have no statistics, so that their parameters are all that is sent.
+                # These networks have no statistics: their parameters are all that is sent.
                 assert (of_client["model"], of_client["teacher"]) == (own, teacher)
                 itself = all(block["client"] == of_client["client"] for block in of_client["blocks"])
                 exceeded[eta].append(teacher > (1.1 if eta is None else 1 + eta) * own and not itself)
@@ -652,7 +652,7 @@ def test_ablations_give_teachers_too(federation, parts, ablation):
         assert logits[np.array(present)].any((1, 2)).all() and np.isfinite(logits).all()
 
 
-def test_unlabelled_images_and_medoids_do_as_well(federation, parts):
+def test_unlabelled_images_and_kmedoids_give_finite_logits(federation, parts):
     unlabelled = dataclasses.replace(federation, labelled=False)
     with pytest.raises(JaxflError, match="add labelled=false"):
         teach(unlabelled, PFedClub())
@@ -660,8 +660,8 @@ def test_unlabelled_images_and_medoids_do_as_well(federation, parts):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done.after.teacher_logits))
 
 
-def test_blocks_of_all_clients_that_ever_took_part_are_known(federation, parts):
-    """Client 1 had a teacher before and client 3 never: client 1's last model is used, and stays."""
+def test_the_known_pool_has_blocks_of_all_clients_that_ever_took_part(federation, parts):
+    """Client 1 had a teacher before, client 3 never: client 1's last model is used, and stays unchanged."""
     config, seen = PFedClub(pool="known", server_epochs=0, groups=1, signature_images=PUBLIC), ((1,), ())
 
     def givers(seed, pool="known", seen=seen):
@@ -679,7 +679,7 @@ def test_blocks_of_all_clients_that_ever_took_part_are_known(federation, parts):
     assert givers(0, seen=((), ())) == givers(0, pool="cohort")
 
 
-def test_the_server_needs_statistics(parts):
+def test_statistics_that_the_server_never_gets_are_refused(parts):
     source = tiny_source()
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
     normalised = federate(source, tiny_partition(source, (5, 6)), [(model, 2)])
@@ -699,7 +699,7 @@ def test_a_round_reports_the_cohorts_models_after_training(federation):
 
 
 def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts, monkeypatch):
-    """By value: which is chosen, by which likeness, its size, what it says; no client's own model moves."""
+    """Choice, similarities, size and predictions are right by value; no client's own model changes."""
     begun, learnt = [], []
     monkeypatch.setattr(server, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
     monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.extend(tuned(*args)) or learnt)
@@ -714,7 +714,7 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts,
         assert (before[0].layer.source, before[-1].layer.target) == (SHAPE, (CLASSES,))
         for old, new in zip(before, after, strict=True):
             moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.weights.params, old.weights.params)
-            assert max(jax.tree.leaves(moved)) > 0  # blocks as well
+            assert max(jax.tree.leaves(moved)) > 0  # blocks learn as well
 
     def says(network, x):
         for part in network:
@@ -748,7 +748,7 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts,
         assert found["teacher"] == done.after.teacher_size[g][i] == sum(sizes)
 
 
-def test_pfedhr_refuses_what_nobody_can_hold(federation, monkeypatch):
+def test_pfedhr_refuses_empty_lengths_and_too_large_layers(federation, monkeypatch):
     with pytest.raises(JaxflError, match="--shortest 5 is more than --longest 4"):
         METHODS["pfedhr"].build(PFedHR(shortest=5, longest=4))
     _, candidate = candidate_of(federation, (3, 0), (0, 0))
@@ -765,7 +765,7 @@ def test_pfedhr_refuses_what_nobody_can_hold(federation, monkeypatch):
 
 @pytest.fixture(scope="module")
 def alone():
-    """Clients of one architecture, one of whom is present; every block is a group of its own."""
+    """Return two clients of one architecture."""
     source = tiny_source()
     model = zoo.mcmahan(shape=SHAPE, classes=CLASSES, width=0.06, padding="same")
     return federate(source, tiny_partition(source, (5, 6)), [(model, 2)])
@@ -785,7 +785,7 @@ def test_one_client_alone_is_its_own_teacher(alone, parts):
     np.testing.assert_allclose(found["alpha"], [1], rtol=1e-5)
     assert done.after.teacher_size[0][1] == group.model.size
 
-    # At the start it has nothing to teach.
+    # At the client's own weights the teacher has nothing to teach.
     rows = jnp.arange(len(x), dtype=jnp.int32)
     batch = Batch(x, alone.labels[group.rows[1]], jnp.ones(len(rows), bool), rows)
 
@@ -803,7 +803,7 @@ def test_one_client_alone_is_its_own_teacher(alone, parts):
     assert np.abs(other["classifier"]["kernel"] - without["classifier"]["kernel"]).max() > 1e-3
 
 
-def test_no_step_takes_less_than_no_time():
+def test_seconds_of_a_step_are_never_negative():
     """Two threads that compile at the same time count more seconds than pass."""
     parts, seconds = SimpleNamespace(seconds=0.0), {}
     with timed(seconds, parts, "matching"):

@@ -1,4 +1,4 @@
-"""What every registered method promises, as one table: a new method is checked as soon as it has a row.
+"""The guarantees of every registered method, as one table: a new method is checked as soon as it has a case.
 
 A method is built from rates that are NaN; its real rates come with `init`. So a rate that is read while
 building, where a change would recompile, shows as NaN in the results.
@@ -49,8 +49,8 @@ EVERYONE = range(5)  # clients 0, 1 and 2 of the first group, 3 and 4 of the sec
 SOME = (1, 0, 3)
 ONLY_SMALLER = (0, 1, 2)
 
-STEPPING = ("fccl", "fedavg", "fedbabu", "fedrod")  # of others it is looked at with the long tests
-SENDING = ("dfedavg", "fedcmd", "fedfomo", "flexifed", "pfedsim")  # that say themselves what is sent
+STEPPING = ("fccl", "fedavg", "fedbabu", "fedrod")  # the others are checked with the long tests
+SENDING = ("dfedavg", "fedcmd", "fedfomo", "flexifed", "pfedsim")  # their own code counts what is sent
 
 ARGUMENTS = {
     "init": ["key", "federation", "hyper"],
@@ -65,7 +65,7 @@ ARGUMENTS = {
 
 
 class Played(NamedTuple):
-    """A method whose clients are apart from each other, because one round has been run."""
+    """A method after one round, so that its clients' states differ."""
 
     case: Case
     algorithm: Algorithm
@@ -75,14 +75,14 @@ class Played(NamedTuple):
 
 
 def validating_clients(*models):
-    """Five unequal clients; they have validation rows, which some methods need."""
+    """Return five unequal clients with validation rows, which some methods need."""
     source = tiny_source()
     return federate(source, validating(tiny_partition(source)), models, links=tiny_links())
 
 
 @pytest.fixture(scope="module")
 def federation():
-    """Of two architectures."""
+    """Return clients of two architectures."""
     return validating_clients(*tiny_models())
 
 
@@ -95,7 +95,7 @@ def played(request, federation):
     def start(federation):
         return algorithm.init(jax.random.key(0), federation, traced(config))
 
-    # Whatever grows with the number of clients has one entry per client.
+    # A leaf that grows with the number of clients has one entry per client.
     twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), federation.groups)
     shapes = jax.eval_shape(start, federation)
     doubled = jax.eval_shape(start, dataclasses.replace(federation, groups=twice))
@@ -107,7 +107,7 @@ def played(request, federation):
 
 
 def group_of(path):
-    """Whose leaf it is: whatever differs per group is a tuple with one entry per group."""
+    """Return a leaf's group: whatever differs per group is a tuple with one entry per group."""
     places = (entry.idx for entry in path if isinstance(entry, jax.tree_util.SequenceKey))
     return next(places, None)
 
@@ -119,7 +119,7 @@ def test_arguments_have_their_names_and_order(played):
 
 
 @pytest.mark.long
-def test_the_check_of_own_methods_lets_it_pass(played, federation):
+def test_every_method_passes_the_check_of_own_methods(played, federation):
     method = METHODS[played.case.method]
     hyper = traced(method.config(**OPTIONS, **played.case.short))
     check(checked(played.algorithm, method.build), federation, hyper, ROUNDS)
@@ -140,7 +140,7 @@ def test_a_round_keeps_the_form_of_the_state_and_reports_per_place(played, feder
             }
 
 
-def test_everything_is_finite_and_who_is_idle_has_no_loss(played, federation):
+def test_results_are_finite_and_idle_clients_have_no_loss(played, federation):
     for present in EVERYONE, SOME, ONLY_SMALLER:
         of_round = cohort(federation, present)
         done = jax.device_get(played.play(jax.random.key(2), played.state, federation, of_round))
@@ -151,7 +151,7 @@ def test_everything_is_finite_and_who_is_idle_has_no_loss(played, federation):
 
 
 def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploys(played, federation):
-    """Of one client there is nothing to average; it is of the architecture that trains no other."""
+    """With one client there is nothing to average; its architecture is the one that trains no other."""
     done = played.play(jax.random.key(2), played.state, federation, cohort(federation, [1]))
     models = jax.device_get((done.trained, done.received, done.personal))
     trained, *others = (of_groups[0][0] for of_groups in models)
@@ -181,7 +181,7 @@ def test_absent_clients_keep_their_state(played, federation):
 
 
 def test_an_architecture_without_a_client_present_keeps_its_state(played, federation):
-    """The larger one: a client may train another architecture if it is smaller than its own."""
+    """The larger one is absent: a client may train another architecture if it is smaller than its own."""
     smaller, larger = federation.models
     assert smaller.size < larger.size
 
@@ -193,7 +193,7 @@ def test_an_architecture_without_a_client_present_keeps_its_state(played, federa
     assert_same(of_larger(new), of_larger(played.state))
 
 
-def test_the_key_decides(played, federation):
+def test_the_key_determines_a_round(played, federation):
     def play(seed):
         return played.play(jax.random.key(seed), played.state, federation, cohort(federation, EVERYONE))
 
@@ -205,7 +205,7 @@ def test_the_order_of_clients_does_not_matter(played, federation):
     orders = (np.array([2, 0, 1]), np.array([1, 0]))
 
     def reorder(values, stacked):
-        def of_leaf(path, mark, leaf):  # a matrix over pairs of clients goes by their ids
+        def of_leaf(path, mark, leaf):  # a matrix over pairs of clients is ordered by their ids
             return leaf[orders[group_of(path)]] if mark and group_of(path) is not None else leaf
 
         return jax.tree.map_with_path(of_leaf, stacked, jax.device_get(values))
@@ -255,7 +255,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
 
 
 @pytest.mark.parametrize("name", SENDING)
-def test_statistics_that_stay_are_not_counted(name):
+def test_statistics_that_stay_on_clients_are_not_counted_as_sent(name):
     federation = validating_clients((mlp(norm="batch"), 3), (mlp(), 2))
     up, *_ = billed(name, federation, SOME, bn_stats="local", **OPTIONS | CASES[name].short)
     for g, model in enumerate(federation.models):
@@ -267,9 +267,9 @@ def test_statistics_that_stay_are_not_counted(name):
 
 
 @pytest.mark.parametrize("name", [name if name in STEPPING else long(name) for name in METHODS])
-def test_where_steps_are_given_nobody_reads_epochs(name, federation, monkeypatch):
+def test_epochs_are_not_read_where_steps_are_given(name, federation, monkeypatch):
     method = METHODS[name]
-    monkeypatch.setattr(method.config, "epochs", "none")  # else they are refused beside steps
+    monkeypatch.setattr(method.config, "epochs", "none")  # as the default: others are refused with steps
     config = method.config(**OPTIONS | CASES[name].short | {"epochs": "none", "steps": 2})
     algorithm, everyone = method.build(config), cohort(federation, EVERYONE)
 
@@ -282,8 +282,8 @@ def test_where_steps_are_given_nobody_reads_epochs(name, federation, monkeypatch
     jax.eval_shape(play, jax.random.key(0))
 
 
-def test_no_method_branches_on_its_own():
-    """In a branch devices may wait for each other for ever; those around the client map are counted ones."""
+def test_no_method_calls_cond_or_switch_of_lax():
+    """In a branch devices may wait for each other for ever; jaxfl's own `cond` counts its operations."""
     folder = Path(algorithms.__file__).parent
     for path in folder.rglob("*.py"):
         assert not re.search(r"lax\.(cond|switch)\b", path.read_text()), path
@@ -299,8 +299,8 @@ DIGITS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
-    """All that it writes, its last checkpoint and models, up to the tolerance that docs/devices.md states."""
+def test_a_run_on_four_devices_equals_that_on_one(name, dataset, tmp_path):
+    """Metrics, results, checkpoints and models agree up to the tolerance that docs/devices.md states."""
     for devices in "14":
         cli.main(
             f"run {short(name)} {' '.join(dataset)} --partition quantity,min_samples=4 --clients 12 "
@@ -317,8 +317,8 @@ def test_a_run_on_four_devices_is_that_on_one(name, dataset, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_with_clients_in_the_hosts_memory_is_that_on_the_device(name, tmp_path, capsys):
-    """To the bit, with clients that are lost and others who join at the end; or it is refused."""
+def test_a_run_with_clients_in_host_memory_equals_that_on_the_device(name, tmp_path, capsys):
+    """Runs agree to the bit, with lost answers and newcomers; methods that need all clients are refused."""
     options = f"{short(name)} {DIGITS} --dropout 0.2 --newcomers 0.2 --score-cohort"
     on_host = f"run {options} --client-state host --run-dir {tmp_path / 'host'}".split()
     if CASES[name].all_clients:
@@ -334,8 +334,8 @@ def test_a_run_with_clients_in_the_hosts_memory_is_that_on_the_device(name, tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
-def test_seeds_as_one_program_are_runs_as_if_alone(name, tmp_path, capsys):
-    """In all that they write, up to rounding; where the server has steps of its own they take turns."""
+def test_seeds_as_one_program_equal_separate_runs(name, tmp_path, capsys):
+    """All that they write agrees up to rounding; methods whose server has steps of its own run in turn."""
     options = f"{short(name)} {DIGITS}"
     cli.main(f"compare {options} --seeds 2 --run-dir {tmp_path / 'both'}".split())
     turns = choose(short(name)).programs.host
@@ -347,10 +347,10 @@ def test_seeds_as_one_program_are_runs_as_if_alone(name, tmp_path, capsys):
 
 
 def outcome(folder):
-    """Metrics, result and the arrays of the last checkpoint of a finished run."""
+    """Return the metrics, the result and the arrays of the last checkpoint of a finished run."""
     result, metrics = store.read_finished(folder)
     lines = [comparable(line) for line in metrics]
-    for line in lines:  # its clients, in the order of their places on the devices
+    for line in lines:  # clients are in the order of their places on the devices
         order = np.argsort(line["clients"])
         of_clients = [key for key in line if key.startswith("client")]
         line.update({key: np.array(line[key], float)[order] for key in of_clients})
@@ -358,15 +358,15 @@ def outcome(folder):
 
 
 def assert_alike(actual, expected):
-    """Compare two leaves: words, or numbers up to rounding."""
+    """Compare two leaves: strings, or numbers up to rounding."""
     if isinstance(expected, str):
         assert actual == expected
     else:
         np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_what_a_server_remembers_for_itself_is_not_counted(federation):
-    """Such as an optimiser's moments."""
+def test_memory_that_stays_on_the_server_is_not_counted_as_sent(federation):
+    """An optimiser's moments are such memory."""
     _, down, *_ = billed("fedavg", federation, SOME, server_optimizer="adam", **OPTIONS)
     plain = billed("fedavg", federation, SOME, **OPTIONS)
     assert_same(down, plain[1])

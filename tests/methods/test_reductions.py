@@ -1,4 +1,4 @@
-"""Methods that must coincide: what one computes under some options is what another one computes."""
+"""Methods that must coincide: under some options one computes the same as another."""
 
 import pytest
 

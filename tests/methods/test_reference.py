@@ -1,9 +1,8 @@
-"""Every method against its plain-NumPy reference, round for round, in double precision.
+"""Every method against its plain-NumPy reference, round by round, in double precision.
 
-The references know no keys, no padding and no devices. What jaxfl draws from a client's key in a round is
-recorded and handed to them as arrays. jaxfl's rounds are scanned; in a method's first comparison two clients
-run side by side, and its lists of rows and cohorts are padded, as for four devices. Nothing of this may
-change a result.
+The references have no keys, padding or devices. What jaxfl draws from a client's key in a round is recorded
+and given to them as arrays. jaxfl's rounds are scanned; in a method's first comparison two clients run side
+by side, and its lists of rows and cohorts are padded, as for four devices. None of this may change a result.
 """
 
 import dataclasses
@@ -29,25 +28,25 @@ from methods.recording import at
 
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
-COHORT_SEED = 7  # every client is absent at times, and one round has nobody of the second group
+COHORT_SEED = 7  # every client is absent at times, and one round has no client of the second group
 FIRST = {method: next(iter(case.comparisons)) for method, case in CASES.items() if case.comparisons}
-WHOLE = ("fedavg", "per-fedavg")  # all their comparisons run with every change, of the others the first ones
+WHOLE = ("fedavg", "per-fedavg")  # all comparisons run with every change; of other methods the first one
 ON_DEVICES = ("fedavg",)
 
 
 def rows(comparisons, often):
-    """Rows (method, comparison, ...) of a parametrised test, of which some only run with the long ones."""
+    """Return rows (method, comparison, ...) of a parametrised test; some run only with the long tests."""
     return [row if often(*row[:2]) else long(*row) for row in comparisons]
 
 
 def compared_often(method, name):
-    """Whether a comparison is among those that run with every change."""
+    """Return whether a comparison runs with every change."""
     return method in WHOLE or name == FIRST[method]
 
 
 @pytest.fixture(autouse=True)
 def double_precision():
-    """Agreement to nine digits leaves no room for another formula."""
+    """Compute in double precision: agreement to nine digits excludes any other formula."""
     with jax.enable_x64(True):
         yield
 
@@ -95,7 +94,7 @@ def assert_agree(actual, expected):
 
 
 def leaves(tree):
-    """{path: NumPy array}, the same for weights of jaxfl and of a reference: "fc1/linear/kernel"."""
+    """Return {path: NumPy array}, the same for weights of jaxfl and of a reference: "fc1/linear/kernel"."""
 
     def name(path):
         return jax.tree_util.keystr(path, simple=True, separator="/").replace("params/", "")
@@ -107,7 +106,7 @@ def leaves(tree):
 
 
 class Setting(NamedTuple):
-    """What a reference is given; the docstring of the package `reference` explains each."""
+    """The arguments of a reference, explained in the docstring of the package `reference`."""
 
     clients: list
     initial: list
@@ -120,12 +119,12 @@ class Setting(NamedTuple):
 
 @functools.cache
 def jaxfl_run(method, name, devices=1):
-    """All states, losses and final logits of a method, and the setting that gave them."""
+    """Return all states, losses and final logits of a method, and the setting that gave them."""
     case, comparison = CASES[method], CASES[method].comparisons[name]
     source, models = tiny_source(), comparison.models
     partition = varied(tiny_partition(source))
     federation = federate(source, partition, models, links=tiny_links())
-    # Clients number their classes anew; the references mix predictions whatever they mean.
+    # Every client has its own numbering of classes; the references mix predictions whatever they mean.
     federation = dataclasses.replace(federation, unified=True, labelled=True)
     slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, COHORT_SEED)
     if name == FIRST[method]:
@@ -175,7 +174,7 @@ def jaxfl_run(method, name, devices=1):
     states, info, scores = jax.device_get(program(*keys, state, federation, cohorts, setting.x))
     for of_group, *reported in zip(slots, *info[:3], strict=True):
         for leaf in jax.tree.leaves(reported):
-            assert not leaf[~of_group.mask].any()  # nobody trains or sends nothing
+            assert not leaf[~of_group.mask].any()  # in an empty place nothing is trained or sent
     return {
         "state": [case.view(at(states, t), federation, t) for t in range(ROUNDS)],
         "loss": [
@@ -186,7 +185,7 @@ def jaxfl_run(method, name, devices=1):
 
 
 def whole_run(algorithm, round_key, use_key, preparation_key, state, federation, cohorts, x):
-    """States and reports of all rounds, and per group all clients' logits of x after the last one."""
+    """Return states and reports of all rounds, and per group all clients' logits of x after the last one."""
 
     def one(state, cohort):
         key = jax.random.fold_in(round_key, cohort.round)
@@ -210,7 +209,7 @@ def whole_run(algorithm, round_key, use_key, preparation_key, state, federation,
 
 
 def reference_run(method, setting):
-    """The same from a method's reference."""
+    """Return the same from a method's reference."""
     case = CASES[method]
     clients, options = setting.clients, setting.options
     state = case.start(clients, setting.initial, options)
@@ -228,7 +227,7 @@ def reference_run(method, setting):
 
 
 def widened(federation):
-    """The same clients with longer lists of rows."""
+    """Return the same clients with longer lists of rows."""
 
     def pad(group):
         names = ("rows", "validation_rows", "test_rows")
@@ -240,7 +239,7 @@ def widened(federation):
 
 
 def dealt(group, slots):
-    """Cohorts (rounds, k) of a group in eight places, of four devices: the first two of a round on one."""
+    """Arrange a group's cohorts (rounds, k) in eight places of four devices, the first two on one device."""
     places = [0, 1, 5, 6, 7][: slots.mask.shape[1]]
     index = np.full((ROUNDS, 8), len(group.id), np.int32)
     mask = np.zeros((ROUNDS, 8), bool)
@@ -249,7 +248,7 @@ def dealt(group, slots):
 
 
 def in_other_places(federation, cohort):
-    """A cohort of all clients as `balance` may arrange it: in another order, with empty places."""
+    """Return a cohort of all clients as `balance` may arrange it: in another order, with empty places."""
 
     def of_group(group):
         index = np.full(8, len(group.id), np.int32)
@@ -260,13 +259,13 @@ def in_other_places(federation, cohort):
 
 
 def varied(partition):
-    """The partition, every client with labels and validation rows of its own."""
+    """Give every client of a partition its own labels and validation rows."""
     rng = np.random.default_rng(0)
     return validating(partition)._replace(relabel=rng.permuted(partition.relabel, axis=1))
 
 
 def reference_clients(source, partition, models):
-    """The clients of a partition, with their images in hand."""
+    """Return a partition's clients with their images."""
     x = normalised(source)
     groups = np.repeat(np.arange(len(models)), [n for _, n in models])
 
@@ -291,13 +290,13 @@ def reference_clients(source, partition, models):
 
 
 def normalised(source):
-    """All images, standardised by mean and deviation of the training images."""
+    """Standardise all images by mean and deviation of the training images."""
     real = source.images[source.train].astype(float)
     return (source.images - real.mean((0, 1, 2))) / real.std((0, 1, 2))
 
 
 def present(federation, slots, t):
-    """Who takes part in round t: {client: (group, place in the group's cohort)}."""
+    """Return {client: (group, place in the group's cohort)} of the clients of round t."""
     return {
         int(np.asarray(federation.groups[group].id)[of_group.index[t, place]]): (group, place)
         for group, of_group in enumerate(slots)

@@ -41,29 +41,29 @@ V3_PARTS = "stem", "residual4", "fc1", "classifier"  # with a stride, a gate and
 
 
 def normal(seed, *shape):
-    """Standard normal numbers of the default float dtype."""
+    """Return standard normal numbers of the default float dtype."""
     return jax.random.normal(jax.random.key(seed), shape, jnp.result_type(float))
 
 
 def run(model, weights, x, train, **arguments):
-    """`model.apply`, compiled: one program costs less than its many operations one by one."""
+    """Run `model.apply` as one compiled program, which costs less than its operations one by one."""
     apply = jax.jit(functools.partial(model.apply, train=train))
     return apply(*weights, x, **arguments)
 
 
 def part(model, *names):
-    """The model made of some of the blocks."""
+    """Return the model made of some of the blocks."""
     return dataclasses.replace(model, blocks=tuple(b for b in model.blocks if b.name in names))
 
 
 def brief(model, *middle):
-    """A network that compiles in seconds: its first blocks, some of the middle, the last two."""
+    """Return a network that compiles in seconds: its first blocks, some of the middle, the last two."""
     names = model.names
     return model if len(names) <= 6 else part(model, *names[:4], *middle, *names[-2:])
 
 
 def assert_close(actual, expected, **tolerance):
-    """Compares two pytrees of arrays, structure included."""
+    """Assert that two pytrees of arrays are close, and of the same structure."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, **tolerance)
@@ -73,12 +73,12 @@ def assert_close(actual, expected, **tolerance):
 
 
 def on_images(f, *arguments, **options):
-    """A function of maps as one of images."""
+    """Return a function of maps as one of images."""
     return lambda x, *more: to_images(f(to_maps(x), *more, *arguments, **options))
 
 
 def value_and_gradients(f, x, kernel):
-    """A function's value, and its gradients for one fixed cotangent."""
+    """Return a function's value, and its gradients for one fixed cotangent."""
 
     @jax.jit
     def run(x, kernel):
@@ -103,7 +103,7 @@ def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
 
 
 def lax_conv(size, stride, padding, depthwise):
-    """JAX's own convolution of images of three channels."""
+    """Return JAX's own convolution of images of three channels."""
 
     def library(x, kernel):
         sides, groups = [(padding, padding)] * 2, 3 if depthwise else 1
@@ -118,8 +118,8 @@ def lax_conv(size, stride, padding, depthwise):
 
 @pytest.mark.parametrize("depthwise", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_backwards_written_by_hand_are_differentiated(stride, depthwise):
-    """MAML differentiates gradients."""
+def test_backward_passes_written_by_hand_can_be_differentiated(stride, depthwise):
+    """MAML needs gradients of gradients."""
 
     def steepness(f):
         gradients = jax.grad(lambda *arguments: jnp.sin(f(*arguments)).sum(), (0, 1))
@@ -135,7 +135,7 @@ def test_backwards_written_by_hand_are_differentiated(stride, depthwise):
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize(("window", "stride", "padding"), [(2, None, 0), (3, None, 0), (3, 2, 1)])
-def test_pooling_takes_each_whole_window(name, window, stride, padding):
+def test_pooling_takes_each_complete_window(name, window, stride, padding):
     x, step = normal(0, 2, 9, 8, 3), stride or window
     edges = [(0, 0), (padding, padding), (padding, padding), (0, 0)]
     tiles = np.lib.stride_tricks.sliding_window_view(
@@ -150,7 +150,7 @@ def test_pooling_takes_each_whole_window(name, window, stride, padding):
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_shuffling_takes_the_halves_in_turn(name):
+def test_shuffling_interleaves_the_halves(name):
     x = normal(0, 2, 3, 3, 6)
     with using(name):
         shuffled = on_images(lambda maps: interleaved(*halves(maps)))(x)
@@ -188,8 +188,8 @@ def test_a_network_is_the_same_with_every_convolution(model):
 @pytest.mark.parametrize(
     ("name", "convolution"), [("lenet5", name) for name in CONVOLUTIONS] + [("vit", "auto")]
 )
-def test_all_products_are_of_the_precision_also_those_of_gradients(name, convolution, precision):
-    """Left to itself, JAX multiplies float32 in TF32 on a GPU and in bfloat16 on a TPU."""
+def test_all_products_have_the_chosen_precision_also_in_gradients(name, convolution, precision):
+    """By default JAX multiplies float32 in TF32 on a GPU and in bfloat16 on a TPU."""
     model = zoo.MODELS[name](shape=(32, 32, 3), classes=3)
     model = dataclasses.replace(model, convolution=convolution, precision=precision)
 
@@ -200,12 +200,12 @@ def test_all_products_are_of_the_precision_also_those_of_gradients(name, convolu
     program = str(jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 2)))(*model.form, x))
     products = re.findall("precision=(.*)", program)
     assert len(products) == len(re.findall(r"= (?:dot_general|conv_general_dilated)\b", program))
-    assert len(products) >= 3 * len(model.names)  # forward, of the weights, of what comes in
+    assert len(products) >= 3 * len(model.names)  # forward, gradients of weights, gradients of inputs
     asked = {"full": "Precision.HIGHEST", "tf32": "Precision.HIGH"}[precision]
     assert set(products) == {f"({asked}, {asked})"}
 
 
-def test_reduced_precision_computes_in_it_and_returns_full_gradients():
+def test_reduced_precision_computes_in_bfloat16_and_returns_float32_gradients():
     full = zoo.lenet5(shape=(16, 16, 1), classes=3)
     reduced = dataclasses.replace(full, precision="bfloat16")
     weights, x = initial(full), normal(1, 4, 16, 16, 1)
@@ -242,7 +242,7 @@ def test_norm_uses_the_real_rows_only():
     np.testing.assert_allclose(new["batch_stats"]["var"], 0.9 + 0.1 * var, rtol=1e-5)
 
 
-def test_padded_batch_equals_its_real_rows():
+def test_a_padded_batch_gives_the_results_of_its_real_rows():
     weights, x = initial(LENET), normal(1, 6, 16, 16, 1).at[4:].set(1e3)
     mask = jnp.arange(6) < 4
     padded, padded_stats = run(LENET, weights, x, train=True, mask=mask)
@@ -281,7 +281,7 @@ def test_train_names_the_blocks_in_training_mode():
     assert not np.allclose(stats["conv2"]["conv"]["norm"]["mean"], 0)
 
 
-def test_dropout_depends_on_key_and_block_alone():
+def test_dropout_depends_only_on_key_and_block():
     model = zoo.cnn1(shape=(16, 16, 1), classes=3)
     weights, x, key = initial(model), normal(1, 4, 16, 16, 1), jax.random.key(2)
     convs, dense = part(model, "conv1", "conv2"), part(model, "fc1")
@@ -298,7 +298,7 @@ def test_dropout_depends_on_key_and_block_alone():
         model.apply(*weights, x, train=True)
 
 
-def test_channel_dropout_takes_whole_channels():
+def test_channel_dropout_drops_whole_channels():
     model = part(zoo.cnn4(shape=(8, 8, 1), classes=3, width=0.3, channel_dropout=0.5), "conv4")
     block = dataclasses.replace(model, shape=(4, 4, 19))
     weights, x = initial(block), 1 + jnp.abs(normal(1, 3, 4, 4, 19))
@@ -354,7 +354,7 @@ def test_depth_counts_the_convolutions_of_the_main_path(name, depth):
     ("width", "count", "found"), [(1, 30, 30), (0.1, 30, 3), (1 / 3, 3, 1), (1 / 16, 6, 1), (1 / 8, 84, 11)]
 )
 def test_widths_are_rounded_up(width, count, found):
-    """HeteroFL's ceil(r C), where r C is what it is meant to be."""
+    """A width is HeteroFL's ceil(r C), without the rounding error of the product."""
     assert scaled(width, count) == found
 
 
@@ -366,7 +366,7 @@ def test_widths_are_rounded_up(width, count, found):
         long("densenet121", {"stem": "imagenet"}, [(16, 16, 64), (1, 1, 1024)]),  # DraftFed, table I
     ],
 )
-def test_the_first_and_the_last_tap(name, options, ends):
+def test_the_first_and_last_taps_have_the_shapes_of_their_maps(name, options, ends):
     model = getattr(zoo, name)(shape=COLOUR, classes=10, **options)
     weights, x = jax.eval_shape(model.init, jax.random.key(0)), jnp.ones((1, *COLOUR))
     taps = jax.eval_shape(functools.partial(model.taps, depths=(1, model.convolution_count)), *weights, x)
@@ -380,17 +380,17 @@ def test_the_first_and_the_last_tap(name, options, ends):
 
 
 def normalised(x):
-    """Every channel of images with mean 0 and variance 1."""
+    """Return images whose channels have mean 0 and variance 1."""
     return (x - x.mean(axis=(0, 1, 2), keepdims=True)) / np.sqrt(x.var(axis=(0, 1, 2), keepdims=True) + 1e-5)
 
 
 def library_conv(x, layer, stride=1, padding=0):
-    """The library's convolution with the kernel of a layer."""
+    """Return JAX's convolution with the kernel of a layer."""
     sides, layout = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(x, layer["kernel"], (stride,) * 2, sides, dimension_numbers=layout)
 
 
-def test_bottleneck_and_dense_layer_by_hand():
+def test_bottleneck_and_dense_layer_match_formulas_by_hand():
     def bottleneck(params, x):
         first = normalised(library_conv(x, params["conv1"]))
         second = normalised(library_conv(jax.nn.relu(first), params["conv2"], 2, 1))
@@ -430,9 +430,9 @@ def test_bottleneck_and_dense_layer_by_hand():
 
 
 def short(*modules):
-    """A network of some modules and a classifier, for images of 6x6 pixels and 4 channels."""
+    """Return a network of some modules and a classifier, for images of 6x6 pixels and 4 channels."""
     blocks = [Block(f"block{i}", module) for i, module in enumerate(modules)]
-    shape, convolution = (6, 6, 4), "patches"  # without loops of its own
+    shape, convolution = (6, 6, 4), "patches"  # these have no loops
     return Model("short", (*blocks, Block("classifier", Linear(3))), shape, 3, convolution=convolution)
 
 
@@ -454,7 +454,7 @@ def test_a_loop_over_blocks_equals_the_blocks(model, depths, monkeypatch):
         return sum(jnp.square(part).sum() for part in (logits, *taps)), (logits, stats, taps)
 
     def outcome():
-        """What stacked clients get, and how many loops it takes, forwards and backwards."""
+        """Return the results of stacked clients, and the number of loops, forward and backward."""
         traced = jax.jit(jax.vmap(jax.value_and_grad(loss, has_aux=True))).trace(*clients)
         return traced.lower().compile()(*clients), str(traced.jaxpr).count(" scan[")
 
@@ -470,7 +470,7 @@ def test_a_loop_over_blocks_equals_the_blocks(model, depths, monkeypatch):
 
 
 @pytest.mark.parametrize(("stem", "least"), [("cifar", 8), ("imagenet", 29)])
-def test_a_densenet_takes_the_smallest_image_that_leaves_a_pixel(stem, least):
+def test_the_minimum_of_a_densenet_is_the_smallest_image_that_leaves_a_pixel(stem, least):
     model = zoo.densenet121(shape=(least, least, 1), classes=3, stem=stem)
     smaller = zoo.densenet121(shape=(least, least - 1, 1), classes=3, stem=stem)
     assert model.note == "" and f"at least {least}x{least}" in smaller.note
@@ -496,7 +496,7 @@ def test_layers_start_uniform_within_the_inverse_root_of_fan_in():
 
 
 @pytest.mark.parametrize("factory", [zoo.mlp, zoo.mcmahan])
-def test_double_precision(factory):
+def test_networks_compute_in_double_precision_under_x64(factory):
     with jax.enable_x64(True):
         model = factory(shape=(8, 8, 1), classes=3, width=0.1, norm="none")
         weights, x = initial(model), normal(1, 4, 8, 8, 1)
@@ -568,7 +568,7 @@ def test_double_precision(factory):
         long(zoo.densenet201, COLOUR, 10, {}, 18_104_330),
     ],
 )
-def test_parameter_counts_of_the_papers(factory, shape, classes, options, size):
+def test_networks_have_the_parameter_counts_of_the_papers(factory, shape, classes, options, size):
     model = factory(shape=shape, classes=classes, **options)
     assert model.size == size
     assert model.names[-1] == "classifier" and model.note == ""
@@ -590,7 +590,7 @@ def test_parameter_counts_of_the_papers(factory, shape, classes, options, size):
         "densenet201": 18_112_138 - 18_104_330,
     }.items(),
 )
-def test_the_stem_for_large_images_is_all_that_differs(name, more):
+def test_the_stem_for_large_images_is_the_only_difference(name, more):
     small, large = (getattr(zoo, name)(shape=COLOUR, classes=10, stem=stem) for stem in ("cifar", "imagenet"))
     assert small.blocks[1:] == large.blocks[1:]
     stems = (dataclasses.replace(model, blocks=model.blocks[:1]).size for model in (large, small))
@@ -601,7 +601,7 @@ def test_the_stem_for_large_images_is_all_that_differs(name, more):
 @pytest.mark.parametrize(
     "name", [name for name in zoo.__all__ if "norm" in inspect.signature(getattr(zoo, name)).parameters]
 )
-def test_norm_option(name, norm):
+def test_the_norm_option_decides_whether_a_network_has_batchnorm(name, norm):
     model = getattr(zoo, name)(shape=COLOUR, classes=10, norm=norm)
     assert model.normalised == (norm == "batch")
 
@@ -619,12 +619,12 @@ def test_norm_option(name, norm):
     ],
 )
 @pytest.mark.parametrize("width", [long(0.003), 0.37, long(4.0)])
-def test_pfedclub_blocks_at_any_width(factory, blocks, width):
+def test_pfedclub_networks_have_their_blocks_at_any_width(factory, blocks, width):
     model = factory(shape=COLOUR, classes=10, width=width)
     assert len(model.blocks) == blocks and model.size > 0
 
 
-@pytest.mark.parametrize(  # every kind of block; the deep networks' are below
+@pytest.mark.parametrize(  # every kind of block; those of deep networks are tested above
     "name",
     ["cnn4", long("mobilenet_v3"), "resnet18"]
     + [long(name) for name in ("alexnet", "lenet5", "mlp", "mobilenet_v1", "resnet9", "shufflenet")],
@@ -673,9 +673,7 @@ def test_small_images_are_resized_to_the_minimum():
 )  # fmt: skip
 def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
     factory = getattr(zoo, name)
-    side = (
-        least if name == "mlp" else max(least, 2)
-    )  # what has one place is a vector, and nothing to convolve
+    side = least if name == "mlp" else max(least, 2)  # an image of one pixel is a vector, and not convolved
     model = factory(shape=(side, side, 1), classes=3, width=0.05)
     assert model.note == "" and model.size > 0
     if least > 1:
@@ -683,7 +681,7 @@ def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
         assert f"at least {least}x{least}" in smaller.note
         # Without the adapter the convolutions would leave nothing.
         convs = part(smaller, *(name for name in smaller.names if name.startswith("conv")))
-        convs = dataclasses.replace(convs, convolution="plain")  # takes less than a kernel too
+        convs = dataclasses.replace(convs, convolution="plain")  # takes images smaller than a kernel, too
         weights = jax.eval_shape(convs.init, jax.random.key(0))
         maps, _ = jax.eval_shape(
             functools.partial(convs.apply, train=False), *weights, jnp.ones((1, *smaller.shape))
@@ -706,12 +704,12 @@ def test_the_minimum_is_the_smallest_image_that_leaves_a_pixel(name, least):
         (zoo.densenet121, {"stem": "imagenett"}, "did you mean 'imagenet'"),
     ],
 )
-def test_bad_options_are_named(factory, options, message):
+def test_invalid_options_are_refused_by_name(factory, options, message):
     with pytest.raises(JaxflError, match=message):
         factory(**{"shape": COLOUR, "classes": 10, **options})
 
 
-# ---- features of a number that is chosen
+# ---- a chosen number of features
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(6, 3), (7, 3), (5, 4), (5, 1), (4, 4)])
@@ -733,7 +731,7 @@ def test_features_are_averaged_over_windows_that_may_overlap(given, wanted):
         (90, Linear(90), "Its 84 features are mapped to 90."),
     ],
 )
-def test_a_choice_says_how_many_features_the_classifier_gets(features, adapter, note):
+def test_a_choice_sets_how_many_features_the_classifier_gets(features, adapter, note):
     model = zoo.build(f"lenet5,features={features}", shape=(16, 16, 1), classes=3)
     more = 84 * features + features if isinstance(adapter, Linear) else 0
     assert model.name == f"lenet5,features={features}" and model.note == note
@@ -775,7 +773,7 @@ def adapting(*, shape, classes):
 """
 
 
-def test_own_networks_are_adapted_alike(tmp_path):
+def test_features_of_own_networks_are_adapted_in_the_same_way(tmp_path):
     file = tmp_path / "adapted.py"
     file.write_text(OWN_NETWORK)
     model = zoo.build(f"{file}:vectors,features=3", shape=(4, 4, 1), classes=2)
@@ -788,7 +786,7 @@ def test_own_networks_are_adapted_alike(tmp_path):
             zoo.build(f"{file}:{name},features=3", shape=(4, 4, 1), classes=2)
 
 
-def test_measuring_names_a_convolution_and_remembers(tmp_path, monkeypatch):
+def test_the_fastest_convolution_is_measured_once_and_remembered(tmp_path, monkeypatch):
     cache = tmp_path / "new" / "convolutions.json"
     seconds = {"rows": 3.0, "patches": 2.0, "plain": 4.0}
     assert seconds.keys() == CONVOLUTIONS.keys()
@@ -811,4 +809,4 @@ def test_a_form_follows_the_default_dtype():
     assert dtypes() == {jnp.dtype("float32")}
     with jax.enable_x64(True):
         assert dtypes() == {jnp.dtype("float64")}
-        require_flattening(model)  # whose blocks are remembered
+        require_flattening(model)  # its cached blocks must follow, too

@@ -1,4 +1,4 @@
-"""Networks of the user's own: those that docs/networks.md shows, and what cannot be had of one."""
+"""Networks of the user's own: those that docs/networks.md shows, and those that are refused."""
 
 import re
 import sys
@@ -32,7 +32,7 @@ WIDTH = 2
 
 
 def shown():
-    """The code of the document by its first line."""
+    """Return the code blocks of the document by their first lines."""
     blocks = re.findall(r"```python\n# (.*?)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     return dict(blocks)
 
@@ -43,7 +43,7 @@ def zoo_net(shape, classes, width):
 
 @pytest.fixture(scope="module")
 def networks():
-    """{kind: the same small network}."""
+    """Return {kind: the same small network}."""
     names = {}
     for where, code in shown().items():
         if where.startswith("my_net.py"):
@@ -56,7 +56,7 @@ def networks():
 
 
 def as_kind(kind, params):
-    """Parameters of the network in Linen as another kind has them."""
+    """Return parameters of the Linen network in the form of another kind."""
     if kind == "zoo":
         names = {"conv": ("conv1", "conv"), "dense": ("fc1", "linear")}
         own = {block: {layer: params[name]} for name, (block, layer) in names.items()}
@@ -81,7 +81,7 @@ def linen_weights(networks):
 
 
 def one_round(model, params):
-    """Features, logits, and what a round of FedAvg makes of weights; batches are padded."""
+    """Return features, logits, and weights and losses after a round of FedAvg with padded batches."""
     source = tiny_source()
     federation = federate(source, tiny_partition(source), ((model, 5),))
     config = METHODS["fedavg"].config(epochs=2, batch_size=4)
@@ -109,7 +109,7 @@ def of_linen(networks, linen_weights):
 
 
 @pytest.mark.parametrize("kind", ["nnx", "equinox", long("plain"), long("zoo")])
-def test_the_same_network_is_the_same_in_every_library(networks, linen_weights, of_linen, kind):
+def test_a_network_gives_the_same_results_in_every_library(networks, linen_weights, of_linen, kind):
     z, logits, after, loss = of_linen
     own = one_round(networks[kind], as_kind(kind, linen_weights))
     expected = z, logits, as_kind(kind, after), loss
@@ -124,11 +124,11 @@ def test_the_same_network_is_the_same_in_every_library(networks, linen_weights, 
 
 
 class Linen(nn.Module):
-    """With a leaf of its own."""
+    """A network with a leaf of its own."""
 
     @nn.compact
     def __call__(self, x, deterministic):
-        """(B, 3) -> (B, 2)."""
+        """Map (B, 3) to (B, 2)."""
         x = nn.relu(
             nn.BatchNorm(use_running_average=deterministic, name="norm")(nn.Dense(4, name="first")(x))
         )
@@ -138,14 +138,14 @@ class Linen(nn.Module):
 
 
 class Nnx(nnx.Module):
-    """With a list of layers."""
+    """A network with a list of layers."""
 
     def __init__(self, rngs):
         self.first, self.norm = nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
         self.layers = nnx.List([nnx.Dropout(0.5, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)])
 
     def __call__(self, x):
-        """(B, 3) -> (B, 2)."""
+        """Map (B, 3) to (B, 2)."""
         x = jax.nn.relu(self.norm(self.first(x)))
         for layer in self.layers:
             x = layer(x)
@@ -153,7 +153,7 @@ class Nnx(nnx.Module):
 
 
 class Equinox(eqx.Module):
-    """With a flag among its statistics."""
+    """A network with a flag among its statistics."""
 
     first: eqx.nn.Linear
     norm: eqx.nn.BatchNorm
@@ -166,7 +166,7 @@ class Equinox(eqx.Module):
         self.norm, self.drop = eqx.nn.BatchNorm(4, "batch", mode="ema"), eqx.nn.Dropout(0.5)
 
     def __call__(self, x, state, key):
-        """(3,) -> (2,)."""
+        """Map (3,) to (2,)."""
         x, state = self.norm(self.first(x), state)
         return self.head(self.drop(jax.nn.relu(x), key=key)), state
 
@@ -178,29 +178,29 @@ def test_a_head_that_does_not_end_in_classes_is_refused():
 
 
 class Pooling(nn.Module):
-    """A map, a dense layer that pools it, and a head."""
+    """A convolution, a dense layer that pools its map or flattens it, and a head."""
 
     flat: bool
 
     @nn.compact
     def __call__(self, x):
-        """(B, 4, 4, 1) -> (B, 2)."""
+        """Map (B, 4, 4, 1) to (B, 2)."""
         x = Pooled(flat=self.flat, name="dense")(nn.Conv(4, (3, 3), name="conv")(x))
         return nn.Dense(2, name="head")(x)
 
 
 class Pooled(nn.Module):
-    """Takes the mean of a map, or the map as a vector."""
+    """A dense layer of the mean of a map, or of the map as a vector."""
 
     flat: bool
 
     @nn.compact
     def __call__(self, x):
-        """(B, h, w, c) -> (B, 3)."""
+        """Map (B, h, w, c) to (B, 3)."""
         return nn.Dense(3)(x.reshape(len(x), -1) if self.flat else x.mean((1, 2)))
 
 
-def test_dense_blocks_that_are_put_after_others_take_vectors():
+def test_dense_blocks_that_cannot_take_maps_as_vectors_are_refused_for_reassembly():
     require_flattening(from_linen("own", Pooling(flat=True), (4, 4, 1), 2))
     with pytest.raises(JaxflError, match="'dense' does not take maps"):
         require_flattening(from_linen("own", Pooling(flat=False), (4, 4, 1), 2))
@@ -232,8 +232,8 @@ def functions():
     ],
     ids=["linen", "nnx", "equinox", "functions"],
 )
-def test_statistics_and_dropout(make, names):
-    """Padding has no part in statistics; dropout is off without training and differs by key."""
+def test_statistics_ignore_padding_and_dropout_depends_on_the_key(make, names):
+    """Statistics ignore padding; dropout is off outside training and depends on the key."""
     model = make()
     assert model.names == names
     weights, mask = initial(model), jnp.arange(4) < 2
@@ -267,11 +267,11 @@ def test_statistics_and_dropout(make, names):
 
 
 class Residual(nn.Module):
-    """With a connection around a layer, and one that is called twice."""
+    """A network with a connection around a layer, and a layer that is called twice."""
 
     @nn.compact
     def __call__(self, x):
-        """(B, 3) -> (B, 2)."""
+        """Map (B, 3) to (B, 2)."""
         x = nn.Dense(3, name="first")(x)
         y = nn.Dense(3, name="around")(nn.relu(x))
         shared = nn.Dense(3, name="twice")
@@ -279,8 +279,8 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_layer_is_one_whether_or_not_its_input_is_named(named):
-    """Linen and NNX name it otherwise."""
+def test_a_layer_is_found_whether_or_not_its_input_is_named(named):
+    """Linen and NNX name it differently."""
 
     class Linen(nn.Module):
         @nn.compact
@@ -306,7 +306,7 @@ def test_a_layer_is_one_whether_or_not_its_input_is_named(named):
         assert model.apply(*weights, jnp.ones((2, *SHAPE)), train=True)[0].shape == (2, CLASSES)
 
 
-def test_a_connection_that_is_there_in_training_alone_is_kept():
+def test_a_connection_that_exists_only_in_training_is_kept():
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x, train=False):
@@ -315,7 +315,7 @@ def test_a_connection_that_is_there_in_training_alone_is_kept():
             return nn.Dense(CLASSES, name="head")(a + b if train else b)
 
     model = from_linen("net", Net(), SHAPE, CLASSES)
-    assert model.names == ("a", "head")  # b lies within the connection
+    assert model.names == ("a", "head")  # the connection bypasses b
     weights, x = initial(model), jnp.arange(128.0).reshape(2, *SHAPE)
     params = {**weights.params["a"], "head": weights.params["head"]}
     for train in (False, True):
@@ -327,21 +327,21 @@ def test_a_connection_that_is_there_in_training_alone_is_kept():
 
 
 class Folded(nn.Module):
-    """Whose first layer sees the rows of an image as examples of their own."""
+    """A network whose first layer takes the rows of an image as separate examples."""
 
     norm: bool = False
 
     @nn.compact
     def __call__(self, x, train=False):
-        """(B, 8, 8, 1) -> (B, CLASSES)."""
+        """Map (B, 8, 8, 1) to (B, CLASSES)."""
         y = nn.Dense(5, name="row")(x.reshape(-1, 8))
         y = nn.BatchNorm(use_running_average=not train, name="norm")(y) if self.norm else y
         y = nn.Dense(4, name="hidden")(y.reshape(len(x), -1))
         return nn.Dense(CLASSES, name="head")(nn.relu(y))
 
 
-def test_an_axis_folded_into_the_batch_is_no_other_batch():
-    """Blocks after it run at any number of examples; whose row is whose BatchNorm cannot know."""
+def test_an_axis_may_be_folded_into_the_batch_but_not_before_batchnorm():
+    """Blocks after it take any number of examples; BatchNorm of its rows, which no mask fits, is refused."""
     model = from_linen("net", Folded(), SHAPE, CLASSES)
     assert model.names == ("hidden", "head")
     weights, x = initial(model), jnp.arange(5 * 64.0).reshape(5, *SHAPE)
@@ -355,36 +355,36 @@ def test_an_axis_folded_into_the_batch_is_no_other_batch():
 
 
 class Ends(nn.Module):
-    """With a norm after its classifier."""
+    """A network with a norm after its classifier."""
 
     @nn.compact
     def __call__(self, x, train=False):
-        """(B, 8, 8, 1) -> (B, CLASSES)."""
+        """Map (B, 8, 8, 1) to (B, CLASSES)."""
         x = nn.Dense(CLASSES, name="head")(nn.Dense(4, name="dense")(x.reshape(len(x), -1)))
         return nn.BatchNorm(use_running_average=not train, name="norm")(x)
 
 
 class InTraining(nn.Module):
-    """With a layer that is called in training alone."""
+    """A network with a layer that is called only in training."""
 
     @nn.compact
     def __call__(self, x, train=False):
-        """(B, 8, 8, 1) -> (B, CLASSES)."""
+        """Map (B, 8, 8, 1) to (B, CLASSES)."""
         x = nn.Dense(4, name="dense")(x.reshape(len(x), -1))
         x = nn.Dropout(0.2, deterministic=False, name="drop")(x) if train else x
         return nn.Dense(CLASSES, name="head")(x)
 
 
-def test_a_norm_after_the_classifier_is_of_the_head():
+def test_a_norm_after_the_classifier_belongs_to_the_head():
     assert from_linen("net", Ends(), SHAPE, CLASSES).names == ("dense", "head")
 
 
 def scaled(params, x):
-    """(B, 8, 8, 1) -> (B, CLASSES)."""
+    """Map (B, 8, 8, 1) to (B, CLASSES)."""
     return x.reshape(len(x), -1)[:, :CLASSES] * params["w"][None]
 
 
-def test_a_network_that_is_all_head_says_so(tmp_path):
+def test_a_network_with_all_weights_in_its_head_is_noted(tmp_path):
     (tmp_path / "my.py").write_text(
         "import flax.linen as nn\nfrom jaxfl.models.own import from_linen\n\n\n"
         "class Net(nn.Module):\n    classes: int\n\n    @nn.compact\n    def __call__(self, x):\n"
@@ -409,7 +409,7 @@ def test_a_block_begins_where_the_network_is_a_chain():
 
 
 def run(apply):
-    """The outputs of a block of plain functions."""
+    """Return the outputs of a block of plain functions."""
     model = from_functions("own", {"head": (lambda key, x: {"w": jnp.ones(2)}, apply)}, (3,), 2)
     return model.apply(*initial(model), jnp.ones((1, 3)), train=False)
 
@@ -451,7 +451,7 @@ def run(apply):
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(make, sentence):
+def test_invalid_networks_are_refused(make, sentence):
     with pytest.raises(JaxflError) as caught:
         make()
     assert sentence in str(caught.value)
@@ -460,7 +460,7 @@ def test_what_cannot_be_had_is_refused(make, sentence):
 # ---- in a run
 
 
-def test_a_module_where_a_function_is_wanted(tmp_path, capsys):
+def test_a_module_in_place_of_a_function_is_refused(tmp_path, capsys):
     (tmp_path / "my.py").write_text(
         "import flax.linen as nn\n\n\nclass Net(nn.Module):\n    pass\n\n\n"
         "def returns(shape, classes):\n    return Net()\n"
@@ -473,8 +473,8 @@ def test_a_module_where_a_function_is_wanted(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("runs", [False, long(True)])
-def test_pretrained_weights_of_the_document(tmp_path, monkeypatch, capsys, runs):
-    """They are named as the model's own leaves are; and the options are shown."""
+def test_the_pretrained_weights_of_the_document_fit_its_network(tmp_path, monkeypatch, capsys, runs):
+    """The weights have the names of the model's leaves, and `jaxfl list` shows the network's options."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_net", raising=False)

@@ -1,4 +1,4 @@
-"""FedProx (Li et al. 2020, arXiv:1812.06127), and a model, a partition and a data set of one's own."""
+"""FedProx (Li et al. 2020, arXiv:1812.06127), and a user's own model, partition and data set."""
 
 from typing import Literal
 
@@ -74,7 +74,7 @@ fedprox = jaxfl.Method("fedprox", build, FedProx, "FedAvg with a proximal term")
 
 
 class Dense(nn.Module):
-    """A layer on flat images."""
+    """A dense layer on flattened images."""
 
     features: int
 

@@ -1,4 +1,4 @@
-"""What a user may write by mistake: each name is refused, or its error shown."""
+"""Mistakes that a user may make: each name is refused, or its error is shown."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ def method(build=build, config=own.FedProx, **more):
 
 
 def with_step(change):
-    """FedProx with a step that does one thing otherwise."""
+    """Return FedProx with a step that does one thing differently."""
 
     def altered(config):
         right = build(config)
@@ -44,7 +44,7 @@ def with_step(change):
 
 
 def with_host(change):
-    """FedProx with a host step that returns something."""
+    """Return FedProx with a host step that returns `change(state, info)`."""
 
     def host(key, state, federation, cohort):
         nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
@@ -123,7 +123,7 @@ predicts_otherwise = with_predict(lambda model, x: x)
 
 
 def with_training(train):
-    """FedProx, after something that each client does in vain."""
+    """Return FedProx with an extra training of each client, whose result is unused."""
 
     def altered(config):
         right = build(config)
@@ -258,14 +258,14 @@ breaks = method(divides)
 
 @jaxfl.options
 class Rounds(jaxfl.Training):
-    """An option that all runs have."""
+    """Options with the name of one that all runs have."""
 
     rounds: int = 3
     """Of its own."""
 
 
 class Undecorated(jaxfl.Training):
-    """Options that no program knows."""
+    """Options without their decorator."""
 
     mu: float = 0.1
 

@@ -10,7 +10,7 @@ from reference.training import descend
 
 
 def distilled(client, weights, teacher, x, orders, options):
-    """A network of the client's architecture after Adam over T^2 KL, its rate falling as a cosine."""
+    """Train the client's architecture by Adam on T^2 KL, with a cosine decay of the learning rate."""
     steps = max(1, options.server_epochs * math.ceil(len(x) / options.public_batch))
 
     def rate(step):
@@ -24,7 +24,7 @@ def distilled(client, weights, teacher, x, orders, options):
         weights,
         taught(client, x, teacher, squared, options),
         orders,
-        dataclasses.replace(options, clip_norm=None),  # of clients
+        dataclasses.replace(options, clip_norm=None),  # only clients clip
         lr=rate,
         batch_size=options.public_batch,
         optimizer="undecayed adam",
@@ -32,7 +32,7 @@ def distilled(client, weights, teacher, x, orders, options):
 
 
 class Unweighted:
-    """The options that a divergence reads, its weight 1."""
+    """The options that a divergence reads, with weight 1."""
 
     kl_weight = 1.0
 

@@ -12,24 +12,24 @@ from reference.training import descend, log_softmax, plain_loss, softmax
 
 
 def start(clients, initial, matrix):
-    """Own models, and a matrix."""
+    """Start with own models and a matrix."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}, "matrix": matrix}
 
 
 def soft_predictions(logits, options):
-    """What most clients tell of logits (R, classes)."""
+    """Return softmax(logits / T), (R, classes), which most methods exchange."""
     return softmax(logits / options.temperature)
 
 
 def exchanged(state, clients, cohort, options, weigh, say=soft_predictions, distance=None):
-    """Learn alone, speak, learn from the teacher.
+    """Train alone, exchange predictions, and learn from the teacher.
 
     Args:
       state: before the round.
       clients: see the package.
       cohort: of the round.
       options: of the method.
-      weigh: ``{client: s} -> C`` (N, N), of which the entries of those present count.
+      weigh: ``{client: s} -> C`` (N, N); only the entries of clients that are present count.
       say: ``(logits, options) -> s``.
       distance: ``(logits, t, options) -> (value, gradient)``, means over images; by default KL.
 
@@ -51,9 +51,9 @@ def exchanged(state, clients, cohort, options, weigh, say=soft_predictions, dist
 
 
 def mixture(matrix, n, known):
-    """The teacher of client n: what those who are present know, {client: array}, weighted by its row of C.
+    """Return client n's teacher: the arrays of present clients, {client: array}, weighted by its row of C.
 
-    Where that row has become 0, a client is its own teacher.
+    If that row has become 0, a client is its own teacher.
     """
     total = sum(matrix[n, m] for m in known)
     if total == 0:
@@ -62,7 +62,7 @@ def mixture(matrix, n, known):
 
 
 def taught(client, x, teacher, distance, options):
-    """The loss of learning from a teacher, as `descend` takes it."""
+    """Return the loss of learning from a teacher, as `descend` takes it."""
 
     def loss(weights, rows):
         z, through_body = client.net(weights, x[rows], True)
@@ -75,18 +75,18 @@ def taught(client, x, teacher, distance, options):
 
 
 def divergence(logits, t, options):
-    """Weighted KL(t || softmax(logits / T))."""
+    """Return weighted KL(t || softmax(logits / T)) and its gradient."""
     log_p = log_softmax(logits / options.temperature)
     value = options.kl_weight * (xlogy(t, t) - t * log_p).sum(1).mean()
     return value, options.kl_weight * (np.exp(log_p) - t) / options.temperature / len(t)
 
 
 def absolute_error(logits, t, options):
-    """|logits - t|, the mean over classes as well."""
+    """Return |logits - t|, averaged over images and classes, and its gradient."""
     return np.abs(logits - t).mean(), np.sign(logits - t) / t.size
 
 
 def scores(state, clients, draws, options, x):
-    """A client deploys its own model and receives no other."""
+    """Score own models, which clients deploy; they receive no others."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}

@@ -2,7 +2,7 @@
 
 Networks and layers return their output and a function `back`, which takes the gradient of a loss
 with respect to that output to those with respect to the input and, by name, to the weights. In training
-BatchNorm adds the new values of its running statistics to the latter.
+BatchNorm adds the new values of its running statistics to the gradients of the weights.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ CONVOLUTIONS, DENSE = set(), set()  # layers of these kinds
 
 
 def network(**blocks):
-    """The features of a network of these blocks, {name: layers}: images (B, H, W, C) -> (B, d)."""
+    """Return the features of a network of these blocks, {name: layers}: images (B, H, W, C) -> (B, d)."""
 
     def net(weights, x, train=False):
         return chain(weights, x, *sum(blocks.values(), ()), train=train)
@@ -22,17 +22,17 @@ def network(**blocks):
 
 
 def classify(weights, z):
-    """Logits of the linear head: features (B, d) -> (B, classes)."""
+    """Return logits of the linear head: features (B, d) -> (B, classes)."""
     return dense(HEAD)(weights, z)
 
 
 def logits(net, weights, x):
-    """Prediction of a whole model: images (B, H, W, C) -> (B, classes)."""
+    """Return predictions of a whole model: images (B, H, W, C) -> (B, classes)."""
     return classify(weights, net(weights, x)[0])[0]
 
 
 def outputs(net, weights, x, train):
-    """What every block puts out, in order: images (B, H, W, C) -> {block: (B, ...)}."""
+    """Return the output of every block, in order: images (B, H, W, C) -> {block: (B, ...)}."""
     found = {}
     for name, layers in BLOCKS[net].items():
         found[name] = x = chain(weights, x, *layers, train=train)[0]
@@ -40,7 +40,7 @@ def outputs(net, weights, x, train):
 
 
 def norm_inputs(net, weights, x):
-    """What every convolution, or without any every hidden layer puts out: list of (B, ..., C)."""
+    """Return the outputs of all convolutions, or without any of all hidden layers: list of (B, ..., C)."""
     layers = [layer for name, of_block in BLOCKS[net].items() if name != HEAD for layer in of_block]
     wanted, found = CONVOLUTIONS if CONVOLUTIONS & {*layers} else DENSE, []
     for layer in layers:
@@ -51,32 +51,32 @@ def norm_inputs(net, weights, x):
 
 
 def head(weights):
-    """The classifier's part of some weights."""
+    """Return the classifier's part of some weights."""
     return {name: value for name, value in weights.items() if in_head(name)}
 
 
 def body(weights):
-    """The extractor's part of some weights, with its statistics."""
+    """Return the extractor's part of some weights, with its statistics."""
     return {name: value for name, value in weights.items() if not in_head(name)}
 
 
 def in_head(name):
-    """Whether a leaf belongs to the classifier."""
+    """Return whether a leaf belongs to the classifier."""
     return block_of(name) == HEAD
 
 
 def in_body(name):
-    """Whether a leaf belongs to the extractor."""
+    """Return whether a leaf belongs to the extractor."""
     return not in_head(name)
 
 
 def block_of(name):
-    """The block of a leaf."""
+    """Return the block of a leaf."""
     return name.removeprefix(STATISTICS).split("/")[0]
 
 
 def is_statistic(name):
-    """Whether a leaf is a running statistic of BatchNorm."""
+    """Return whether a leaf is a running statistic of BatchNorm."""
     return name.startswith(STATISTICS)
 
 
@@ -84,7 +84,7 @@ def is_statistic(name):
 
 
 def chain(weights, x, *layers, train=False):
-    """Layers one after the other."""
+    """Apply layers one after the other."""
     backs = []
     for layer in layers:
         x, back = layer(weights, x, train)
@@ -101,7 +101,7 @@ def chain(weights, x, *layers, train=False):
 
 
 def dense(name):
-    """Affine map, (B, d) -> (B, features)."""
+    """Return an affine map, (B, d) -> (B, features)."""
 
     def layer(weights, x, train=False):
         kernel, bias = weights[f"{name}/kernel"], weights[f"{name}/bias"]
@@ -116,7 +116,7 @@ def dense(name):
 
 
 def conv(name):
-    """Convolution with an odd kernel (k, k, C, D), zeros around: (B, H, W, C) -> (B, H, W, D)."""
+    """Return a convolution with an odd kernel (k, k, C, D) and zero padding: (B, H, W, C) -> (B, H, W, D)."""
 
     def layer(weights, x, train=False):
         kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias", 0)
@@ -133,19 +133,19 @@ def conv(name):
 
 
 def correlate(x, kernel):
-    """Sum over windows of x times the kernel, same height and width."""
+    """Sum over windows of x times the kernel; height and width stay."""
     return np.einsum("bhwcij,ijcd->bhwd", windows(x, len(kernel)), kernel)
 
 
 def windows(x, side):
-    """The window around every pixel, zero outside: (B, H, W, C) -> (B, H, W, C, side, side)."""
+    """Return the window around every pixel, zero outside: (B, H, W, C) -> (B, H, W, C, side, side)."""
     margin = side // 2
     padded = np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
     return np.lib.stride_tricks.sliding_window_view(padded, (side, side), (1, 2))
 
 
 def max_pool(weights, x, train=False):
-    """Maximum of 2x2 tiles: (B, H, W, C) -> (B, H/2, W/2, C), even H and W."""
+    """Take the maximum of 2x2 tiles: (B, H, W, C) -> (B, H/2, W/2, C), even H and W."""
     batch, height, width, channels = x.shape
     tiles = x.reshape(batch, height // 2, 2, width // 2, 2, channels)
     tiles = tiles.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, channels, 4)
@@ -161,19 +161,20 @@ def max_pool(weights, x, train=False):
 
 
 def relu(weights, x, train=False):
-    """Positive part."""
+    """Take the positive part."""
     return np.maximum(x, 0), lambda dy: (dy * (x > 0), {})
 
 
 def flatten(weights, x, train=False):
-    """(B, ...) -> (B, d)."""
+    """Reshape (B, ...) -> (B, d)."""
     return x.reshape(len(x), -1), lambda dy: (dy.reshape(x.shape), {})
 
 
 def batch_norm(name):
-    """BatchNorm of channels (Ioffe and Szegedy 2015, Algorithms 1 and 2), (B, ..., C) -> (B, ..., C).
+    """Return BatchNorm of channels (Ioffe and Szegedy 2015, Algorithms 1 and 2), (B, ..., C) -> (B, ..., C).
 
-    In training by the batch, whose statistics move the running ones by a tenth; else by the latter.
+    In training the batch's statistics normalise and move the running ones by a tenth; in evaluation the
+    running ones normalise.
     """
 
     def layer(weights, x, train=False):

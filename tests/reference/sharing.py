@@ -1,4 +1,4 @@
-"""Methods that share a part of a model: who holds which leaves, and what is averaged.
+"""Methods that share a part of a model: which leaves clients keep, and which are averaged.
 
 The state is {"shared": {architecture: leaves}, "personal": {client: leaves}}.
 """
@@ -10,14 +10,14 @@ from reference.training import average, descend, plain_loss
 
 
 def divide(weights, stays, options):
-    """(kept, shared) leaves: what stays by its name, and under bn_stats="local" all statistics."""
+    """Return (kept, shared) leaves; statistics are also kept under bn_stats="local"."""
     local = options.bn_stats == "local"
     kept = {name: w for name, w in weights.items() if stays(name) or (local and nets.is_statistic(name))}
     return kept, {name: w for name, w in weights.items() if name not in kept}
 
 
 def begun(clients, initial, stays, options):
-    """The state before the first round: the server has the shared leaves, every client a copy of its own."""
+    """Start with the shared leaves on the server and a copy of the others on every client."""
     parts = [divide(weights, stays, options) for weights in initial]
     return {
         "shared": {group: shared for group, (_, shared) in enumerate(parts)},
@@ -26,12 +26,12 @@ def begun(clients, initial, stays, options):
 
 
 def model(state, clients, i):
-    """What client i starts from: the newest shared leaves and its own."""
+    """Return the model from which client i starts: the newest shared leaves and its own."""
     return state["shared"][clients[i].group] | state["personal"][i]
 
 
 def averaged(state, clients, trained, stays, options):
-    """The state after a round in which clients have trained {client: weights}."""
+    """Return the state after a round in which clients have trained {client: weights}."""
     parts = {i: divide(weights, stays, options) for i, weights in trained.items()}
     sent = [(clients[i].group, clients[i].size, shared) for i, (_, shared) in parts.items()]
     return {
@@ -41,10 +41,10 @@ def averaged(state, clients, trained, stays, options):
 
 
 def served(state, clients, trained, stays, options):
-    """The same with a server that steps towards the mean (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2).
+    """Return the same after a step towards the mean (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2).
 
     The mean's difference from the model is the gradient of its parameters; running statistics are averaged.
-    The server remembers {architecture: {"count", "mu", "nu"}}, of sgd {"trace"}, from its first step on.
+    The server remembers {architecture: {"count", "mu", "nu"}}, for sgd {"trace"}, from its first step on.
     """
     after = averaged(state, clients, trained, stays, options)
     if options.server_optimizer == "none":
@@ -59,14 +59,14 @@ def served(state, clients, trained, stays, options):
 
 
 def server_sgd(gradients, memory, options):
-    """Momentum: the step, and the velocity."""
+    """Return the step of SGD with momentum, and the velocity."""
     velocity = memory["trace"] if memory else {name: 0 * g for name, g in gradients.items()}
     velocity = {name: options.server_momentum * velocity[name] + g for name, g in gradients.items()}
     return {name: options.server_lr * v for name, v in velocity.items()}, {"trace": velocity}
 
 
 def adaptive(gradients, memory, options, second, start):
-    """Adam's step with another rule for the second moments; both are corrected for their start."""
+    """Return Adam's step with another rule for the second moments; both moments are bias-corrected."""
     beta, beta_2 = options.server_momentum, 0.99
     at_first = {name: 0 * g + start for name, g in gradients.items()}
     memory = memory or {"count": 0, "mu": at_first, "nu": at_first}
@@ -82,12 +82,12 @@ def adaptive(gradients, memory, options, second, start):
 
 
 def server_adam(gradients, memory, options):
-    """Kingma and Ba 2015."""
+    """Step as in Kingma and Ba 2015."""
     return adaptive(gradients, memory, options, lambda v, square, rate: v + rate * (square - v), 0.0)
 
 
 def server_yogi(gradients, memory, options):
-    """Zaheer et al. 2018: the second moment moves by the square itself. Optax starts both at 1e-6."""
+    """Step as Zaheer et al. 2018: the second moment moves by the square itself. Optax starts both at 1e-6."""
     return adaptive(
         gradients, memory, options, lambda v, square, rate: v - rate * np.sign(v - square) * square, 1e-6
     )
@@ -97,7 +97,7 @@ SERVERS = {"sgd": server_sgd, "adam": server_adam, "yogi": server_yogi}
 
 
 def trained_jointly(state, clients, cohort, options):
-    """All blocks at once: {client: weights}, {client: loss}."""
+    """Train all blocks at once: {client: weights}, {client: loss}."""
     trained, losses = {}, {}
     for i, draw in cohort.draws.items():
         start = model(state, clients, i)
@@ -106,13 +106,13 @@ def trained_jointly(state, clients, cohort, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received and deployed is the newest model under the client's own leaves."""
+    """Score the newest shared leaves with the client's own, received and deployed."""
     newest = [nets.logits(client.net, model(state, clients, i), x) for i, client in enumerate(clients)]
     return {"received": newest, "deployed": newest}
 
 
 def scores_after_tuning(state, clients, draws, options, x):
-    """The same, but deployed is a copy of which the head or all was trained further."""
+    """Score the same as received; deployed is a copy whose head, or all of it, was trained further."""
     received, deployed = [], []
     for i, client in enumerate(clients):
         newest, all_of_it = model(state, clients, i), options.ft_part == "all"

@@ -1,4 +1,4 @@
-"""Clients, local training and the server's average: what the references share."""
+"""Clients, local training and the server's average, which the references share."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Client(NamedTuple):
       net: the features of that architecture, one of `reference.nets`.
       x, y: training images (n, H, W, C), normalised, and their outputs (n,).
       x_validation, y_validation: the same for validation.
-      x_public, y_public: the images that everybody sees, and what their labels mean to it.
+      x_public, y_public: the images that all clients see, and their labels in the client's numbering.
     """
 
     group: int
@@ -30,7 +30,7 @@ class Client(NamedTuple):
 
     @property
     def size(self):
-        """n, training images."""
+        """Return the number of training images, n."""
         return len(self.y)
 
 
@@ -39,9 +39,9 @@ class Cohort(NamedTuple):
 
     Args:
       t: its number, from 0.
-      rounds: how many the run has.
+      rounds: number of rounds of the run.
       draws: {client: what it draws}, for the clients that take part.
-      public: public images (R, H, W, C), normalised, of a method that takes some.
+      public: public images (R, H, W, C), normalised, for a method that uses some.
       server: what the server draws.
     """
 
@@ -62,7 +62,7 @@ def descend(
     optimizer=None,
     trains=lambda name: True,
 ):
-    """Mini-batch training, the optimiser's memory starting at 0.
+    """Train in mini-batches; the optimiser's memory starts at 0.
 
     Running statistics are not descended: a loss returns their new values among the gradients. Where blocks
     with BatchNorm train, batches of one row are left out.
@@ -72,10 +72,10 @@ def descend(
       loss: ``(weights, rows) -> (value, gradients)``, the mean over some rows.
       orders: per epoch, a permutation of the rows, cut into batches; the last may be smaller.
       options: optimizer, lr, momentum, weight_decay, clip_norm and batch_size.
-      lr: in place of ``options.lr``; a number, or a function of the steps taken before.
+      lr: in place of ``options.lr``; a number, or a function of the number of steps taken so far.
       batch_size: in place of ``options.batch_size``.
       optimizer: in place of ``options.optimizer``.
-      trains: which leaves move, by name.
+      trains: ``name -> whether the leaf is trained``.
 
     Returns:
       The trained weights, and the mean loss over all batches; 0 if there was none.
@@ -103,7 +103,7 @@ def descend(
 
 
 def clipped(gradients, greatest):
-    """Gradients whose norm, over all leaves together, is at most the greatest; None for no bound."""
+    """Scale gradients to a norm, over all leaves together, of at most `greatest`; None is no bound."""
     norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
     if greatest is None or norm < greatest:
         return gradients
@@ -111,7 +111,7 @@ def clipped(gradients, greatest):
 
 
 def sgd(options):
-    """The step is v <- momentum v + (gradient + weight_decay w)."""
+    """Step v <- momentum v + (gradient + weight_decay w)."""
 
     def update(w, gradient, memory, count):
         velocity = options.momentum * memory[0] + gradient + options.weight_decay * w
@@ -121,7 +121,7 @@ def sgd(options):
 
 
 def adam(options):
-    """Kingma and Ba 2015, Algorithm 1, of the gradient + weight_decay w."""
+    """Step by Kingma and Ba 2015, Algorithm 1, along gradient + weight_decay w."""
 
     def update(w, gradient, memory, count):
         return moments(gradient + options.weight_decay * w, memory, count)
@@ -130,7 +130,7 @@ def adam(options):
 
 
 def adamw(options):
-    """Loshchilov and Hutter 2019, Algorithm 2: Adam's step + weight_decay w."""
+    """Step by Loshchilov and Hutter 2019, Algorithm 2: Adam's step + weight_decay w."""
 
     def update(w, gradient, memory, count):
         step, memory = moments(gradient, memory, count)
@@ -140,7 +140,7 @@ def adamw(options):
 
 
 def moments(gradient, memory, count):
-    """Adam's step number `count`, and its new moments."""
+    """Return Adam's step number `count`, and its new moments."""
     first = 0.9 * memory[0] + 0.1 * gradient
     second = 0.999 * memory[1] + 0.001 * gradient**2
     step = first / (1 - 0.9**count) / (np.sqrt(second / (1 - 0.999**count)) + 1e-8)
@@ -148,7 +148,7 @@ def moments(gradient, memory, count):
 
 
 def undecayed_adam(options):
-    """Adam without weight decay, as servers have it."""
+    """Step by Adam without weight decay, as servers do."""
     return lambda w, gradient, memory, count: moments(gradient, memory, count)
 
 
@@ -156,7 +156,7 @@ OPTIMIZERS = {"sgd": sgd, "adam": adam, "adamw": adamw, "undecayed adam": undeca
 
 
 def plain_loss(client, train=True):
-    """The client's cross-entropy, as `descend` takes it; the extractor perhaps in evaluation mode."""
+    """Return the client's cross-entropy, as `descend` takes it; the extractor may be in evaluation mode."""
 
     def loss(weights, rows):
         z, through_body = client.net(weights, client.x[rows], train)
@@ -169,7 +169,7 @@ def plain_loss(client, train=True):
 
 
 def cross_entropy(scores, y):
-    """Mean softmax cross-entropy of logits (B, classes), and its gradient with respect to them."""
+    """Return mean softmax cross-entropy of logits (B, classes), and its gradient with respect to them."""
     rows = np.arange(len(y))
     gradient = softmax(scores)
     value = -log_softmax(scores)[rows, y].mean()
@@ -178,21 +178,21 @@ def cross_entropy(scores, y):
 
 
 def softmax(scores):
-    """Probabilities over the last axis."""
+    """Return probabilities over the last axis."""
     return np.exp(log_softmax(scores))
 
 
 def log_softmax(scores):
-    """Their logarithms."""
+    """Return the logarithms of these probabilities."""
     scores = scores - scores.max(-1, keepdims=True)
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
 def average(before, sent):
-    """The server's sum_i n_i w_i / sum_i n_i, for every architecture on its own.
+    """Return the server's sum_i n_i w_i / sum_i n_i, for every architecture separately.
 
     Args:
-      before: {architecture: weights}; they stay where nobody sent any.
+      before: {architecture: weights}; they stay where no client sent any.
       sent: list of (architecture, n_i, weights).
     """
     after = {}

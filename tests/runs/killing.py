@@ -1,7 +1,7 @@
-"""The command in processes of its own, which are killed at moments that the tests choose.
+"""The command in processes of its own, which are killed at moments that tests choose.
 
-Importing jaxfl takes seconds, so one process imports it and forks for every command. A child that reaches its
-moment says so through a pipe; its parent waits a little and kills it, wherever it is by then.
+Importing jaxfl takes seconds, so one process imports it and forks for every command. A child writes to a pipe
+when it reaches its moment; its parent waits for the delay and kills it, wherever it is by then.
 """
 
 import functools
@@ -28,21 +28,21 @@ from jaxfl.runs import checkpoint, store
 
 
 class Moment(NamedTuple):
-    """When a process is killed: `delay` seconds after the call number `number` of a function begins."""
+    """When a process is killed: `delay` seconds after call number `number` of a function begins."""
 
-    name: str  # of MOMENTS
+    name: str  # a key of MOMENTS
     number: int = 1
     delay: float = 0.0
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code, negative for a signal; and what it wrote to stderr."""
+    """The end of a command: its exit code, negative for a signal, and its standard error."""
 
     code: int
     error: str
 
 
-# The function in which the moment lies: a module and a name in it. None: the process begins.
+# The function at whose call the moment is: a module and a name in it. None: the start of the process.
 MOMENTS = {
     "anywhere": None,
     "making the folder": (partition, "save"),
@@ -59,7 +59,7 @@ MOMENTS = {
 
 
 def half_a_line(knock):
-    """Like `store.append_metrics`, but stops within the last line."""
+    """Return a `store.append_metrics` that stops within the last line."""
 
     def append(folder, records):
         whole = "".join(json.dumps(record) + "\n" for record in records)
@@ -72,7 +72,7 @@ def half_a_line(knock):
 
 
 def half_a_folder(knock):
-    """Like `shutil`, but stops after it has deleted one file."""
+    """Return a `shutil` whose rmtree stops after it has deleted one file."""
 
     def rmtree(folder):
         next(path for path in sorted(folder.rglob("*")) if path.is_file()).unlink()
@@ -86,7 +86,7 @@ HALVES = {"in a line of metrics": half_a_line, "deleting an old checkpoint": hal
 
 
 def prepare(moment: Moment, knock) -> None:
-    """Have this process knock when the moment comes."""
+    """Make this process call `knock` at its moment."""
     if MOMENTS[moment.name] is None:
         knock()
         return
@@ -112,13 +112,13 @@ def prepare(moment: Moment, knock) -> None:
 
 
 class Commands:
-    """Runs commands, see the module.
+    """A process that forks for every command, see the module.
 
-    Use it as a context manager; the process that forks ends with it.
+    Use it as a context manager, which ends the process.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]):
-        """Commands run in `folder`."""
+        """Start the process in `folder`."""
         self._log = folder / "stderr"
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(self._log)],
@@ -138,7 +138,7 @@ class Commands:
         self._process.stdout.close()
 
     def __call__(self, arguments: list[str], moment: Moment | None = None) -> Ended:
-        """Run the command; kill it at a moment, if that comes before its end."""
+        """Run a command; kill it at the moment, if that comes before its end."""
         json.dump([arguments, moment], self._process.stdin)
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -146,7 +146,7 @@ class Commands:
 
 
 def serve(log: str) -> None:
-    """Fork for every line of stdin."""
+    """Run the command in each line of stdin, in a fork."""
     for line in sys.stdin:
         arguments, moment = json.loads(line)
         moment = moment and Moment(*moment)
@@ -167,7 +167,7 @@ def serve(log: str) -> None:
 
 
 def command(arguments: list[str], moment: Moment | None, knock, log: str) -> None:
-    """Be the command `jaxfl`, and end."""
+    """Run the command `jaxfl` in this process, and end it."""
     code = 1
     try:
         with open(log, "w") as error, open(os.devnull, "w") as nothing:

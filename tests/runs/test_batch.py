@@ -1,4 +1,4 @@
-"""Runs as one program: each as if it ran alone, whatever happens to the others, and a sentence says so."""
+"""Runs that share a program: each computes what it computes alone, whatever happens to the others."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from jaxfl.runs import batch, checkpoint, proceed, store
 from jaxfl.runs import compare as comparing
 from jaxfl.runs.watch import progress
 
-TOLERANCE = 1e-6  # on a CPU there is no difference at all, but nobody promises how XLA orders sums
+TOLERANCE = 1e-6  # on a CPU there is no difference, but XLA does not promise an order of sums
 ROUNDS = 6
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 5 --participation 0.4 "
@@ -48,13 +48,13 @@ hosted = fedper._replace(name="hosted", build=build)
 
 @pytest.fixture(scope="module")
 def options(dataset):
-    """Of a federation of tiny images."""
+    """Return the options of a federation of tiny images."""
     return [*dataset, *FEDERATION]
 
 
 @pytest.fixture(scope="module")
 def alone(options, tmp_path_factory):
-    """The metrics of every run of the grid, by choice and seed, when it runs alone."""
+    """Return the metrics of every run of the grid when it runs alone, by choice and seed."""
     folder, found = tmp_path_factory.mktemp("alone"), {}
     for choice in GRID:
         for seed in SEEDS:
@@ -93,7 +93,7 @@ def result(folder, choice, seed):
     return json.loads((folder_of(folder, choice, seed) / "result.json").read_text())
 
 
-def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tmp_path, capsys):
+def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(options, alone, tmp_path, capsys):
     assert len({json.dumps([record["loss"] for record in records]) for records in alone.values()}) == 4
     compare(options, tmp_path / "run", *GRID)
     assert "fedper,lr=0.05 fedper,lr=0.2: 4 runs as one program\n" in capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
 
     last = [store.read_metrics(folder_of(tmp_path / "run", *of_run))[-1] for of_run in alone]
     assert [record["together"] for record in last] == [4, 4, 4, 4]
-    # Who watches one of them sees it wait for all, but what was compiled was compiled once.
+    # `jaxfl watch` shows the joint time of all four, in which compilation counts once.
     its_part = sum(last[0]["seconds"][part] for part in ("train", "evaluate", "write"))
     seen = progress(folder_of(tmp_path / "run", GRID[0], SEEDS[0]))
     assert seen.speed == pytest.approx(2 / (4 * its_part))
@@ -109,12 +109,12 @@ def test_a_grid_with_seeds_is_one_program_of_runs_as_if_alone(options, alone, tm
 
     results = [result(tmp_path / "run", *of_run) for of_run in alone]
     assert len({of_run["seconds"]["train"] for of_run in results}) == 1
-    assert sum(of_run["compilations"] > 0 for of_run in results) == 1  # of what all share
+    assert sum(of_run["compilations"] > 0 for of_run in results) == 1  # of the shared program
     assert sum(of_run["seconds"]["compile"] > 0 for of_run in results) == 1
 
 
 def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path):
-    """Each of them has its own, on two devices, then on one, and as it would have alone."""
+    """A run in a shared program has the newcomers that it has alone, on two devices and on one."""
     for number in 2, 1:
         words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(number)]
         compare(words, tmp_path / f"on-{number}", GRID[0])
@@ -127,8 +127,8 @@ def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path):
 
 
 @pytest.mark.parametrize("checkpoints", [long((4, 4, 4, 4)), (2, 4, 2, 4)])
-def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
-    """Those that stand at the same round together, and a sentence says so."""
+def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
+    """Stopped runs share a program again with those at the same round, and the command says so."""
     together, proceed = [], batch.proceed
 
     def spied(job, runs, *arguments):
@@ -157,7 +157,7 @@ def test_runs_that_were_stopped_go_on(options, alone, tmp_path, capsys, monkeypa
     assert all(checkpoint.saved(folder_of(tmp_path / "run", *of_run))[-1] == ROUNDS for of_run in alone)
 
 
-def test_a_run_that_diverges_ends_alone(options, alone, tmp_path, capsys):
+def test_a_run_that_diverges_does_not_end_the_others(options, alone, tmp_path, capsys):
     with pytest.raises(SystemExit):
         compare(options, tmp_path / "run", GRID[0], "fedper,lr=1e8")
     said = capsys.readouterr()
@@ -170,7 +170,7 @@ def test_a_run_that_diverges_ends_alone(options, alone, tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_as_many_runs_are_one_program_as_fit(options, alone, tmp_path, capsys, monkeypatch):
+def test_a_program_has_as_many_runs_as_fit_in_memory(options, alone, tmp_path, capsys, monkeypatch):
     tried, peak_bytes = [], memory.peak_bytes
 
     def spied(compiled):
@@ -180,7 +180,7 @@ def test_as_many_runs_are_one_program_as_fit(options, alone, tmp_path, capsys, m
     monkeypatch.setattr(memory, "peak_bytes", spied)
     monkeypatch.setattr(memory, "available_to_several", lambda federation: 0)
     compare(options, tmp_path / "none", *GRID)
-    (four,) = tried  # of what cannot fit by that nothing is tried, and one alone runs in any case
+    (four,) = tried  # by this measure two cannot fit, so they are not tried; one alone always runs
     because = "because two do not fit in memory together"
     assert f"4 runs one after another, {because}" in capsys.readouterr().out
 
@@ -193,7 +193,7 @@ def test_as_many_runs_are_one_program_as_fit(options, alone, tmp_path, capsys, m
         assert_as_if_alone(tmp_path / folder, alone)
 
 
-def test_runs_with_a_host_step_take_turns(options, tmp_path, capsys):
+def test_runs_with_a_host_step_run_one_after_another(options, tmp_path, capsys):
     (tmp_path / "own.py").write_text(OWN)
     compare(options, tmp_path / "run", f"{tmp_path}/own.py:hosted")
     because = "because the server's step is outside of the compiled program"
@@ -201,8 +201,8 @@ def test_runs_with_a_host_step_take_turns(options, tmp_path, capsys):
     assert all((tmp_path / "run" / "hosted" / f"seed-{seed}" / "result.json").exists() for seed in SEEDS)
 
 
-def test_what_memory_refused_is_gone_when_other_methods_run(options, tmp_path, capsys, monkeypatch):
-    """Else it would be refused to all that follow."""
+def test_memory_is_freed_after_a_method_runs_out_of_it(options, tmp_path, capsys, monkeypatch):
+    """The state of a run that did not fit is freed, or the next runs would not fit either."""
     simulate, refused, gone = proceed.simulate, [], []
 
     def refusing(*arguments):
@@ -221,7 +221,7 @@ def test_what_memory_refused_is_gone_when_other_methods_run(options, tmp_path, c
     assert gone == [True]
 
 
-def test_a_run_that_goes_alone_says_why(options, tmp_path, capsys, monkeypatch):
+def test_the_command_says_why_a_run_runs_alone(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(batch, "proceed", lambda job, runs, *rest: [JaxflError("Not now.")] * len(runs))
     with pytest.raises(SystemExit):
         choices = ["fedper", "fedavg", "fedper,epochs=2,batch_size=4"]
@@ -260,4 +260,4 @@ def test_ctrl_c_in_the_last_rounds_on_a_partition_begins_no_other(options, tmp_p
         cli.main(["compare", GRID[0], *options, *short])
     assert end.value.code == 130 and "stopped with 1 of 2 runs finished" in capsys.readouterr().err
     assert [path.parent.name for path in (tmp_path / "run").rglob("config.json")] == ["seed-0"]
-    assert len(prepared) == 1  # whoever stops does not wait for the next one's images
+    assert len(prepared) == 1  # a stop does not wait for the next one's images

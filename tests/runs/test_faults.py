@@ -1,10 +1,10 @@
-"""Faults: every one is injected into real runs, and afterwards nothing is missing, doubled or different.
+"""Faults injected into real runs: afterwards nothing is missing, doubled or different.
 
-The kills of a few methods are always tested; those of all methods, hundreds of seconds, by
+Short tests kill runs of FedPer. Those of all methods take hundreds of seconds:
 
     python -m pytest tests/runs/test_faults.py -m ""
 
-which also writes docs/faults.md.
+This also writes docs/faults.md.
 """
 
 import concurrent.futures
@@ -87,7 +87,7 @@ FAULTS = {f"killed {moment}": RESUMED for moment in MOMENTS} | {
     "one client has one sample, one class nobody has, cohorts of one": "a result like any other",
     "all clients identical": "a result like any other",
 }
-INJECTED = {}  # fault -> rounds that were computed again, each time
+INJECTED = {}  # fault -> rounds to compute again, for each injection
 
 
 def injected(fault, lost=0):
@@ -97,7 +97,7 @@ def injected(fault, lost=0):
 
 @pytest.fixture
 def failed_io():
-    """Orbax leaves coroutines of a failed read or write behind, which complain when they are collected."""
+    """Collect the coroutines that Orbax leaves after a failed read or write, which then warn."""
     yield
     gc.collect()
 
@@ -110,7 +110,7 @@ def with_failed_io(test):
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    """Runs the real command in processes that can be killed."""
+    """Yield a runner of the real command, in processes that can be killed."""
     folder = tmp_path_factory.mktemp("commands")
     with Commands(folder, environment(folder)) as commands:
         yield commands
@@ -127,7 +127,7 @@ def environment(folder):
 
 @pytest.fixture(scope="module")
 def finished(dataset, tmp_path_factory):
-    """A run that nothing happened to, in this process; what other tests repeat is compiled already."""
+    """Return an undisturbed run; its programs are then compiled for the tests that repeat it."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     cli.main(["run", "fedavg", *dataset, *PLAIN, "--run-dir", str(folder)])
     assert checkpoint.saved(folder) == [8, 12, 16]
@@ -135,14 +135,14 @@ def finished(dataset, tmp_path_factory):
 
 
 def unfinished(finished, folder):
-    """A copy of the run, without its result."""
+    """Return a copy of the run without its result."""
     shutil.copytree(finished, folder)
     (folder / "result.json").unlink()
     return folder
 
 
 def main(capsys, *words):
-    """Run the command in this process: its exit code, and what it wrote to stderr."""
+    """Run the command in this process; return its exit code and its standard error."""
     capsys.readouterr()
     try:
         cli.main(list(map(str, words)))
@@ -152,7 +152,7 @@ def main(capsys, *words):
 
 
 def refusal(capsys, *words):
-    """The one sentence with which the command is refused."""
+    """Return the one sentence with which the command must be refused."""
     code, sentence = main(capsys, *words)
     assert code == 2 and sentence.startswith("jaxfl: ") and sentence.count("\n") == 1, sentence
     gc.collect()  # what Orbax left is reported now: CPython before 3.11.5 cannot do so while it parses
@@ -160,7 +160,7 @@ def refusal(capsys, *words):
 
 
 def contents(folder):
-    """All that a finished run has written: by file, what two runs of the same bits share."""
+    """Return what a finished run has written, by file, as far as two runs of the same bits share it."""
     found = {}
     for path in folder.iterdir():
         match path.suffix:
@@ -184,7 +184,7 @@ def arrays(named):
 
 
 def behind(folder):
-    """Rounds of which there are metrics, but no checkpoint."""
+    """Return the number of rounds with metrics after the last checkpoint."""
     written = len(store.read_metrics(folder))
     return written - max((rounds for rounds in checkpoint.saved(folder) if rounds <= written), default=0)
 
@@ -193,7 +193,7 @@ def behind(folder):
 
 
 def moments(method, rng):
-    """Moments at which to kill, without end: every kind in turn, each anywhere within its kind."""
+    """Yield moments at which to kill, without end: all kinds in random order, each with a random delay."""
     spans = {  # seconds
         "anywhere": 6.0,
         "making the folder": 0.03,
@@ -216,7 +216,7 @@ def moments(method, rng):
 
 
 def killed_and_resumed(commands, dataset, folder, method, planned, kills):
-    """Kill runs of a method until it has been done so often; every run ends like one that nobody killed."""
+    """Kill runs of a method `kills` times; every run must end like an undisturbed one."""
     models = UNLIKE if method in (*HOST, "draftfed") else SMALL
     start = ["run", short(method), *dataset, *FEDERATION, *models, "--run-dir"]
     undisturbed = commands([*start, str(folder / "undisturbed")])
@@ -237,7 +237,7 @@ def killed_and_resumed(commands, dataset, folder, method, planned, kills):
         shutil.rmtree(run)
 
 
-def test_the_moments_of_kills_are_still_there():
+def test_the_functions_in_which_runs_are_killed_exist():
     assert all(hasattr(*place) for place in MOMENTS.values() if place)
 
 
@@ -253,7 +253,7 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, t
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_killed_at_random_moments(commands, dataset, tmp_path, method):
+def test_every_method_killed_at_random_moments_has_the_same_bits(commands, dataset, tmp_path, method):
     rng = np.random.default_rng([*method.encode()])
     killed_and_resumed(commands, dataset, tmp_path, method, moments(method, rng), KILLS)
 
@@ -291,7 +291,7 @@ def test_a_study_that_is_killed_ten_times_ends_with_the_same_table(commands, dat
     while killed < 10:
         name = str(rng.choice(sorted(MOMENTS.keys() - {"in the server's step", "writing matrices"})))
         delay = rng.uniform(0, 4) if name == "anywhere" else rng.uniform(0, 0.1)
-        if work("killed", Moment(name, int(rng.integers(1, 4)), delay)) == 0:  # all was done before
+        if work("killed", Moment(name, int(rng.integers(1, 4)), delay)) == 0:  # it ended before the moment
             assert table(tmp_path / "killed") == table(tmp_path / "undisturbed")
             shutil.rmtree(tmp_path / "killed")
         else:
@@ -300,14 +300,14 @@ def test_a_study_that_is_killed_ten_times_ends_with_the_same_table(commands, dat
     assert table(tmp_path / "killed") == table(tmp_path / "undisturbed")
 
 
-def test_a_start_that_is_killed_leaves_its_folder_free(finished, dataset, tmp_path, capsys, monkeypatch):
+def test_a_start_that_is_interrupted_leaves_its_folder_free(finished, dataset, tmp_path, capsys, monkeypatch):
     run = tmp_path / "method" / "run"
     words = ["run", "fedavg", *dataset, *PLAIN, "--run-dir", run]
     with monkeypatch.context() as patch:
         patch.setattr(partition, "save", lambda *arguments: signal.raise_signal(signal.SIGINT))
         assert main(capsys, *words)[0] == 130
     assert [path.name for path in run.iterdir()] == ["config.part"]
-    store.check_free(tmp_path)  # for a comparison, of which it would be a part
+    store.check_free(tmp_path)  # which a comparison in the folder above checks
     assert main(capsys, *words)[0] == 0
     assert contents(run) == contents(finished)
 
@@ -316,7 +316,7 @@ def test_a_start_that_is_killed_leaves_its_folder_free(finished, dataset, tmp_pa
 
 
 def press(monkeypatch, times, evaluation=3, number=signal.SIGINT):
-    """Have Ctrl-C pressed, or another signal sent, during an evaluation."""
+    """Send SIGINT, as Ctrl-C does, or another signal during an evaluation."""
     evaluate, calls = engine.evaluate, itertools.count(1)
 
     def pressed(*arguments):
@@ -359,14 +359,14 @@ def test_ctrl_c_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, mo
     code, said = main(capsys, *words)
     assert code == 130 and "has stopped with 0 of 2 runs finished; repeat the command" in said
     (run,), (other,) = folder.glob("fedavg/*"), folder.glob("fedavg-lr=0.2/*")
-    assert checkpoint.saved(run) == checkpoint.saved(other) != []  # as one program both stop after one round
+    assert checkpoint.saved(run) == checkpoint.saved(other) != []  # in one program both stop together
     injected("Ctrl-C in a comparison", behind(run))
     assert main(capsys, *words)[0] == 0
     assert contents(run) == contents(finished)
     assert len(list(folder.glob("*/*/result.json"))) == 2
 
 
-def test_who_handles_ctrl_c_already_still_does():
+def test_deferring_ctrl_c_leaves_other_handlers_and_threads_alone():
     def handler():
         with deferred():
             return signal.getsignal(signal.SIGINT)
@@ -383,12 +383,12 @@ def test_who_handles_ctrl_c_already_still_does():
         signal.signal(signal.SIGINT, before)
 
 
-# --- SIGTERM, and the time that is given
+# --- SIGTERM and time limits
 
 
 def test_sigterm_saves_the_rounds_in_progress(finished, dataset, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
-    press(monkeypatch, times=2, number=signal.SIGTERM)  # of one moment, as schedulers send it
+    press(monkeypatch, times=2, number=signal.SIGTERM)  # within one moment, as schedulers send it
     code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
     assert code == 143
     assert f"fedavg has stopped after round 6 of 16; continue with `jaxfl resume {run}`." in said
@@ -423,7 +423,7 @@ def test_sigterm_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, m
     assert contents(folder / "fedavg" / "seed-3") == contents(finished)
 
 
-def test_sigterm_before_the_first_round(dataset, tmp_path, capsys, monkeypatch):
+def test_sigterm_before_the_first_round_ends_at_once(dataset, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(partition, "save", lambda *arguments: signal.raise_signal(signal.SIGTERM))
     code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "run")
     assert code == 143 and said == "jaxfl: Stopped.\n"
@@ -431,7 +431,7 @@ def test_sigterm_before_the_first_round(dataset, tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Every evaluation, and with it the rounds before, takes ten seconds of a clock of ours."""
+    """Make every evaluation, with the rounds before it, take ten seconds of a simulated clock."""
     evaluate, now = engine.evaluate, [0.0]
 
     def evaluated(*arguments):
@@ -454,7 +454,7 @@ def test_a_run_stops_in_time(slow, finished, dataset, tmp_path, capsys):
     assert checkpoint.saved(run) == [4, 6] and behind(run) == 0
     injected("--max-seconds", behind(run))
     assert main(capsys, "resume", run, "--max-seconds", "10")[0] == 75
-    assert checkpoint.saved(run)[-1] == 8  # however little time there is, it goes on
+    assert checkpoint.saved(run)[-1] == 8  # however little time there is, two more rounds are run
     assert main(capsys, "resume", run, "--max-seconds", "50")[0] == 0
     assert contents(run) == contents(finished)
 
@@ -474,14 +474,14 @@ def test_a_comparison_stops_in_time(slow, finished, dataset, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """Runs commands beside `commands`."""
+    """Yield a runner of commands at the same time as `commands`."""
     folder = tmp_path_factory.mktemp("others")
     with Commands(folder, environment(folder)) as commands:
         yield commands
 
 
 def beside(commands, others, first, second, begun, delay):
-    """Run a command and, some seconds after a file is there, another one: how both ended."""
+    """Run a command, and another one `delay` seconds after `begun` exists; return how both ended."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         running = pool.submit(commands, list(map(str, first)))
         while begun and not (begun.exists() or running.done()):
@@ -500,12 +500,12 @@ def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
     for number in range(times):
         run = tmp_path / f"run-{number}"
         delay = 0.0 if times == 2 else rng.uniform(0, 1.5)
-        if number % 2:  # both begin it
+        if number % 2:  # both start the run
             ended = beside(commands, others, [*start, run], [*start, run], None, delay / 10)
         else:
             ended = beside(commands, others, [*start, run], ["resume", run], run / store.CONFIG, delay)
         codes = sorted(its.code for its in ended)
-        assert codes in ([0, 2], [0, 0]), ended  # the other one may have ended just before
+        assert codes in ([0, 2], [0, 0]), ended  # the first one may have ended just before
         if 2 in codes:
             (sentence,) = [its.error for its in ended if its.code]
             assert sentence.count("\n") == 1, sentence
@@ -524,7 +524,7 @@ def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset,
     begun = folder / "fedavg" / "seed-3" / store.CONFIG
     ended = beside(commands, others, words, words, begun, 0.0)
     assert {its.code for its in ended} <= {0, 2}
-    refused = [its.error for its in ended if its.code]  # none where the others had finished meanwhile
+    refused = [its.error for its in ended if its.code]  # empty if all runs had finished meanwhile
     assert all("/seed-3 is being run by process" in said and said.count("\n") == 1 for said in refused)
     injected("two owners of one comparison")
     again = commands(list(map(str, words)))
@@ -537,7 +537,7 @@ def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset,
 
 
 @pytest.mark.long
-def test_a_comparison_leaves_out_the_runs_of_others(finished, dataset, tmp_path, capsys):
+def test_a_comparison_leaves_out_runs_with_another_owner(finished, dataset, tmp_path, capsys):
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", "fedavg,lr=0.2", *dataset, *PLAIN, "--run-dir", folder]
     with owner.owned(folder / "fedavg-lr=0.2" / "seed-3"):
@@ -553,7 +553,7 @@ def test_a_comparison_leaves_out_the_runs_of_others(finished, dataset, tmp_path,
 
 
 @pytest.mark.long
-def test_where_files_cannot_be_locked_what_is_written_decides(finished, tmp_path, capsys, monkeypatch):
+def test_where_files_cannot_be_locked_the_owner_file_decides(finished, tmp_path, capsys, monkeypatch):
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -574,7 +574,7 @@ def test_where_files_cannot_be_locked_what_is_written_decides(finished, tmp_path
     assert contents(run) == contents(finished)
 
 
-# --- files that are damaged
+# --- damaged files
 
 
 def cut(path, share):
@@ -582,7 +582,7 @@ def cut(path, share):
 
 
 @with_failed_io
-def test_unreadable_checkpoints_are_passed_over(finished, tmp_path, capsys):
+def test_unreadable_checkpoints_are_skipped(finished, tmp_path, capsys):
     run = unfinished(finished, tmp_path / "run")
     for path in (run / "checkpoints" / "16").rglob("*"):
         if path.is_file():
@@ -603,7 +603,7 @@ def test_unreadable_checkpoints_are_passed_over(finished, tmp_path, capsys):
     assert contents(run) == contents(finished)
 
 
-def test_a_byte_of_a_checkpoint_that_has_changed_is_noticed(finished, tmp_path, capsys):
+def test_a_changed_byte_of_a_checkpoint_is_noticed(finished, tmp_path, capsys):
     run = unfinished(finished, tmp_path / "run")
     newest = run / "checkpoints" / "16"
     weights = max(filter(Path.is_file, newest.rglob("*")), key=lambda path: path.stat().st_size)
@@ -632,7 +632,7 @@ def test_without_a_readable_checkpoint_nothing_is_touched(finished, tmp_path, ca
 
 
 def test_a_checkpoint_of_other_shapes_is_refused_and_kept(finished, tmp_path, capsys, monkeypatch):
-    """As of a jaxfl that rounded the widths of its networks otherwise."""
+    """Such a checkpoint is from a jaxfl that rounded the widths of its networks differently."""
     run = unfinished(finished, tmp_path / "run")
     monkeypatch.setattr(checkpoint, "_named", wider(checkpoint._named))
     sentence = refusal(capsys, "resume", run)
@@ -641,7 +641,7 @@ def test_a_checkpoint_of_other_shapes_is_refused_and_kept(finished, tmp_path, ca
 
 
 def wider(named):
-    """The leaves of a state as they would be if its matrices had one more column."""
+    """Return a function like `named` that gives the matrices of a state one more column."""
 
     def of_state(state):
         return {
@@ -653,7 +653,7 @@ def wider(named):
 
 
 @pytest.mark.parametrize("lines", [0, 9, 12, 15])
-def test_metrics_that_are_cut_short(finished, tmp_path, capsys, lines):
+def test_metrics_cut_short_change_no_bits(finished, tmp_path, capsys, lines):
     run = unfinished(finished, tmp_path / "run")
     written = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join(written[:lines]) + written[lines][:30] + b"\xff\n")
@@ -666,7 +666,7 @@ def test_metrics_that_are_cut_short(finished, tmp_path, capsys, lines):
 @pytest.mark.filterwarnings("ignore:The checkpoint")
 @pytest.mark.parametrize("share", [long(0.0), 0.4, long(0.99)])
 @pytest.mark.parametrize("name", ["config.json", "partition.npz", "checkpoints/16/state/manifest.ocdbt"])
-def test_other_files_that_are_cut_short(finished, tmp_path, capsys, name, share):
+def test_other_files_cut_short_are_refused_or_change_no_bits(finished, tmp_path, capsys, name, share):
     run = unfinished(finished, tmp_path / "run")
     cut(run / name, share)
     injected("another file of the run cut short", behind(run))
@@ -678,7 +678,7 @@ def test_other_files_that_are_cut_short(finished, tmp_path, capsys, name, share)
 
 
 @pytest.mark.parametrize("share", [long(0.0), 0.5, long(0.99)])
-def test_data_that_are_cut_short(dataset, tmp_path, capsys, share):
+def test_data_cut_short_are_refused(dataset, tmp_path, capsys, share):
     path = tmp_path / "cut.npz"
     shutil.copy(dataset[1], path)
     cut(path, share)
@@ -688,7 +688,7 @@ def test_data_that_are_cut_short(dataset, tmp_path, capsys, share):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_single_nan_in_the_data(tmp_path, capsys):
+def test_a_single_nan_in_the_data_is_refused(tmp_path, capsys):
     path, source = tmp_path / "nan.npz", tiny_source()
     images = source.images.astype(np.float32)
     images[-1, 0, 0] = np.nan
@@ -699,11 +699,11 @@ def test_a_single_nan_in_the_data(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
 
 
-# --- places that cannot be written
+# --- folders that cannot be written
 
 
 def full_disk(monkeypatch, module, name, call=1, room=100):
-    """During one call of a function no file can grow beyond `room` bytes: the system refuses to write on."""
+    """Let no file grow beyond `room` bytes during one call of a function: the system refuses to write."""
     usual, calls = getattr(module, name), itertools.count(1)
 
     def without_room(*arguments, **options):
@@ -730,7 +730,7 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
     ],
 )
 @with_failed_io
-def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, where):
+def test_a_full_disk_changes_no_bits(finished, dataset, tmp_path, capsys, monkeypatch, what, where):
     run = tmp_path / "run"
     words = ["run", "fedavg", *dataset, *PLAIN, "--run-dir", run]
     full_disk(monkeypatch, *where)
@@ -744,7 +744,7 @@ def test_a_full_disk(finished, dataset, tmp_path, capsys, monkeypatch, what, whe
 
 
 @pytest.mark.long
-def test_a_full_disk_while_matrices_are_written(dataset, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_while_writing_matrices_changes_no_bits(dataset, tmp_path, capsys, monkeypatch):
     words = ["run", short("mnfl"), *dataset, *PLAIN, "--run-dir"]
     assert main(capsys, *words, tmp_path / "undisturbed")[0] == 0
     run = tmp_path / "run"
@@ -768,7 +768,7 @@ own = fedavg._replace(name="own", build=lambda config: fedavg.build(config))
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A method of one's own, and a module that it imports."""
+    """Yield the files of a user's own method and of a module that it imports."""
     monkeypatch.syspath_prepend(tmp_path)
     helper = tmp_path / f"helper_of_{tmp_path.name}.py"
     helper.write_text("rate = 1\n")
@@ -778,7 +778,7 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("which", [long(0), 1])
-def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys, monkeypatch):
+def test_changed_user_code_is_refused_until_it_is_allowed(own, which, dataset, tmp_path, capsys, monkeypatch):
     run, path = tmp_path / "run", own[which]
     before = path.read_text()
     press(monkeypatch, times=1)
@@ -794,7 +794,7 @@ def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys
     assert f"{path}, which {run} was computed with, is missing; put it back" in refusal(capsys, "resume", run)
     path.write_text(before)
     press(monkeypatch, times=1, evaluation=1)
-    assert main(capsys, "resume", run)[0] == 130  # what is restored is as before
+    assert main(capsys, "resume", run)[0] == 130  # the restored file counts as unchanged
     path.write_text(before + "other = 1\n")
     assert main(capsys, "resume", run, "--changed-code")[0] == 0
     begun, taken_over = json.loads((run / "result.json").read_text())["code"]
@@ -810,8 +810,8 @@ def test_code_of_ones_own_that_has_changed(own, which, dataset, tmp_path, capsys
     assert code == 0 and f"{path} has changed since {run} was computed" in said
 
 
-def test_other_images_under_the_same_name(dataset, tmp_path, capsys):
-    """No run goes on with them or is repeated on them; its labels are the same."""
+def test_other_images_under_the_same_name_are_refused(dataset, tmp_path, capsys):
+    """A run is neither resumed nor repeated on other images, even if all labels are the same."""
     path, run = tmp_path / "images.npz", tmp_path / "run"
     arrays = dict(np.load(dataset[1]))
     np.savez(path, **arrays)
@@ -853,9 +853,7 @@ def test_a_comparison_is_not_repeated_with_other_code(own, dataset, tmp_path, ca
     assert {run: contents(run) for run in folder.glob("*/*")} == written
 
 
-def test_options_that_are_younger_than_a_run_have_their_defaults(
-    finished, dataset, tmp_path, capsys, monkeypatch
-):
+def test_options_newer_than_a_run_have_their_defaults(finished, dataset, tmp_path, capsys, monkeypatch):
     def described(*arguments):
         config = config_of_runs.described(*arguments)
         younger = ("score_cohort", "checkpoint_every", "keep_checkpoints", "convolution", "momentum")
@@ -878,17 +876,17 @@ def test_options_that_are_younger_than_a_run_have_their_defaults(
     found, made = (jaxfl.load(path).metrics for path in (run, finished))
     assert [line["loss"] for line in found] == [line["loss"] for line in made]
     table, _, note = (folder / "table.md").read_text().partition("\n\n")
-    assert len(table.splitlines()) == 3 and "over 2 seeds" in note  # both are of one method
+    assert len(table.splitlines()) == 3 and "over 2 seeds" in note  # one row has both runs
 
 
-CAP_DAC_OVERRIDE = 1 << 1  # of Linux: to write whatever the modes of files say
+CAP_DAC_OVERRIDE = 1 << 1  # Linux's capability to write whatever the modes of files say
 
 
 @contextlib.contextmanager
 def read_only(folder):
-    """A folder that may not be written, whoever runs the tests: from root the capability to do so is taken.
+    """Make a folder read-only within the block, also for root, which loses the capability to write.
 
-    Root stays who it is, for nobody else may be allowed to read the package.
+    Root stays the user, because others may not be allowed to read the package.
     """
     root = os.geteuid() == 0
     libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()
@@ -908,7 +906,7 @@ def read_only(folder):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_a_read_only_folder(finished, dataset, capsys):
+def test_a_run_in_a_read_only_folder_is_refused_and_later_resumed(finished, dataset, capsys):
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
         data = ["--dataset", str(shutil.copy(dataset[1], place))]
@@ -925,7 +923,7 @@ def test_a_read_only_folder(finished, dataset, capsys):
         assert contents(run) == expected
 
 
-# --- federations at the edge
+# --- extreme federations
 
 AT_THE_EDGE = """
 import numpy as np
@@ -952,7 +950,7 @@ EDGES = {
 
 
 def at_the_edge(folder, method, edge, **options):
-    """Run a method for a few rounds: its result and its metrics."""
+    """Run a method for a few rounds on an extreme federation; return its result and its metrics."""
     (folder / "edge.py").write_text(AT_THE_EDGE)
     run = jaxfl.run(
         short(method),
@@ -980,18 +978,18 @@ def at_the_edge(folder, method, edge, **options):
         for edge in EDGES
     ],
 )
-def test_federations_at_the_edge(tmp_path, method, edge):
+def test_extreme_federations_have_a_result(tmp_path, method, edge):
     result, lines = at_the_edge(tmp_path, method, edge)
     injected(EDGES[edge])
     assert all(len(line["clients"]) == (1 if edge == "odd" else 4) for line in lines)
-    losses = [line["loss"] for line in lines if line["loss"] is not None]  # who trains
+    losses = [line["loss"] for line in lines if line["loss"] is not None]  # None if no client trains
     assert losses and all(loss > 0 for loss in losses)
-    assert any(0 in line["clients"] for line in lines)  # who has one sample
+    assert any(0 in line["clients"] for line in lines)  # under "odd" it has one sample
     assert len(result["accuracy"]["per_client"]) == 4 and 0 <= result["accuracy"]["mean"] <= 1
 
 
 def test_identical_clients_learn_the_same(tmp_path):
-    """In one batch of all rows, whose order makes no difference but for rounding."""
+    """Clients of one architecture have equal losses, up to the rounding of rows in another order."""
     result, lines = at_the_edge(tmp_path, "fedper", "identical", batch_size=12)
     injected(EDGES["identical"])
     for line in lines:
@@ -1026,7 +1024,7 @@ resumed runs. This command writes the table:
 
 @pytest.mark.long
 def test_write_the_table():
-    """It needs all other tests of this file."""
+    """Write docs/faults.md, after all other tests of this file."""
     rows = []
     for fault, then in FAULTS.items():
         lost = INJECTED[fault]
@@ -1035,7 +1033,7 @@ def test_write_the_table():
     DOCUMENT.write_text(HEAD + "".join(rows))
 
 
-def test_the_table_is_that_of_these_faults():
+def test_the_document_lists_these_faults():
     rows = [line.split(" | ") for line in DOCUMENT.read_text().splitlines() if " | " in line][1:]
     assert {row[0].removeprefix("| "): row[3].removesuffix(" |") for row in rows} == FAULTS
     assert sum(int(row[1]) for row in rows if "killed" in row[0]) >= 100

@@ -1,4 +1,4 @@
-"""Random configurations, partitions and files: either they work, or they are refused in clean words."""
+"""Random configurations, partitions and files: each works, or is refused without a traceback."""
 
 import json
 import shutil
@@ -26,18 +26,18 @@ from jaxfl.runs import proceed, store
 
 
 def fuzz(examples):
-    """The same examples every time: a test that fails, fails for everybody."""
+    """Return settings that draw the same examples every time, so that failures can be reproduced."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
 
 
 class Begins(BaseException):
-    """The run would begin: all options are accepted and there is a state."""
+    """Raised where a run would begin: all options are accepted and there is a state."""
 
 
 @pytest.fixture
 def stops_before_rounds(monkeypatch):
-    """Stop runs when nothing is left to refuse; of the first round only shapes are computed."""
+    """Stop runs when nothing is left to refuse; only the shapes of the first round are computed."""
 
     def begin(job, start, states):
         (config,), (cohorts,), (key,), federation = job.configs, job.cohorts, job.keys, job.federation
@@ -52,7 +52,7 @@ def stops_before_rounds(monkeypatch):
 
 
 def is_clean(capsys, words):
-    """Whether a command gets to its rounds, is done, or exits with code 2 and without a traceback."""
+    """Return whether a command gets to its rounds, ends, or exits with code 2 and without a traceback."""
     capsys.readouterr()
     try:
         cli.main(words)
@@ -78,7 +78,7 @@ FLAGS = sorted(hints(Setup).keys() - {"dataset", "devices"})
 
 
 def fitting(hint):
-    """Values of a type, or nearly."""
+    """Return a strategy of values that fit a type, or nearly fit it."""
     kinds = alternatives(hint)
     small = st.integers(-1, 8).map(str) | st.floats(0, 1).map(str) | TEXTS
     named = st.sampled_from([kind for kind in kinds if isinstance(kind, str)] or ["none"])
@@ -87,7 +87,7 @@ def fitting(hint):
 
 @st.composite
 def commands(draw):
-    """A method and a few flags of the run or of the method."""
+    """Draw a method and a few flags of the run or of the method."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
     annotations = hints(Setup) | hints(method.config)
     own = sorted(hints(method.config))
@@ -99,13 +99,13 @@ def commands(draw):
 
 @fuzz(20)
 @given(words=commands())
-def test_options(stops_before_rounds, dataset, tmp_path, capsys, words):
+def test_random_options_begin_or_are_refused(stops_before_rounds, dataset, tmp_path, capsys, words):
     assert is_clean(capsys, [*words, *dataset, "--run-dir", str(tmp_path / "run")])
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
 def sensible(hint):
-    """Values of a type that make sense by themselves."""
+    """Return a strategy of values of a type that make sense by themselves."""
     numbers = {int: st.integers(1, 3), float: st.sampled_from([0.01, 0.3, 0.9])}
 
     def of_kind(kind):
@@ -117,7 +117,7 @@ def sensible(hint):
     return st.one_of(kinds).map(text)
 
 
-SENSIBLE = [  # one of each
+SENSIBLE = [  # one of each list
     [
         "--partition iid",
         "--partition classes,classes_per_client=2,samples_per_client=4",
@@ -142,7 +142,7 @@ SENSIBLE = [  # one of each
 
 @st.composite
 def sensible_commands(draw):
-    """A method with all its options, of which each makes sense by itself, on some federation."""
+    """Draw a method with all its options, each of which makes sense by itself, on some federation."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
     choice, left_out = [method.name], draw(st.sampled_from(["epochs", "steps"]))  # each excludes the other
     for name, hint in hints(method.config).items():
@@ -152,7 +152,7 @@ def sensible_commands(draw):
 
 
 @pytest.mark.long
-def test_two_rounds_of_random_options(dataset, tmp_path, capsys):
+def test_random_sensible_options_run_or_are_refused(dataset, tmp_path, capsys):
     finished = []
 
     @fuzz(50)
@@ -179,7 +179,7 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def begun(dataset, tmp_path_factory):
-    """The folder of a run that was stopped before its first round."""
+    """Return the folder of a run that was stopped before its first round."""
     folder = tmp_path_factory.mktemp("runs") / "begun"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
@@ -192,7 +192,7 @@ def begun(dataset, tmp_path_factory):
 
 @fuzz(30)
 @given(data=st.data())
-def test_configurations_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
+def test_random_configurations_resume_or_are_refused(begun, stops_before_rounds, tmp_path, capsys, data):
     folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
     config = json.loads((folder / store.CONFIG).read_text())
     place = config if data.draw(st.integers(0, 3)) == 0 else config["options"]
@@ -204,7 +204,7 @@ def test_configurations_of_run_folders(begun, stops_before_rounds, tmp_path, cap
 
 @fuzz(30)
 @given(data=st.data())
-def test_bytes_of_run_folders(begun, stops_before_rounds, tmp_path, capsys, data):
+def test_runs_with_random_bytes_resume_or_are_refused(begun, stops_before_rounds, tmp_path, capsys, data):
     folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
     lines = b"".join(json.dumps({"round": t, "loss": 1.0}).encode() + b"\n" for t in (1, 2, 3))
     (folder / store.METRICS).write_bytes(lines)
@@ -225,7 +225,7 @@ ARRAYS = (*partitions.PARTS, "train_sizes", "test_sizes", "relabel", "outputs", 
 
 
 def arrays(*dtypes):
-    """Small arrays of some kinds, not all of which make sense."""
+    """Return a strategy of small arrays, not all of which make sense."""
     shapes = st.lists(st.integers(0, 4), max_size=4)
     values = st.integers(-2, 5)
     return st.builds(
@@ -242,7 +242,7 @@ def arrays(*dtypes):
 @fuzz(200)
 @given(images=arrays("u1", "f4", "f8", "i4", "?", "U3"), labels=arrays("i4", "u1", "f4"), split=st.booleans())
 @example(images=np.zeros((5, 2, 2), "u1"), labels=np.zeros(5, "i4"), split=False)
-def test_data(tmp_path, images, labels, split):
+def test_random_data_fit_or_are_refused(tmp_path, images, labels, split):
     path = tmp_path / "fuzz.npz"
     np.savez(path, images=images, labels=labels, **({"split": np.ones(labels.shape, bool)} if split else {}))
     try:
@@ -262,7 +262,7 @@ def test_data(tmp_path, images, labels, split):
         max_size=2,
     )
 )
-def test_arrays_of_partitions(begun, dataset, tmp_path, changes):
+def test_partitions_with_random_arrays_fit_or_are_refused(begun, dataset, tmp_path, changes):
     with np.load(begun / store.PARTITION) as file:
         np.savez(tmp_path / "fuzz.npz", **dict(file) | changes)
     try:
@@ -273,7 +273,7 @@ def test_arrays_of_partitions(begun, dataset, tmp_path, changes):
 
 
 def assert_fits(partition, source):
-    """Every row exists and has a label that its client knows; every client trains and is tested."""
+    """Assert that rows exist and have labels that their clients know; all clients train and are tested."""
     assert len({len(part) for part in partition[:3]} | {len(partition.relabel)}) == 1
     for part, least in zip(partition[:3], (1, 0, 1), strict=True):
         for rows, relabel in zip(part, partition.relabel, strict=True):
@@ -284,7 +284,7 @@ def assert_fits(partition, source):
 
 @st.composite
 def dealt(draw):
-    """What a partitioner of one's own may return for 40 rows and 5 clients."""
+    """Draw what a user's own partitioner may return for 40 rows and 5 clients."""
     return draw(
         st.lists(
             st.lists(st.integers(-1, 41), max_size=6).map(lambda rows: np.array(rows, int)),
@@ -296,7 +296,7 @@ def dealt(draw):
 
 @fuzz(200)
 @given(parts=dealt(), test=st.sampled_from(["own", "source"]), share=st.sampled_from([0.0, 0.2, 0.9]))
-def test_partitioners_of_ones_own(parts, test, share):
+def test_random_partitioners_fit_or_are_refused(parts, test, share):
     source = tiny_source()
     try:
         partition = partitions.divide(
@@ -322,8 +322,8 @@ def test_partitioners_of_ones_own(parts, test, share):
 )
 @fuzz(2)
 @given(data=st.data())
-def test_three_rounds_on_random_partitions(tmp_path_factory, method, data):
-    """Whatever can be divided can be trained on: unequal clients, rows of one class, one row."""
+def test_methods_train_on_random_partitions(tmp_path_factory, method, data):
+    """Methods train on every valid partition: unequal clients, rows of one class, one row."""
     source = tiny_source()
     rows = st.lists(st.integers(0, 39), min_size=1, max_size=5).map(np.int32)
     train = tuple(data.draw(rows) for _ in range(5))

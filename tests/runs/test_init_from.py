@@ -1,4 +1,4 @@
-"""Runs that start from the weights of another one, and from files: what they begin with, keep and say."""
+"""Runs that start from the weights of another run or of files: what they start from, keep and report."""
 
 import json
 import shutil
@@ -17,12 +17,12 @@ FEDERATION = (
     f"--rounds {ROUNDS} --eval-every 1"
 ).split()
 MODELS = ["--models", "mlp,hidden=3", "mlp,hidden=4"]
-STILL = ["--lr", "1e-30"]  # nothing moves
+STILL = ["--lr", "1e-30"]  # weights do not move
 
 
 @pytest.fixture(scope="module")
 def run(dataset, tmp_path_factory):
-    """Runs a method, with options, in a new folder."""
+    """Return a function that runs a method, with options, in a new folder."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(method, *options, models=MODELS):
@@ -35,7 +35,7 @@ def run(dataset, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(run):
-    """A run whose clients have heads of their own."""
+    """Return a run whose clients have heads of their own."""
     return run("fedper", "--lr", "0.3")
 
 
@@ -48,7 +48,7 @@ def per_client(folder):
 
 
 def arrays(folder):
-    """The weights that a run hands on: those of the architectures, and of the clients of each."""
+    """Return a run's final weights: those of the architectures, and those of the clients of each."""
     found = {name: array for name, array in jaxfl.final_weights(folder).items() if name[-3:] != "/id"}
     return [{name: a for name, a in found.items() if ("/clients/" in name) == own} for own in (False, True)]
 
@@ -56,16 +56,16 @@ def arrays(folder):
 @pytest.mark.parametrize(
     "method",
     [
-        long("fedavg-ft,ft_epochs=2"),  # fitted to its images before use
+        long("fedavg-ft,ft_epochs=2"),  # fine-tuned before use
         "fedper",
-        long("fedgh"),  # put together from parts of two
-        long("pfedhn"),  # generated
-        long("pfedbayes"),  # means
+        long("fedgh"),  # a body and the header of the server
+        long("pfedhn"),  # made by a hypernetwork
+        long("pfedbayes"),  # means of distributions
         long("heterofl,masked=false"),  # scaled
     ],
 )
 def test_clients_go_on_with_the_models_that_they_deployed(run, method):
-    """Alone, and without moving, they score the same."""
+    """Clients that start from their deployed models and do not move score the same."""
     models = ["--models", "mlp,hidden=3", "mlp,hidden=4,features=3"]
     source = run(method, "--lr", "0.3", models=models)
     alone = run("local", *STILL, "--init-from", str(source), models=models)
@@ -89,7 +89,7 @@ def test_a_server_starts_from_the_mean_of_its_clients(run, source, capsys):
         np.testing.assert_allclose(array, (shared | means)[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsys):
+def test_blocks_that_do_not_fit_start_fresh_and_are_named(run, source, dataset, capsys):
     models = ["--models", "mlp,hidden=3", "mlp,hidden=5"]
     options = [*STILL, "--labels", "independent", "--init-from", str(source)]  # with two outputs
     started = run("fedavg", *options, models=models)
@@ -105,7 +105,7 @@ def test_what_does_not_fit_starts_fresh_and_is_named(run, source, dataset, capsy
 
 
 def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, tmp_path, capsys):
-    """There its name has no options."""
+    """An architecture has a name without options where it is alone, and is still matched."""
     narrow, wide = (run("fedavg", models=["--models", f"mlp,hidden={hidden}"]) for hidden in (3, 4))
     places = ["--init-from", str(wide), str(narrow)]
     run("fedavg", *STILL, *places, models=["--models", "mlp,hidden=4"])
@@ -124,8 +124,8 @@ def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, t
     assert f"mlp,hidden=3 starts from {headless[1]}; these start fresh: classifier" in said
 
 
-def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
-    """The first place that has an architecture counts."""
+def test_weights_are_taken_from_files_and_from_the_first_place(run, source, tmp_path, capsys):
+    """Weights may be in files and in several places; the first that has an architecture counts."""
     rng = np.random.default_rng(0)
     block = {"kernel": rng.normal(size=(64, 4)), "bias": rng.normal(size=4)}
     np.savez(tmp_path / "one.npz", **{f"mlp,hidden=4/params/fc1/linear/{k}": v for k, v in block.items()})
@@ -143,7 +143,7 @@ def test_files_of_arrays_and_several_places(run, source, tmp_path, capsys):
 
 
 def test_a_run_keeps_what_it_started_from(run, source, tmp_path, capsys):
-    """It is resumed and repeated where the other one is gone."""
+    """A run is resumed and repeated from its initial weights when the other run is gone."""
     elsewhere = shutil.copytree(source, tmp_path / "elsewhere")
     begun = run("fedper", "--init-from", str(elsewhere))
     assert metrics(begun) != metrics(run("fedper"))
@@ -161,7 +161,7 @@ def test_a_run_keeps_what_it_started_from(run, source, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("devices", ["1", long("2")])
-def test_runs_of_one_program_start_from_it(run, source, dataset, tmp_path, capsys, devices):
+def test_runs_of_one_program_start_from_another_run(run, source, dataset, tmp_path, capsys, devices):
     options = ["--init-from", str(source), "--devices", devices, "--batch-size", str(4 + int(devices))]
     several = ["--seeds", "2", "--run-dir", str(tmp_path / "both")]
     cli.main(["compare", "fedper", *dataset, *FEDERATION, *MODELS, *options, *several])

@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 def begun(folder, method, *options):
-    """A run of some method on images that are its own."""
+    """Run a method on a data set in the folder; return the loaded run."""
     source = tiny_source()
     data = folder / "tiny.npz"
     np.savez(data, images=source.images, labels=source.labels, split=source.train)
@@ -40,7 +40,7 @@ def begun(folder, method, *options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """FedPer's, whose clients number their two classes anew; the images are gone."""
+    """Return a run of FedPer without its images; every client numbers its two classes itself."""
     run = begun(tmp_path_factory.mktemp("load"), "fedper")
     (run.folder.parent / "tiny.npz").unlink()
     return run
@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 SOURCE = tiny_source()
 
 
-def test_numbers_are_arrays(run):
+def test_numbers_of_a_run_are_arrays(run):
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     for moment, key in ((run.personal, "accuracy"), (run.received, "received")):
         assert moment.rounds.tolist() == [2, 4]
@@ -64,7 +64,7 @@ def test_numbers_are_arrays(run):
     assert [len(rows) for rows in run.partition.train] == [10] * 4
 
 
-def test_numbers_as_frames(run, monkeypatch):
+def test_numbers_of_a_run_are_frames(run, monkeypatch):
     frame, clients = run.frame(), run.client_frame()
     assert frame.index.tolist() == [1, 2, 3, 4] and frame["loss"].tolist() == run.loss.tolist()
     assert frame["accuracy/personal"].dropna().to_dict() == dict(zip([2, 4], run.personal.mean, strict=True))
@@ -77,7 +77,7 @@ def test_numbers_as_frames(run, monkeypatch):
 
 
 def test_models_predict_what_was_scored(run):
-    """Images as the data set has them, labels as the data set means them; no data set is needed."""
+    """Models take raw images, give labels of the data set and reach the run's accuracy, without the data."""
     assert len(run.models) == 4
     assert any((model.relabel != np.arange(CLASSES)).any() for model in run.models)
     for client, model in enumerate(run.models):
@@ -85,10 +85,10 @@ def test_models_predict_what_was_scored(run):
         predicted = model.predict(SOURCE.images[rows])
         assert (predicted == SOURCE.labels[rows]).mean() == model.accuracy
         assert model.accuracy == run.personal.per_client[-1, client]
-        everything = model.predict(SOURCE.images)  # also of the class that the client does not know
+        everything = model.predict(SOURCE.images)  # also images of the class that the client lacks
         (known,) = np.nonzero(model.relabel >= 0)
         assert len(known) == 2 and set(everything) <= set(known)
-        likely = model.probabilities(SOURCE.images[..., 0])  # grey
+        likely = model.probabilities(SOURCE.images[..., 0])  # grey images without an axis of channels
         assert likely.shape == (60, CLASSES) and (likely.argmax(1) == everything).all()
         np.testing.assert_allclose(likely.sum(1), 1, rtol=1e-5)
         assert (likely[:, model.relabel < 0] == 0).all()
@@ -112,7 +112,7 @@ def test_images_that_are_refused(run, images, sentence):
         run.models[0].predict(images)
 
 
-def test_vectors_of_integers_are_taken_and_called_vectors(run):
+def test_vectors_of_integers_are_accepted_and_called_vectors(run):
     moments = np.zeros((1, 1, 1, 3), np.float32)
     model = dataclasses.replace(
         run.models[0], images=Images((1, 1, 3), np.dtype(np.float32), moments, moments)
@@ -123,12 +123,12 @@ def test_vectors_of_integers_are_taken_and_called_vectors(run):
         model._checked([[1, 2]])
 
 
-def test_the_card_keeps_no_folder_of_its_own():
+def test_the_card_names_files_without_their_folders():
     options = ["/a/b/x.npz", "net.py:part,file=/a/b.txt,other=/c/d.txt", "hf:/data/set,label=a/b", 3]
     assert export._bare(options) == ["x.npz", "net.py:part,file=b.txt,other=d.txt", "hf:set,label=a/b", 3]
 
 
-def test_there_are_no_other_clients_and_no_data(run, tmp_path):
+def test_missing_clients_data_and_checkpoints_are_refused(run, tmp_path):
     with pytest.raises(JaxflError, match="There is no client 4; .* has clients 0 to 3"):
         run.models[4]
     with pytest.raises(JaxflError, match=re.escape("There is no file")):
@@ -140,14 +140,14 @@ def test_there_are_no_other_clients_and_no_data(run, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("local", "--client-state", "host"), ("draftfed", "--labels", "unified")])
-def test_what_the_host_kept_or_images_of_others_taught_needs_no_data_either(tmp_path, words):
+def test_models_of_host_state_or_public_images_need_no_data(tmp_path, words):
     run = begun(tmp_path, *words)
     (tmp_path / "tiny.npz").unlink()
     assert run.models[3].predict(SOURCE.images[:5]).shape == (5,)
 
 
-def test_models_are_drawn_with_the_key_of_their_score(tmp_path):
-    """Of a method whose clients deploy something at random, another one after every round."""
+def test_models_drawn_at_random_are_those_that_were_scored(tmp_path):
+    """Models drawn at random are those that were scored, although every round draws others."""
     fedavg = registry.METHODS["fedavg"]
 
     def build(config):
@@ -185,7 +185,7 @@ def test_models_are_drawn_with_the_key_of_their_score(tmp_path):
     "method", ["fedavg-ft", long("compfl"), long("heterofl"), long("pfedbayes,samples=3")]
 )
 def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
-    """Without them a sentence says so."""
+    """Models fitted to images predict with the data set, and are refused without it."""
     run = begun(tmp_path, method, "--models", "mlp,hidden=3")
     for model, rows in zip(run.models, run.partition.test, strict=True):
         assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
@@ -208,8 +208,8 @@ def test_findings_are_arrays_over_rounds():
     assert found["assembled"] == [[{"client": 3}], None, []]
 
 
-def test_a_model_shows_what_is_inside():
-    """Of every block and every convolution; not where several networks predict together."""
+def test_a_model_gives_its_inner_outputs():
+    """A model gives the outputs of all blocks and convolutions, unless several networks predict together."""
     model = tiny_cnn("cnn", norm=True)
     one, two = (model.init(jax.random.key(i)) for i in range(2))
 
@@ -236,7 +236,7 @@ def test_a_model_shows_what_is_inside():
 
 
 def test_a_run_remembers_where_its_data_are_now(run, tmp_path):
-    """Also a finished one; its checkpoints stay those of its beginning."""
+    """A run, even a finished one, keeps a new data_dir, and its checkpoints stay valid."""
     moved = shutil.copytree(run.folder, tmp_path / "moved")
     for place in ("here", "there"):
         jaxfl.resume(moved, data_dir=tmp_path / place, quiet=True)
@@ -252,7 +252,7 @@ def test_a_run_remembers_where_its_data_are_now(run, tmp_path):
 
 
 def forward(arrays, x):
-    """An MLP in plain NumPy."""
+    """Return the outputs of an MLP, in plain NumPy."""
     hidden = np.maximum(x.reshape(len(x), -1) @ arrays["fc1/linear/kernel"] + arrays["fc1/linear/bias"], 0)
     return hidden @ arrays["classifier/kernel"] + arrays["classifier/bias"]
 
@@ -300,7 +300,7 @@ def test_the_card_says_how_to_load(run, tmp_path, monkeypatch, capsys):
 
 
 def test_a_shared_model_is_exported_once(run, tmp_path):
-    """And where the network alone does not predict, the card says what does."""
+    """A model that all clients share is one file, with the statistics of BatchNorm."""
     shared = begun(tmp_path, "fedavg", "--models", "mlp,hidden=3,norm=batch", "--labels", "unified")
     files = shared.export(tmp_path / "shared")
     assert [file.name for file in files] == ["mlp.safetensors", "README.md"]
@@ -309,7 +309,7 @@ def test_a_shared_model_is_exported_once(run, tmp_path):
     assert shared.models[0].plain
 
 
-def test_a_shared_model_is_exported_for_each_who_numbers_classes_otherwise(tmp_path):
+def test_a_shared_model_is_exported_for_each_client_with_other_class_numbers(tmp_path):
     run = begun(tmp_path, "fedavg", "--models", "mlp,hidden=3", "--labels", "permuted")
     *files, card = run.export(tmp_path / "all")
     assert card.name == "README.md"
@@ -322,7 +322,7 @@ def test_a_shared_model_is_exported_for_each_who_numbers_classes_otherwise(tmp_p
 
 
 def test_weights_are_those_that_blocks_are_applied_with():
-    """One network, two heads on one body, samples in a loop; several side by side are not told apart."""
+    """Weights are found of one network, two heads on a body and samples in a loop, not of a stack."""
     model = tiny_cnn("cnn", norm=True)
     one, two = (model.init(jax.random.key(i)) for i in range(2))
 

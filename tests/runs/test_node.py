@@ -1,4 +1,4 @@
-"""Clients by themselves and a server that averages make a run's rounds; other methods are refused."""
+"""Single clients and a server that averages compute a run's rounds; other methods are refused."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ AVERAGED = "fedavg fedavg-ft fedbabu fedbn fedper fedprox fedrep fedrod lg-fedav
 
 @pytest.fixture(scope="module")
 def run(dataset, tmp_path_factory):
-    """The folder of a run of some method, with options; made once."""
+    """Return a function that gives the folder of a method's run with options, which is run once."""
     folder, made = tmp_path_factory.mktemp("runs"), {}
 
     def run(method, *options):
@@ -38,7 +38,7 @@ def run(dataset, tmp_path_factory):
 
 
 def federated(folder, after, rounds):
-    """What the server and the nodes have after further rounds, and how the nodes score."""
+    """Return what the server and the nodes have after further rounds, and the nodes' accuracies."""
     clients = [nodes.node(folder, client, after) for client in range(3)]
     sent, kept = nodes.sent_first(folder, after), [client.kept for client in clients]
     for t in range(after, after + rounds):
@@ -57,12 +57,12 @@ def federated(folder, after, rounds):
         ("fedper", ("--schedule", "cosine,warmup=1")),
         ("fedavg-ft", ("--dataset", "digits", "--batch-size", "20")),  # its batches make the difference
         long("per-fedavg", ()),  # its mean is uniform
-        long("fedbn", ("--models", "cnn4,width=0.1")),  # statistics
+        long("fedbn", ("--models", "cnn4,width=0.1")),  # BatchNorm's statistics
         long("fedrod", ("--labels", "independent", "--partition", "classes,classes_per_client=2")),
     ],
 )
-def test_nodes_and_a_mean_make_the_rounds_of_a_run(run, method, options):
-    """From its first weights: the same shared leaves, personal ones and scores."""
+def test_nodes_and_a_mean_compute_the_rounds_of_a_run(run, method, options):
+    """From a run's first weights, nodes and a mean reach its shared leaves, personal leaves and scores."""
     folder = run(method, *options)
     sent, kept, scores = federated(folder, 0, ROUNDS)
     its, averaged = nodes.opened_at(folder)
@@ -76,7 +76,7 @@ def test_nodes_and_a_mean_make_the_rounds_of_a_run(run, method, options):
 
 @pytest.mark.long
 def test_nodes_go_on_with_a_run_as_its_resume_does(run):
-    """After its last round."""
+    """From a run's last round, nodes compute the same further rounds as its resume."""
     folder = run("fedrep")
     sent, _, scores = federated(folder, ROUNDS, 2)
     cli.main(["resume", str(folder), "--rounds", str(ROUNDS + 2)])
@@ -96,7 +96,7 @@ def test_methods_say_whether_their_server_only_averages():
     assert averaged("fedavg", server_optimizer="sgd") is averaged("fedper", share="prefix") is None
 
 
-def test_what_nodes_cannot_do_is_a_sentence(run, monkeypatch):
+def test_what_nodes_cannot_do_is_refused_in_a_sentence(run, monkeypatch):
     folder = run("fedper")
     with pytest.raises(JaxflError, match=r"has no state after 2 rounds; choose that after 3, or after 0"):
         nodes.opened_at(folder, 2)

@@ -1,4 +1,4 @@
-"""How much better one method is than another: pairs, and what Student's t makes of them."""
+"""Paired differences between methods with their intervals, and the tables that show them."""
 
 import math
 from types import SimpleNamespace
@@ -31,14 +31,14 @@ def result(mean, per_client=None):
 
 
 def of_scipy(ours, theirs):
-    """Mean and interval of the differences of two samples, in percent."""
+    """Return SciPy's mean and interval of the differences of two samples, in percent."""
     low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
     return tuple(100 * np.array([np.mean(ours) - np.mean(theirs), low, high]))
 
 
 @pytest.mark.parametrize("seeds", [range(4), [3, 1, 0, 2]])
 def test_runs_pair_by_their_seeds_whatever_the_order(seeds):
-    """The other method's runs come in another order; seeds of one method alone are left out."""
+    """Runs are paired by seed in whatever order; seeds of only one method are left out."""
     ours = {(seed, 7): result(OURS[seed]) for seed in seeds} | {(8, 7): result(0.1)}
     theirs = {(9, 7): result(0.9)} | {(seed, 7): result(THEIRS[seed]) for seed in range(4)}
     found = paired(ours, theirs, VALUE, OF_CLIENTS)
@@ -57,14 +57,14 @@ def test_one_seed_pairs_clients_and_leaves_newcomers_out():
 
 
 def test_seeds_pair_over_the_clients_that_both_runs_have():
-    """One of them had newcomers, who are the others' best."""
+    """Clients that are newcomers in one run, here the best of the other, are left out of the pair."""
     ours = {(seed, 0): result(mean, [mean, None]) for seed, mean in enumerate(OURS)}
     theirs = {(seed, 0): result((mean + 1) / 2, [mean, 1.0]) for seed, mean in enumerate(THEIRS)}
     assert paired(ours, theirs, VALUE, OF_CLIENTS)[:3] == pytest.approx(of_scipy(OURS, THEIRS))
 
 
 def test_several_partitions_are_the_pairs():
-    """Seeds of one partition are no independent runs."""
+    """Several partitions are the pairs, because seeds of one partition are not independent."""
     draws = [(seed, partition) for partition in (0, 1) for seed in (0, 1)]
     ours, theirs = ({d: result(m) for d, m in zip(draws, its, strict=True)} for its in (OURS, THEIRS))
     found = paired(ours, theirs, VALUE)
@@ -72,12 +72,12 @@ def test_several_partitions_are_the_pairs():
     assert found[:3] == pytest.approx(of_scipy(*means)) and found[3:] == (2, "partitions")
 
 
-def test_what_cannot_be_paired_is_no_difference():
+def test_runs_that_cannot_be_paired_have_no_difference():
     assert paired({(0, 0): result(0.5)}, {(1, 0): result(0.5)}, VALUE, OF_CLIENTS) is UNPAIRED
     assert UNPAIRED.text() == "-" and not notes_on("fedavg", {"local": UNPAIRED})
 
 
-def test_notes_tell_which_differences_are_over_what():
+def test_notes_say_over_which_pairs_a_difference_is():
     kinds = {"a": Difference(1.0, 0.5, 1.5, 3, "seeds"), "b": Difference(1.0, 0.5, 1.5, 20, "clients")}
     (alone,) = notes_on("m0", {"a": kinds["a"]})
     assert alone.startswith("Minus m0: ")
@@ -122,7 +122,7 @@ def test_tables_hold_the_ends_of_intervals():
         (0.1, None, "0.10"),
         (0.02812, 0.0004, "0.0281 ± 0.0004"),
         (0.0, 0.0, "0.00 ± 0.00"),
-        (1.4e-15, None, "0.00"),  # a deviation that is rounding
+        (1.4e-15, None, "0.00"),  # only rounding
         (math.nan, None, "-"),
     ],
 )
@@ -139,7 +139,7 @@ def test_labels_keep_the_form_of_a_table():
     assert written in as_latex(table) and r"100 \%" in as_latex(table)
 
 
-def test_a_table_too_wide_for_a_terminal_lies_on_its_side():
+def test_a_table_too_wide_for_a_terminal_is_transposed():
     def drawn(columns):
         rows = [
             ("one", [Cell(float(i), None) for i in range(columns)]),
@@ -164,7 +164,7 @@ def test_methods_that_would_share_a_folder_are_refused():
         check_distinct([one, one])
 
 
-def test_a_row_is_found_by_its_label_even_if_an_option_stands_in_it_twice():
+def test_a_row_is_found_by_its_label_even_if_it_has_an_option_twice():
     twice = "local,models=mlp,clients=5+mlp,hidden=20,clients=15"
     labels = [twice, "ditto,lam=1.0"]
     assert label_of(twice, labels) == twice
@@ -173,8 +173,8 @@ def test_a_row_is_found_by_its_label_even_if_an_option_stands_in_it_twice():
         label_of("dito,lam=1.0", labels)
 
 
-def test_columns_have_their_units_and_what_newcomers_get():
-    """Also those that a study shows; mega is a million."""
+def test_columns_have_units_and_include_those_of_newcomers():
+    """Columns have units, here mega for a million, also in studies, and there are some of newcomers."""
     spent = {"round": 2, "bytes_up": 10**6, "bytes_down": 4 * 10**6, "simulated_seconds": None}
     found = {
         "accuracy": {"mean": 0.5, "per_group": {"mlp": 0.5}},

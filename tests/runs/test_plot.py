@@ -1,4 +1,4 @@
-"""Pictures of tables and of bytes: what is drawn is what was found."""
+"""Pictures of tables, embeddings and bytes draw the given numbers."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from jaxfl.runs.plot import draw_bytes, draw_embeddings, draw_grid, draw_table
 from jaxfl.runs.table import Cell, Table
 
 
-def test_a_grid_has_the_means_and_nothing_where_there_is_none():
+def test_a_grid_has_the_means_and_is_empty_where_one_is_missing():
     rows = [
         ("lr=0.1", [Cell(50.0, None), Cell(60.25, None), UNPAIRED]),
         ("lr=0.2", [Cell(70.0, 1.0), Cell(float("nan"), None), UNPAIRED]),
@@ -18,7 +18,7 @@ def test_a_grid_has_the_means_and_nothing_where_there_is_none():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["mu=0", "mu=1"]
 
 
-def test_a_table_has_a_point_with_its_spread_for_each_mean_in_the_band_of_its_column():
+def test_each_mean_is_a_point_with_its_spread_in_the_band_of_its_column():
     rows = [
         ("local", [Cell(80.0, 1.5), Cell(70.0, None), UNPAIRED]),
         ("fedavg", [Cell(81.0, 0.5), Cell(float("nan"), None), UNPAIRED]),
@@ -36,14 +36,14 @@ def test_a_table_has_a_point_with_its_spread_for_each_mean_in_the_band_of_its_co
     assert axes.get_ylim() == (1.5, -0.5)
 
 
-def test_equal_clients_have_one_place_on_a_map():
+def test_equal_clients_are_at_one_point_of_a_map():
     counts = {"mlp": np.eye(3, dtype=int)}
     for vectors in (np.full((3, 1), 0.5), np.ones((3, 2), bool)):
         (axes,) = draw_embeddings({"mlp": vectors}, counts).axes
         assert not axes.collections[0].get_offsets().any()
 
 
-def test_bars_of_bytes_are_of_whole_runs_and_means_over_seeds():
+def test_bars_of_bytes_sum_over_runs_and_average_over_seeds():
     def run(*megabytes_up):
         return [{"bytes_up": up * 10**6, "bytes_down": 2 * 10**6} for up in megabytes_up]
 

@@ -1,4 +1,4 @@
-"""Two real processes on this machine, each with one device: one run, and what if one of them is lost."""
+"""One run in two real processes on this machine, each with one device; also if one of them is lost."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from conftest import arrays_of, comparable, long
 
 from jaxfl import cli
 
-SEEDS = ("seed-0", "seed-1")  # as one program, but for a method with a server step between rounds
+SEEDS = ("seed-0", "seed-1")  # one program, except with a server step between rounds
 ROUNDS = 4
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --public held-out "
@@ -49,7 +49,7 @@ if number not in may_write:
 entry()
 """
 
-# Every process scores chunks: at the first or second one, after round 2 or 4, one of them gets a signal.
+# Every process scores after rounds 2 and 4: at the first or second time, one of them gets a signal.
 SIGNAL = """
 chunks = []
 
@@ -95,9 +95,9 @@ NOT_COMPLETE = "jaxfl: The processes of this run have not found each other, or s
 
 
 def together(folder, arguments, amendment="", numbers=(0, 1), may_write=(0,)):
-    """Run a command in two processes, or in some of them; how each ended.
+    """Run a command in two processes, or in one of them; return how each ended.
 
-    Those that may not write cannot write to any file.
+    Processes that are not in `may_write` cannot write to any file.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -126,23 +126,23 @@ def together(folder, arguments, amendment="", numbers=(0, 1), may_write=(0,)):
 
 
 def state(folder):
-    """The arrays of the last checkpoint, by name."""
+    """Return the arrays of the last checkpoint, by name."""
     return arrays_of(folder.absolute() / "checkpoints" / str(ROUNDS))
 
 
 def lines(folder):
-    """The metrics, without what the same run has differently another time."""
+    """Return the metrics, without what differs when the same run is repeated."""
     return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def comparison(method, dataset):
-    """What compares a method's seeds."""
+    """Return the command that compares a method's seeds."""
     return ["compare", method, *dataset, *FEDERATION, "--seeds", "2"]
 
 
 @pytest.fixture(scope="module")
 def compared(dataset, tmp_path_factory):
-    """The folder of a comparison that two processes have made."""
+    """Return the folder of a comparison that two processes have made."""
     folder = tmp_path_factory.mktemp("processes")
     arguments = [*comparison("fedavg", dataset), "--run-dir", f"{folder}/compared"]
     first, second = together(folder, arguments)
@@ -150,12 +150,12 @@ def compared(dataset, tmp_path_factory):
     assert second[0] == 0, second[2]
     assert "on 2 x cpu" in first[1] and "compared: table.csv" in first[1]
     assert "fedavg: 2 runs as one program" in first[1]
-    assert "fedavg" not in second[1]  # one speaks for both
+    assert "fedavg" not in second[1]  # only the first process prints
     return folder / "compared"
 
 
 def test_two_processes_are_two_devices(compared, dataset, tmp_path):
-    """Up to the order of sums; here there is but one order of two summands."""
+    """Two processes compute the bits of two devices, because two summands have only one order."""
     cli.main([*comparison("fedavg", dataset), "--devices", "2", "--run-dir", str(tmp_path / "one")])
     assert_same_runs(compared / "fedavg", tmp_path / "one" / "fedavg")
 
@@ -183,7 +183,7 @@ def test_both_processes_start_from_another_run(compared, dataset, tmp_path):
 
 
 def assert_same_runs(some, others):
-    """Compare all that the seeds of a method have left."""
+    """Assert that two folders of a method have the same metrics, files and states for every seed."""
     for seed in SEEDS:
         one, two = some / seed, others / seed
         assert lines(one) == lines(two)
@@ -192,7 +192,7 @@ def assert_same_runs(some, others):
 
 
 def resumed(folder, compared):
-    """Resume a run in two processes: it becomes what it is undisturbed."""
+    """Resume a run in two processes; assert that it ends like the undisturbed one."""
     assert not (folder / "result.json").exists()
     for code, _, said in together(folder.parent, ["resume", str(folder)]):
         assert code == 0, said
@@ -202,8 +202,8 @@ def resumed(folder, compared):
 
 
 @pytest.mark.long
-def test_what_clients_have_is_divided_and_each_process_writes_its_part(dataset, tmp_path):
-    """And a run of two processes is continued by one with as many devices."""
+def test_a_divided_state_of_two_processes_is_resumed_by_one(dataset, tmp_path):
+    """A run in two processes that divide its state is continued by one with as many devices."""
     arguments = ["run", "local", *dataset, *FEDERATION]
     cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
     amendment = SIGNAL.format(1, 1, "SIGINT")
@@ -232,7 +232,7 @@ def test_a_lost_process_ends_the_run_and_both_resume_it(lost, compared, dataset,
 def test_all_processes_stop_when_one_is_asked_to(asked, name, expected, compared, dataset, tmp_path):
     arguments = ["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
     amendment = SIGNAL.format(1, asked, name)
-    if name == "SIGTERM":  # as schedulers do, to the process that they know, and to all
+    if name == "SIGTERM":  # schedulers send it to the parent, which forwards it, and to all
         amendment = amendment.replace(
             "        os.kill", "        os.kill(os.getppid(), signal.SIGTERM)\n        os.kill"
         )
@@ -245,7 +245,7 @@ def test_all_processes_stop_when_one_is_asked_to(asked, name, expected, compared
 @pytest.mark.long
 @pytest.mark.parametrize(("full", "method"), [(0, "fedavg"), (0, "local"), (1, "local")])
 def test_a_full_disk_ends_all_processes(full, method, dataset, tmp_path):
-    """Of process 1 as well where it has a part of the state to write."""
+    """A full disk of either process ends both; process 1 writes only where the state is divided."""
     arguments = ["run", method, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
     ended = together(tmp_path, arguments, FULL_DISK.format(full), may_write=(0, 1))
     assert [code for code, _, _ in ended] == [2, 2]
@@ -259,7 +259,7 @@ def test_a_full_disk_ends_all_processes(full, method, dataset, tmp_path):
     [long(OTHER_OPTIONS, "options"), (OTHER_DATA, "data"), long(OTHER_WEIGHTS, "initial weights")],
     ids=("options", "data", "weights"),
 )
-def test_processes_that_have_different_things_all_refuse(amendment, what, dataset, tmp_path):
+def test_processes_with_different_options_data_or_weights_all_refuse(amendment, what, dataset, tmp_path):
     arguments = ["run", "local", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "run")]
     for code, _, said in together(tmp_path, arguments, amendment):
         assert code == 2

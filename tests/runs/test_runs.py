@@ -1,7 +1,7 @@
 """Runs on disk: what a folder holds, what a comparison writes, and runs that were stopped and resumed.
 
-All tests look at one comparison of two methods and two seeds. While it ran, every run was copied just
-before each of its checkpoints: these copies are runs that somebody stopped.
+Most tests look at one comparison of two methods and two seeds. While it ran, every run was copied just
+before each of its checkpoints: these copies are stopped runs.
 """
 
 import csv
@@ -34,7 +34,7 @@ from jaxfl.runs.table import Cell
 from jaxfl.runs.variant import choose
 
 METHODS = ("fedavg", "compfl,kd=false")
-SEEDS = (3, 4)  # in both, a round's two clients may be of one architecture
+SEEDS = (3, 4)  # with both, some rounds' two clients are of one architecture
 ROUNDS, EVERY = 6, 2
 FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "partition.npz"}
 FILES |= {"clients.csv", "partition.png", "curves.png", "architectures.png"}
@@ -46,7 +46,7 @@ FEDERATION = (
 
 @pytest.fixture(scope="module")
 def compared(dataset, tmp_path_factory):
-    """A folder: compared/METHOD/seed-S/ as `jaxfl compare` left it, and stopped/METHOD/seed-S/ROUNDS."""
+    """Return a folder with compared/METHOD/seed-S/, the comparison, and stopped/METHOD/seed-S/ROUNDS."""
     folder = tmp_path_factory.mktemp("runs")
     save = checkpoint.save
 
@@ -67,12 +67,12 @@ def compare(dataset, folder, *options):
 
 
 def runs(folder):
-    """The folders of all runs, method by method."""
+    """Return the folders of all runs, method by method."""
     return [folder / "compared" / name(method) / f"seed-{seed}" for method in METHODS for seed in SEEDS]
 
 
 def name(method):
-    """Of a method's folder."""
+    """Return the name of a method's folder."""
     return method.replace(",", "-")
 
 
@@ -81,12 +81,12 @@ def read(path):
 
 
 def metrics(folder):
-    """Of every round, what `comparable` keeps."""
+    """Return what `comparable` keeps of every round."""
     return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def state(folder):
-    """The arrays of the last checkpoint, by name."""
+    """Return the arrays of the last checkpoint, by name."""
     return arrays_of(folder / "checkpoints" / str(ROUNDS))
 
 
@@ -103,7 +103,7 @@ def assert_same_run(folder, other):
 # --- one run
 
 
-def test_a_run_is_a_folder(compared):
+def test_a_run_folder_has_configuration_metrics_and_result(compared):
     for folder in runs(compared):
         assert {path.name for path in folder.iterdir()} == FILES
         assert {path.name for path in (folder / "checkpoints").iterdir()} == {"4", "6"}
@@ -148,7 +148,7 @@ def test_a_run_is_a_folder(compared):
         )
 
 
-def test_diverged(dataset, tmp_path, capsys):
+def test_a_run_that_diverges_ends_in_one_sentence(dataset, tmp_path, capsys):
     options = ["--lr", "1e8", "--run-dir", str(tmp_path / "run")]  # finite after two rounds, not after four
     with pytest.raises(SystemExit) as end:
         cli.main(["run", "fedavg", *dataset, *FEDERATION, *options])
@@ -162,8 +162,8 @@ def test_diverged(dataset, tmp_path, capsys):
     assert checkpoint.saved(tmp_path / "run") == [2]
 
 
-def test_what_comes_before_the_first_round_counts_for_it(dataset, tmp_path):
-    """And models right after training are a moment of the cohort's scores."""
+def test_preparation_counts_for_the_first_round(dataset, tmp_path):
+    """A preparation counts for the first round; cohorts are also scored right after training."""
     fedavg = registry.METHODS["fedavg"]
 
     def build(config):
@@ -184,7 +184,7 @@ def test_what_comes_before_the_first_round_counts_for_it(dataset, tmp_path):
     assert before.keys() == {"bytes_up", "bytes_down", "flops", "simulated_seconds"}
     for name in ("bytes_up", "bytes_down", "flops"):
         of_round = sum(first[f"client_{name}"])
-        assert before[name] == 2 * of_round > 0  # all four clients, of equally many rows, instead of two
+        assert before[name] == 2 * of_round > 0  # all four clients, with equally many rows, instead of two
         assert first[name] == before[name] + of_round
         assert result[name] == first[name] + second[name]
     assert first["simulated_seconds"] == pytest.approx(2 * second["simulated_seconds"])
@@ -242,7 +242,7 @@ def test_a_method_that_computes_with_a_rate_while_it_is_built_is_refused():
 
 
 def tables(folder):
-    """The three tables of a folder as rows of cells; means of the .csv as numbers."""
+    """Return the three tables of a folder as rows of cells; those of the .csv by column."""
     with (folder / "table.csv").open() as file:
         head, *rows = csv.reader(file)
     by_csv = [dict(zip(head, row, strict=True)) for row in rows]
@@ -257,7 +257,7 @@ def tables(folder):
     assert begin == "\\begin{tabular}{l" + "r" * (len(by_markdown[0]) - 1) + "}"
     assert end == "\\end{tabular}" and all(line.endswith(" \\\\") for line in lines)
     plain = [line[:-3].replace("{\\scriptsize$\\pm$}", " ± ").replace("\\%", "%") for line in lines]
-    assert not set("".join(plain)) & set("\\{}$#_")  # all that LaTeX would take for a command
+    assert not set("".join(plain)) & set("\\{}$#_")  # characters that LaTeX would take for commands
     by_latex = [[cell.strip() for cell in line.split("&")] for line in plain]
     return by_csv, by_markdown, by_latex
 
@@ -287,7 +287,7 @@ def test_the_tables_agree_with_the_results(compared):
     assert (compared / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_report_repeats_the_comparison(compared, tmp_path, monkeypatch):
+def test_a_report_has_the_tables_of_the_comparison(compared, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [str(folder) for folder in runs(compared)]
     cli.main(["report", *folders, folders[0]])  # a run that is named twice counts once
@@ -297,7 +297,7 @@ def test_report_repeats_the_comparison(compared, tmp_path, monkeypatch):
 
 
 def test_rows_are_in_the_order_in_which_methods_are_named(compared, tmp_path):
-    """Whichever began or ended first; and a run that has not finished is named below them."""
+    """Rows follow the comparison's order; a run that has not finished is named in a note."""
     shutil.copytree(compared / "compared", tmp_path / "copy")
     end = read(tmp_path / "copy" / "comparison.json")
     assert end["order"] == [name(method) for method in METHODS]
@@ -310,7 +310,7 @@ def test_rows_are_in_the_order_in_which_methods_are_named(compared, tmp_path):
     assert f"1 of {METHODS[0]}" in spread and left_out.startswith("Left out: 1 run has not finished")
 
 
-def test_report_averages_nothing_but_seeds(compared, tmp_path):
+def test_report_averages_only_over_seeds(compared, tmp_path):
     for number, lr in enumerate((0.05, 0.1)):
         altered(runs(compared)[0], tmp_path / str(number), lr=lr, seed=number)
     cli.main(["report", str(tmp_path)])
@@ -320,14 +320,14 @@ def test_report_averages_nothing_but_seeds(compared, tmp_path):
 
 
 def altered(run, copy, **options):
-    """A copy of a run whose configuration says something else."""
+    """Copy a run, with other options in its configuration."""
     shutil.copytree(run, copy)
     config = read(copy / "config.json")
     config["options"] |= options
     (copy / "config.json").write_text(json.dumps(config))
 
 
-def test_report_averages_seeds_that_differ_in_nothing_that_matters(compared, tmp_path):
+def test_report_averages_seeds_whose_options_differ_without_effect(compared, tmp_path):
     first, second, *_ = runs(compared)
     altered(first, tmp_path / "first")
     altered(second, tmp_path / "second", data_dir="/elsewhere", clients_at_once=3, checkpoint_every=4)
@@ -336,8 +336,8 @@ def test_report_averages_seeds_that_differ_in_nothing_that_matters(compared, tmp
     assert row["method"] == "fedavg" and row["accuracy % std"] != ""
 
 
-def test_report_tells_what_all_methods_share_where_it_differs(compared, tmp_path):
-    """Also between methods; and that accuracies on other rows are not comparable."""
+def test_report_shows_options_of_all_methods_in_which_runs_differ(compared, tmp_path):
+    """Labels show them, also of two methods; a note says if data or partitions differ."""
     fedavg, _, compfl, _ = runs(compared)
     altered(fedavg, tmp_path / "a")
     altered(compfl, tmp_path / "b", participation=0.25, lr=0.1)
@@ -366,7 +366,7 @@ def test_report_tells_what_all_methods_share_where_it_differs(compared, tmp_path
 
 
 @pytest.mark.parametrize("values", [("mlp,hidden=8", "mlp,hidden=12"), ("my.py:net", "My.py:net")])
-def test_labels_tell_texts_apart(values):
+def test_labels_distinguish_texts(values):
     variants = [choose("fedkemf", own={"knowledge": value}) for value in values]
     shown = [f"[{value}]" if "," in value else value for value in values]
     labels = [f"fedkemf,knowledge={value}" for value in shown]
@@ -375,7 +375,7 @@ def test_labels_tell_texts_apart(values):
     assert report._labels([described(variant, Setup()) for variant in variants]) == labels
 
 
-def test_options_within_a_value_are_not_the_runs():
+def test_options_within_a_value_are_not_those_of_the_run():
     variant = choose("fedkemf,knowledge=[cnn1,dropout=0.2]")
     rates = (0.1, 0.3)
     labels = report._labels([described(variant, Setup.of(dropout=rate)) for rate in rates])
@@ -389,7 +389,7 @@ def test_a_whole_number_may_stand_for_a_large_float():
 
 
 def test_report_says_how_much_better_the_others_are(compared, tmp_path):
-    """In pairs of one seed; with a single common seed in pairs of one client; the same from Python."""
+    """A pair is a seed, with a single common seed a client; the differences are the same from Python."""
     folder, (fedavg, compfl) = compared / "compared", METHODS
     cli.main(["report", str(folder), "--against", fedavg, "--out", str(tmp_path / "both")])
     results = [read(run / "result.json") for run in runs(compared)]
@@ -414,8 +414,8 @@ def test_report_says_how_much_better_the_others_are(compared, tmp_path):
 
 
 @pytest.mark.parametrize("partition_seed", [0, 1])
-def test_report_pairs_no_runs_of_other_partitions(compared, tmp_path, partition_seed):
-    """Whether the options tell or the rows alone."""
+def test_report_refuses_to_pair_runs_of_other_partitions(compared, tmp_path, partition_seed):
+    """Runs of other partitions are refused, whether options differ or only rows."""
     one, _, other, _ = runs(compared)
     altered(other, tmp_path / "other", partition_seed=partition_seed)
     with np.load(other / "partition.npz") as file:
@@ -427,7 +427,7 @@ def test_report_pairs_no_runs_of_other_partitions(compared, tmp_path, partition_
 
 
 def test_a_comparison_over_partitions(dataset, tmp_path):
-    """Each partition with each seed; one row of the table, which says what its spread is over."""
+    """Every partition has every seed; a method has one row, and a note says what its spread is over."""
     words = ["local", *dataset, *FEDERATION, "--rounds", "2", "--seeds", "2", "--partition-seeds", "2"]
     cli.main(["compare", *words, "--run-dir", str(tmp_path / "four")])
     cells = sorted(path.parent for path in tmp_path.glob("four/local/*/result.json"))
@@ -440,7 +440,7 @@ def test_a_comparison_over_partitions(dataset, tmp_path):
     assert float(row["accuracy % std"]) == pytest.approx(statistics.stdev(accuracies), abs=1e-4)
     assert "over 2 partitions with 2 seeds each." in (tmp_path / "four" / "table.md").read_text()
 
-    shutil.rmtree(cells[3])  # then the partitions are no longer alike, and told apart
+    shutil.rmtree(cells[3])  # partitions with different seeds have rows of their own
     assert [label for label, _ in jaxfl.report(tmp_path / "four", out=tmp_path / "out").rows] == [
         "local,partition_seed=0",
         "local,partition_seed=1",
@@ -450,10 +450,10 @@ def test_a_comparison_over_partitions(dataset, tmp_path):
     saved = f"{cells[0]}/partition.npz"
     with pytest.raises(JaxflError, match="--partition-seeds does not change the saved"):
         jaxfl.compare("local", partition=saved, partition_seeds=2)
-    check_setup(Setup.of(partition=saved, partition_seed=1, newcomers=0.5))  # whom it draws
+    check_setup(Setup.of(partition=saved, partition_seed=1, newcomers=0.5))  # it draws the newcomers
 
 
-def test_report_counts_copies_once_and_refuses_others_that_are_called_alike(compared, tmp_path, capsys):
+def test_report_counts_copies_once_and_refuses_other_runs_of_one_label(compared, tmp_path, capsys):
     for copy in ("a", "b"):
         altered(runs(compared)[0], tmp_path / copy)
     cli.main(["report", str(tmp_path)])
@@ -477,7 +477,7 @@ def test_report_counts_copies_once_and_refuses_others_that_are_called_alike(comp
         ("fedavg,lr=0.1", {}, "fedavg,lr=0.1"),
     ],
 )
-def test_labels_tell_methods_apart(choice, options, label):
+def test_labels_show_own_options_and_those_of_the_choice(choice, options, label):
     assert choose(choice, **options).label == label
 
 
@@ -490,7 +490,7 @@ def test_labels_tell_methods_apart(choice, options, label):
         ("/home/me/my.py:method", {"clip_norm": 10.0}, set()),
     ],
 )
-def test_a_default_of_the_methods_own_needs_no_telling(method, options, known):
+def test_options_at_a_methods_own_default_are_found(method, options, known):
     assert at_own_default({"method": method, "options": options}) == known
 
 
@@ -528,7 +528,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
 
 
 def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_path, capsys):
-    """What cannot begin is said before the others train, although it is named after them."""
+    """What cannot begin is reported before the others train, although it is named after them."""
     methods = ["fedavg,lr=1e30", "fedavg", "fedproto"]
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", *methods, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "compared")])
@@ -543,7 +543,7 @@ def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_pa
     assert not (tmp_path / "compared" / "fedproto").exists()
 
 
-def test_what_failed_is_said_once_with_its_seeds():
+def test_a_failure_is_said_once_with_its_seeds():
     planned = comparisons.plan(Path("all"), [choose("fedavg"), choose("local")], Setup(), 3, 1)
     lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
@@ -555,7 +555,7 @@ def test_what_failed_is_said_once_with_its_seeds():
     ]
 
 
-def test_what_a_table_has_no_whole_row_of_is_compared_with_nothing():
+def test_only_methods_with_a_complete_row_are_compared_against():
     variants = [choose("fedavg"), choose("local")]
     of_seeds, of_partitions = (comparisons.plan(Path("all"), variants, Setup(), *n) for n in ((2, 1), (1, 2)))
     assert comparisons._complete_labels(of_partitions, [*of_partitions]) == {"fedavg", "local"}
@@ -570,8 +570,8 @@ def test_what_a_table_has_no_whole_row_of_is_compared_with_nothing():
 
 @pytest.mark.parametrize("rounds", [2, 4, 6])
 @pytest.mark.parametrize("method", METHODS)
-def test_stopped_before_a_checkpoint(compared, tmp_path, method, rounds):
-    """From round 4 on there is an earlier checkpoint to start from, at round 2 there is none."""
+def test_a_run_stopped_before_a_checkpoint_resumes_to_the_same_bits(compared, tmp_path, method, rounds):
+    """From round 4 on there is an earlier checkpoint to start from; at round 2 there is none."""
     folder = tmp_path / "run"
     shutil.copytree(compared / "stopped" / name(method) / "seed-4" / str(rounds), folder)
     assert len(metrics(folder)) == rounds and checkpoint.saved(folder) == [*range(2, rounds, 2)]
@@ -580,9 +580,9 @@ def test_stopped_before_a_checkpoint(compared, tmp_path, method, rounds):
 
 
 def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path):
-    """Though it ended between two evaluations, and in later rounds more clients of an architecture meet.
+    """A lengthened run is like one begun for all rounds, even if it ended between two evaluations.
 
-    Some of their answers are lost, and rates follow a schedule that says how long it is.
+    Later cohorts have more clients of an architecture, answers are lost, and rates follow a schedule.
     """
     run, whole, seed = tmp_path / "run", tmp_path / "whole", 5
     short, long = (
@@ -617,10 +617,10 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     assert not rates_depend_on_length(setup.replace(schedule="step,every=2"), 4)
 
 
-def test_who_made_a_folder_anew_owns_it(tmp_path):
+def test_a_folder_made_anew_belongs_to_its_new_owner(tmp_path):
     first, second = owner.owned(tmp_path / "run"), owner.owned(tmp_path / "run")
     with first:
-        shutil.rmtree(tmp_path / "run")  # as of a run that never began
+        shutil.rmtree(tmp_path / "run")  # as after a run that never began
         second.__enter__()
     assert owner.is_owned(tmp_path / "run")
     second.__exit__(None, None, None)
@@ -641,7 +641,7 @@ def test_a_run_goes_on_with_another_number_of_devices(dataset, tmp_path):
     assert store.fingerprint(elsewhere) == store.fingerprint(config)
     assert store.fingerprint(elsewhere | {"begun_on": 9}) != store.fingerprint(config)
     unknown = config | {"options": {name: of for name, of in config["options"].items() if name != "devices"}}
-    del unknown["begun_on"]  # begun by a jaxfl that did not write it down
+    del unknown["begun_on"]  # begun by a jaxfl that did not record it
     assert store.fingerprint(config | {"begun_on": None}) == store.fingerprint(unknown)
     one, moved = state(tmp_path / "one"), state(tmp_path / "moved")
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), one, moved)
@@ -670,7 +670,7 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
 
 @pytest.mark.parametrize("method", ["draftfed", long("pfedclub")])
 def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
-    """Among them pFedClub, whose server assembles teachers between rounds: the same ones again."""
+    """Methods resume to the same bits, also pFedClub, whose server assembles teachers between rounds."""
     original, folder = tmp_path / "original", tmp_path / "stopped"
     models = ["--models", "mlp,hidden=3", "mcmahan,width=0.06"]
     cli.main(["run", method, *dataset, *FEDERATION, *models, "--run-dir", str(original)])
@@ -688,7 +688,7 @@ def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
-def test_links_stay_with_the_run_whatever_becomes_of_their_file(drawn, dataset, tmp_path):
+def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path):
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
@@ -709,8 +709,8 @@ def test_links_stay_with_the_run_whatever_becomes_of_their_file(drawn, dataset, 
     assert other == repeated | {"seed": 5}
 
 
-def test_links_are_of_the_methods_that_use_them(dataset, tmp_path):
-    """Beside another one, a method's run is what it is alone."""
+def test_only_methods_that_use_links_have_them(dataset, tmp_path):
+    """In a comparison with --topology, a run of FedAvg has no links and can be repeated without them."""
     words = [*dataset, *FEDERATION, "--topology", "ring", "--run-dir", str(tmp_path / "both")]
     cli.main(["compare", "fedavg", "dfedavg", *words])
     names = [line.split(",")[0] for line in (tmp_path / "both" / "table.csv").read_text().splitlines()[1:]]
@@ -721,11 +721,11 @@ def test_links_are_of_the_methods_that_use_them(dataset, tmp_path):
     assert (dfedavg / "topology.txt").exists()
     cli.main(["run", "--from", str(fedavg), "--run-dir", str(tmp_path / "again")])
     assert metrics(tmp_path / "again")[-1]["accuracy"] == metrics(fedavg)[-1]["accuracy"]
-    cli.main(["compare", "fedavg", "dfedavg", "local", *words])  # which goes on
+    cli.main(["compare", "fedavg", "dfedavg", "local", *words])  # continues the comparison
 
 
 def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch):
-    """Which are more than it would use by itself."""
+    """A resume uses the run's two devices, although it would choose one by itself."""
     folder, proceed, devices = tmp_path / "two", run.proceed, []
 
     def spied(job, *arguments):
@@ -740,8 +740,8 @@ def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch
     assert devices == [1, 2, 2]
 
 
-def test_a_matrix_is_there_wherever_a_checkpoint_is(drawn, dataset, tmp_path, monkeypatch):
-    """A run may stop right after its last checkpoint."""
+def test_every_checkpoint_has_its_matrices(drawn, dataset, tmp_path, monkeypatch):
+    """Every checkpoint has its matrices, even if the run stops right after the last one."""
     save, folder = checkpoint.save, tmp_path / "mnfl"
 
     def save_and_stop(path, rounds, *rest):
@@ -758,7 +758,7 @@ def test_a_matrix_is_there_wherever_a_checkpoint_is(drawn, dataset, tmp_path, mo
 
 
 @pytest.mark.parametrize("clients", [1, 41])
-def test_pictures_of_few_and_of_many_clients(drawn, tmp_path, clients):
+def test_pictures_are_drawn_of_one_and_of_many_clients(drawn, tmp_path, clients):
     def network(client):
         blocks = [{"client": client, "index": 0, "group": 0, "kind": "fc"}]
         return {"client": client, "model": 9, "teacher": 9, "own": blocks, "blocks": blocks}
@@ -777,7 +777,7 @@ def test_pictures_of_few_and_of_many_clients(drawn, tmp_path, clients):
 
 
 def test_partitions_are_averaged_where_every_experiment_has_all_of_them():
-    """One that lacks a draw is enough to tell them apart."""
+    """If one experiment lacks a draw, partitions are not averaged."""
     draws = [*itertools.product((0, 1), (0, 1))]
     runs = [({"method": method, "partition_seed": draw[1]}, draw) for method in "ab" for draw in draws]
     assert report._crossed(*map(list, zip(*runs, strict=True)))
@@ -793,14 +793,14 @@ def test_partitions_are_averaged_where_every_experiment_has_all_of_them():
         ([(1, 1), (2, 2)], [0, 1], ["different data"]),
     ],
 )
-def test_a_report_says_where_runs_have_other_rows(checksums, draws, words, monkeypatch):
-    """Of what should be one partition."""
+def test_a_report_notes_runs_with_different_data_or_partitions(checksums, draws, words, monkeypatch):
+    """A note says if data differ, or rows that should be of one partition."""
     monkeypatch.setattr(report.store, "checksums", lambda run: run)
     notes = report._of_partitions(checksums, draws)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
 
 
-def test_clients_without_a_round_are_told():
+def test_a_report_notes_clients_without_a_round():
     def of_run(*cohorts, new=()):
         shares = [None if client in new else 0.5 for client in range(4)]
         return [{"clients": list(cohort), "accuracy": {"per_client": shares}} for cohort in cohorts]

@@ -1,4 +1,4 @@
-"""What is known of clients beside their mean accuracy, and clients who join when all is trained."""
+"""Scores besides the mean accuracy of clients, and newcomers, who join after training."""
 
 import csv
 import dataclasses
@@ -43,8 +43,8 @@ def test_newcomers_are_drawn_from_every_architecture_and_are_in_no_cohort():
     assert (sum(slots.mask.sum(1) for slots in cohorts) == 6).all()  # half of twelve
 
 
-def test_newcomers_are_in_nobodys_mixture():
-    """Of methods that look beyond the round's clients, and of those that count all clients."""
+def test_newcomers_are_in_no_mixture_before_they_join():
+    """Neither pools beyond the cohort nor shares of all clients include newcomers before they join."""
     source = tiny_source()
     federation = federate(source, tiny_partition(source), tiny_models())
     apart = set_apart(federation, [np.array([False, True, False]), np.array([False, True])])
@@ -73,7 +73,7 @@ def rows_per_class(federation):
 
 @pytest.fixture(scope="module")
 def chosen(dataset):
-    """Options of a run of four clients, of whom two are newcomers."""
+    """Return the options of a run of four clients, two of them newcomers."""
     _, name = dataset
     return {
         "dataset": name,
@@ -91,7 +91,7 @@ def chosen(dataset):
 
 
 def test_scores_are_those_of_the_predictions(chosen, tmp_path):
-    """Of fedper, whose newcomers have heads that nobody trained; labels are numbered by each client."""
+    """Scores are those of FedPer's models, with untrained heads of newcomers and labels of each client."""
     run = jaxfl.run("fedper", run_dir=tmp_path / "run", **chosen)
     accuracy, newcomers = run.result["accuracy"], run.result["newcomers"]
     new = newcomers["clients"]
@@ -142,10 +142,10 @@ def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_numbers_over_clients_are_of_members_alone():
-    """The tenth of twenty is two; newcomers, the last client of each architecture, count nowhere."""
+def test_numbers_over_clients_leave_out_newcomers():
+    """Newcomers, the last client of each architecture, do not count; the worst tenth of twenty is two."""
     right, newcomer = np.arange(22).reshape(2, 11, 1), np.arange(11) == 10
-    validated = np.where(np.arange(11) % 2, 3, 0)  # half of them have no such rows
+    validated = np.where(np.arange(11) % 2, 3, 0)  # half of the clients have no validation rows
     groups = [SimpleNamespace(id=np.arange(11) + 11 * g) for g in range(2)]
     models = [SimpleNamespace(name=name) for name in ("narrow", "wide")]
     federation: Any = SimpleNamespace(groups=groups, models=models, newcomers=[newcomer] * 2)
@@ -169,7 +169,7 @@ def test_a_cohort_is_pooled_over_rows():
 
 
 def test_a_summary_is_of_the_last_ten_and_of_the_best():
-    """The best model by validation rows is not the best by test rows."""
+    """In these metrics the best model by validation rows is not the best by test rows."""
     means, validations = np.arange(12) / 20, [0.1, 0.2, 0.9, *[0.3] * 9]
     spent = {"bytes_up": 1, "bytes_down": 2, "flops": 3.0, "simulated_seconds": 0.5, "lost": [3, 4]}
     metrics = [

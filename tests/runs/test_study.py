@@ -1,4 +1,4 @@
-"""Methods under several settings, from a file: what is run, what is kept, what the table says."""
+"""Studies from files: which runs are made, which are kept, and what the table says."""
 
 import csv
 import shutil
@@ -34,7 +34,7 @@ partition = ["iid", "classes,classes_per_client=3,samples_per_client=10", "class
 
 @pytest.fixture(scope="module")
 def toy(dataset, tmp_path_factory):
-    """A study whose last partition is impossible, and its folder once it has run."""
+    """Run a study whose last partition is impossible; return it and its folder."""
     path = tmp_path_factory.mktemp("study") / "toy.toml"
     path.write_text(TEXT.format(dataset=dataset[1]))
     found = study.read(path)
@@ -77,7 +77,7 @@ def test_the_table_has_every_setting_of_every_method(toy):
 
 
 def test_the_table_compares_with_one_method(toy):
-    """At every setting, over clients where there is one seed; a setting that is not there has a dash."""
+    """Differences are over clients where there is one seed; the method itself has a dash."""
     found, folder = toy
     cells = study.finished(found._replace(against="local"), folder)
     table = study.tabulate(cells)
@@ -97,8 +97,8 @@ def test_the_table_compares_with_one_method(toy):
     assert "Minus local" in table.notes[-1]
 
 
-def test_a_method_that_lacks_something_ends_alone(dataset, tmp_path):
-    """FedMD without public images; what it says names the setting and the method."""
+def test_a_method_that_cannot_begin_does_not_end_the_others(dataset, tmp_path):
+    """FedMD without public images ends alone; the failure names the setting and the method."""
     text = TEXT.format(dataset=dataset[1]).partition("[axes]")[0].replace("fedprox", "fedmd")
     axes = '[axes]\npartition = ["iid"]\npublic = ["none"]\n'
     (tmp_path / "toy.toml").write_text(text + axes)
@@ -108,7 +108,7 @@ def test_a_method_that_lacks_something_ends_alone(dataset, tmp_path):
     assert table is not None and [label for label, _ in table.rows] == ["local partition=iid"]
 
 
-def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
+def test_finished_runs_are_kept_and_parts_make_the_whole_study(toy, tmp_path):
     found, whole = toy
     before = results(whole)
     assert len(before) == 8
@@ -122,7 +122,7 @@ def test_what_is_there_is_kept_and_parts_make_the_whole(toy, tmp_path):
     assert rows(tmp_path / "copy") == rows(whole)
 
     fewer = found._replace(methods=("fedprox",), columns="method")
-    table, failures = study.run(fewer, tmp_path / "copy")  # what is no longer named stays, in no table
+    table, failures = study.run(fewer, tmp_path / "copy")  # runs no longer named stay, but in no table
     assert table is not None and table.titles == ["fedprox"] and not table.best
     assert results(tmp_path / "copy") == after and all("is 99" in failure for failure in failures)
 
@@ -146,7 +146,7 @@ def test_ctrl_c_in_the_last_rounds_of_a_setting_begins_no_other(toy, tmp_path):
 
 
 def test_the_table_has_no_runs_of_another_study(toy):
-    """A file may be edited: runs that were begun with other options are none of it."""
+    """A file may be edited: its table leaves out runs that were begun with other options."""
     found, whole = toy
     for others in {"epochs": 2}, {"seed": 1}:
         assert not study.finished(found._replace(options=found.options | others), whole).results
@@ -182,7 +182,7 @@ def test_files_of_one_name_have_folders_of_their_own(path, folder):
 
 
 def test_targets_are_those_of_the_file(toy):
-    """Also of runs that were begun without one: none costs a round."""
+    """Targets of the file apply also to runs begun without one, and no round is repeated."""
     found, whole = toy
 
     def rounds(target):
@@ -193,8 +193,8 @@ def test_targets_are_those_of_the_file(toy):
     assert rounds([1.0]) == ["-"] * 8
 
 
-def test_the_seconds_are_of_the_whole_study(toy, tmp_path):
-    """Whoever is stopped is told how the study goes on, and not one of its comparisons."""
+def test_the_time_limit_is_of_the_whole_study(toy, tmp_path):
+    """The message says how to continue the study, not one of its comparisons."""
     found, _ = toy
     with pytest.raises(
         Interrupted, match="The study in .* has stopped in setting 1 of 6: mu=0.0,"
@@ -247,14 +247,14 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["local"]\n[axes]\npartition = ["iid", "dirichlet,beta=1"]', "beta"),
     ],
 )
-def test_files_that_say_no_study_are_refused(text, words, tmp_path):
+def test_files_that_are_not_a_study_are_refused(text, words, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(JaxflError, match=words.replace("?", r"\?")):
         study.read(tmp_path / "bad.toml")
 
 
-def test_options_that_no_text_holds(tmp_path):
-    """None, which TOML lacks, and a network with options of its own as the option of a method."""
+def test_options_that_toml_or_a_plain_text_cannot_hold(tmp_path):
+    """A study can give none, which TOML lacks, and a network with options as an option of a method."""
     options = '[options]\nclip_norm = "none"\n[axes]\nknowledge = ["mlp,hidden=8", "mlp,hidden=12"]'
     (tmp_path / "networks.toml").write_text(f'methods = ["fedkemf", "local"]\n{options}')
     found = study.read(tmp_path / "networks.toml")
@@ -276,14 +276,14 @@ def test_a_folder_of_something_else_is_refused(toy, tmp_path):
         assert sorted(folder.rglob("*")) == before
 
 
-def test_a_part_that_is_none_is_refused(toy, tmp_path):
+def test_a_part_that_does_not_exist_is_refused(toy, tmp_path):
     for part, words in ((3, 2), "--part 3/2 is not one of 2 parts"), ((1, 0), "--part 1/0: there must be"):
         with pytest.raises(JaxflError, match=words):
             study.run(toy[0], tmp_path, part=part)
 
 
-def test_runs_of_several_partitions_are_told_apart(toy, monkeypatch):
-    """Each with the draw that it was planned with."""
+def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
+    """Every result is stored by the seed and partition seed of its plan."""
     found, whole = toy
     for name in ("is_begun", "provided"):
         monkeypatch.setattr(study, name, lambda first, _: first)

@@ -1,4 +1,4 @@
-"""What a run has spent when it first reaches an accuracy, and runs that stop there."""
+"""Costs of a run until it first reaches an accuracy, and runs that stop there."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ NOTHING = {"round": None, "bytes_up": None, "bytes_down": None, "flops": None, "
 
 
 def record(number, mean=None, **more):
-    """A round's metrics; some are scored."""
+    """Return a round's metrics, with an accuracy if `mean` is given."""
     spent = {"bytes_up": 10 * number, "bytes_down": 1, "flops": 0.5}
     return {"round": number} | spent | ({} if mean is None else {"accuracy": {"mean": mean}}) | more
 
@@ -36,20 +36,20 @@ TIMED = [record(1, 0.1, simulated_seconds=2.0), record(2, 0.3, simulated_seconds
     [
         (PLAIN, 0.4, {"round": 2, "bytes_up": 30, "bytes_down": 2, "flops": 1.0}),
         (PLAIN, 0.5, {"round": 2, "bytes_up": 30, "bytes_down": 2, "flops": 1.0}),
-        (PLAIN, 0.7, {"round": 4, "bytes_up": 100, "bytes_down": 4, "flops": 2.0}),  # but for rounding
+        (PLAIN, 0.7, {"round": 4, "bytes_up": 100, "bytes_down": 4, "flops": 2.0}),  # up to rounding
         (PLAIN, 0.71, {}),
         (TIMED, 0.2, {"round": 2, "bytes_up": 30, "bytes_down": 2, "flops": 1.0, "simulated_seconds": 5.0}),
         ([], 0.2, {}),
     ],
 )
-def test_first_evaluation_that_reaches_a_target(metrics, target, expected):
+def test_costs_count_up_to_the_first_evaluation_that_reaches_a_target(metrics, target, expected):
     assert by_target(metrics, [target]) == {str(target): NOTHING | expected}
     assert reached(metrics, [target]) == bool(expected)
 
 
 @pytest.fixture(scope="module")
 def whole(dataset, tmp_path_factory):
-    """A run of all rounds, and two targets that it reaches, the later one before its end."""
+    """Return a run of all rounds, two targets that it reaches before its end, and the later one's round."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     cli.main(["run", "fedper", *dataset, *FEDERATION, "--run-dir", str(folder)])
     means = [record["accuracy"]["mean"] for record in store.read_metrics(folder) if "accuracy" in record]
@@ -60,7 +60,7 @@ def whole(dataset, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(dataset, whole, tmp_path_factory):
-    """The same run, asked to stop; and as it was just before each of its checkpoints."""
+    """Return a folder of the same run, asked to stop, and of its copies just before each checkpoint."""
     _, targets, _ = whole
     folder, save = tmp_path_factory.mktemp("stopped"), checkpoint.save
 
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_stops_at_the_same_round(stopped, tmp_path):
         assert result(killed) == result(stopped / "run")
 
 
-def test_more_rounds_lead_beyond_the_target(whole, stopped, tmp_path):
+def test_a_run_can_be_lengthened_beyond_the_target(whole, stopped, tmp_path):
     full, _, end = whole
     longer = shutil.copytree(stopped / "run", tmp_path / "longer")
     assert jaxfl.resume(longer).result["rounds"] == jaxfl.resume(longer, rounds=end).result["rounds"] == end
@@ -115,10 +115,10 @@ def test_more_rounds_lead_beyond_the_target(whole, stopped, tmp_path):
     assert not its["stopped_at_target"] and its["targets"] == result(stopped / "run")["targets"]
     assert jaxfl.resume(longer).result["rounds"] == ROUNDS
     went_on, ended = (experiment(store.read_config(run)) for run in (longer, stopped / "run"))
-    assert (went_on["stop_at_target"], ended["stop_at_target"]) == (False, True)  # no seeds of one another
+    assert (went_on["stop_at_target"], ended["stop_at_target"]) == (False, True)  # not averaged as seeds
 
 
-def test_a_report_asks_for_targets_afterwards(whole, stopped, tmp_path):
+def test_a_report_takes_targets_that_runs_were_not_given(whole, stopped, tmp_path):
     full, (first, later), end = whole
     table = jaxfl.report(full, target=(later, 1.0), out=tmp_path / "report")
     assert "MB to 100 %" in table.titles
@@ -127,11 +127,11 @@ def test_a_report_asks_for_targets_afterwards(whole, stopped, tmp_path):
     assert (
         by_title[f"rounds to {100 * later:g} %"] == f"{end:.2f}" and by_title["simulated s to 100 %"] == "-"
     )
-    # Whether a run was asked for targets makes it no other experiment; that it stopped does.
+    # A run with targets is no other experiment; one that stops at them is.
     assert len(jaxfl.report(full, stopped / "run", target=first, out=tmp_path / "report").rows) == 2
 
 
-def test_runs_of_one_program_stop_each_at_its_own_target(whole, dataset, tmp_path):
+def test_each_run_of_a_program_stops_when_it_reaches_the_target(whole, dataset, tmp_path):
     _, targets, end = whole
     options = ["--target", str(targets[1]), "--stop-at-target", "--run-dir", str(tmp_path / "both")]
     cli.main(["compare", "fedper", *dataset, *FEDERATION, *options, "--seeds", "2"])

@@ -1,4 +1,4 @@
-"""The trial of a method: what it finds, and that it finds nothing where nothing is wrong."""
+"""The trial of a method finds mistakes, and finds nothing where nothing is wrong."""
 
 import random
 import re
@@ -18,14 +18,14 @@ from jaxfl.runs.variant import choose
 
 @options
 class Mu(METHODS["fedper"].config):
-    """Options of FedPer, and one that nothing reads."""
+    """Options of FedPer, and one without effect."""
 
     mu: float = 0.1
     """Nothing."""
 
 
 def altered(change, config=METHODS["fedper"].config, begins=None):
-    """FedPer whose rounds end with a change of ``(state, info)``, and that may begin elsewhere."""
+    """Return FedPer with a change of ``(state, info)`` after each round, and perhaps of the first weights."""
 
     def build(config):
         right = METHODS["fedper"].build(config)
@@ -42,7 +42,7 @@ def altered(change, config=METHODS["fedper"].config, begins=None):
 
 
 def moved(state, by):
-    """The state with other shared weights."""
+    """Return the state with other shared weights."""
     return state._replace(shared=jax.tree.map(lambda leaf: leaf + by, state.shared))
 
 
@@ -52,7 +52,7 @@ def divides_by_those_there(state, info, federation, cohort):
 
 
 def divides_by_steps(config):
-    """One of the clients has a single row under BatchNorm, and takes none."""
+    """Build a division by steps, which are 0 for the client with a single row under BatchNorm."""
 
     def update(participant, trained):
         return None, 1 / trained.steps.astype(float)
@@ -65,7 +65,7 @@ def divides_by_steps(config):
 
 
 def scored(there, elsewhere):
-    """FedPer that deploys one score for the clients of a cohort, and another one in its empty places."""
+    """Return FedPer with one score for the clients of a cohort and another one in its empty places."""
 
     def predict(model, shared, own, x):
         return jnp.full((len(x), model.classes), own)
@@ -131,7 +131,7 @@ def test_a_mistake_is_seen(method, promise, seen):
 
 
 @pytest.mark.long
-def test_what_stands_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
+def test_nan_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
     assert trial.stays_finite(trial.begin(choose(scored(-jnp.inf, jnp.nan), trial.OPTIONS))) is None
 
 
@@ -143,7 +143,7 @@ def test_built_in_methods_keep_what_they_promise(name):
 
 
 def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatch):
-    """What Python draws is another constant in every program; bytes are as they should be."""
+    """A draw by NumPy, another constant in every program, breaks one promise; that about bytes is kept."""
     kept = (trial.is_repeatable, trial.counts_what_is_sent)
     promises = {name: promise for name, promise in trial.PROMISES.items() if promise in kept}
     monkeypatch.setattr(trial, "PROMISES", promises)

@@ -1,6 +1,6 @@
 """Watching a run: its logs, `jaxfl watch`, and curves against simulated time.
 
-All tests look at one run of six rounds that logged to TensorBoard and to a stand-in for Weights & Biases.
+Most tests look at one run of six rounds that logged to TensorBoard and to a stand-in for Weights & Biases.
 """
 
 import io
@@ -35,7 +35,7 @@ OPTIONS = (
 
 
 class Biases(types.ModuleType):
-    """A stand-in for wandb that keeps what its runs log, and refuses a step that a run has had already.
+    """A stand-in for wandb that keeps what its runs log, and refuses a step that a run has already logged.
 
     Like the real one it leaves a link to its cache in the folder of a run.
     """
@@ -47,16 +47,16 @@ class Biases(types.ModuleType):
         self.cache, self.server, self.options, self.ended = cache, defaultdict(dict), [], []
 
     def login(self):
-        """Everybody is logged in."""
+        """Accept every user."""
 
     def init(self, **options):
-        """Begin a run, or go on with one."""
+        """Begin or continue a run."""
         name = options["id"] or f"id{len(self.server)}"
         return BiasesRun(self, name, options)
 
 
 class BiasesRun:
-    """One of its runs, which goes on after its last step."""
+    """A run of the stand-in; when it is begun again, it goes on after its last step."""
 
     def __init__(self, biases, name, options):
         self.biases, self.name, self.steps = biases, name, biases.server[name]
@@ -72,7 +72,7 @@ class BiasesRun:
         self.steps[step] = values
 
     def finish(self, exit_code):
-        """End it."""
+        """End the run."""
         self.biases.ended.append((self.name, exit_code))
 
 
@@ -88,7 +88,7 @@ def biases(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compared(biases, tmp_path_factory):
-    """The folder of a comparison of one method with one seed."""
+    """Return the folder of a comparison of one method with one seed."""
     folder, source = tmp_path_factory.mktemp("watched"), tiny_source()
     np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
     begin = ["compare", "fedavg", "--dataset", str(folder / "tiny.npz")]
@@ -98,7 +98,7 @@ def compared(biases, tmp_path_factory):
 
 @pytest.fixture
 def stopped(compared, tmp_path):
-    """A copy of its run as if it had been killed after five rounds: it can go on after the fourth."""
+    """Return a copy of its run as if killed after five rounds; it can go on after the fourth."""
     folder = tmp_path / "compared" / "fedavg" / "seed-0"
     shutil.copytree(compared / "fedavg" / "seed-0", folder)
     (folder / "result.json").unlink()
@@ -113,7 +113,7 @@ def metrics(folder):
 
 
 def events(folder):
-    """All (round, number) by name, of all event files."""
+    """Return the (round, number) pairs of all event files, by name."""
     found = defaultdict(list)
     for path in sorted((folder / "tensorboard").iterdir()):
         data = path.read_bytes()
@@ -145,7 +145,7 @@ def test_logs_hold_the_metrics(compared, biases):
     assert code == 0
 
 
-def test_the_log_of_a_run_that_stops_at_its_target_has_ended_well(compared, biases, monkeypatch, tmp_path):
+def test_the_log_of_a_run_that_stops_at_its_target_ends_with_success(compared, biases, monkeypatch, tmp_path):
     monkeypatch.setattr(biases, "server", defaultdict(dict))
     begin = ["run", "fedavg", "--dataset", str(compared.parent / "tiny.npz"), "--log", "wandb"]
     cli.main([*begin, *OPTIONS, "--target", "0.01", "--stop-at-target", "--run-dir", str(tmp_path / "run")])
@@ -157,7 +157,7 @@ def test_both_logs_hold_the_same(compared, biases):
     drawn, (steps,) = events(compared / "fedavg" / "seed-0"), biases.server.values()
     for name in steps[ROUNDS]:
         expected = [(step, values[name]) for step, values in steps.items() if name in values]
-        tag = name.replace(",", "_").replace("=", "_")  # what TensorBoard takes
+        tag = name.replace(",", "_").replace("=", "_")  # as TensorBoard needs it
         assert drawn[tag] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
     assert len(drawn) == len(steps[ROUNDS])
 
@@ -172,7 +172,7 @@ def test_no_round_is_logged_twice(stopped, biases):
 
 
 @pytest.mark.parametrize(("of", "moment"), [(Biases, "init"), (BiasesRun, "log"), (BiasesRun, "finish")])
-def test_a_log_that_fails_ends_alone(stopped, biases, monkeypatch, of, moment):
+def test_a_log_that_fails_does_not_end_the_run(stopped, biases, monkeypatch, of, moment):
     def fail(*arguments, **options):
         raise ConnectionError("The service is gone.")
 
@@ -185,8 +185,8 @@ def test_a_log_that_fails_ends_alone(stopped, biases, monkeypatch, of, moment):
     assert [step for step, _ in events(stopped)["loss"]] == list(range(1, ROUNDS + 1))
 
 
-def test_a_function_of_ones_own_gets_every_record(stopped):
-    """After a resume also those from before; one that fails ends with a warning that names its line."""
+def test_a_users_log_function_gets_every_record(stopped):
+    """The function gets records from before a resume, too; a warning names the line of one that fails."""
     seen, losses = [], []
 
     def fails(folder, record):
@@ -210,7 +210,7 @@ def test_a_function_of_ones_own_gets_every_record(stopped):
         jaxfl.resume(stopped, log=lambda folder: None)
 
 
-def test_a_log_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, monkeypatch, biases, capsys):
+def test_a_log_that_is_not_available_is_refused_before_anything_runs(tmp_path, monkeypatch, biases, capsys):
     def refused(name):
         with pytest.raises(SystemExit) as end:
             cli.main(["run", "fedavg", "--log", name, "--run-dir", str(tmp_path / "run")])
@@ -231,7 +231,7 @@ def test_a_log_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, mon
 
 
 def shown(folders, now):
-    """The cells of the one line of the table."""
+    """Return the cells of the only line of the table."""
     out = Console(file=io.StringIO(), width=80)
     watch.watch(folders, out, clock=lambda: now)
     *_, line = filter(str.strip, out.file.getvalue().splitlines())
@@ -242,7 +242,7 @@ def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
     records = metrics(stopped)
     moved = [f"{sum(record[key] for record in records) / 1e6:.2f}" for key in ("bytes_up", "bytes_down")]
     spent = records[3]["seconds"]
-    assert spent["write"] > 0  # since the evaluation before
+    assert spent["write"] > 0  # since the previous evaluation
     busy = 2 / (spent["train"] + spent["evaluate"] + spent["write"])
     score, loss = 100 * records[3]["accuracy"]["mean"], records[4]["loss"]
     so_far = f"fedavg 0 5/6 {score:.1f} {loss:.3f} {moved[0]} {moved[1]} {busy:.3g} 0 s "
@@ -264,7 +264,7 @@ def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
     assert "stopped" in out.file.getvalue() and "other/config.json" in out.file.getvalue()
 
 
-def test_watch_shows_what_goes_on_where_a_terminal_is_too_low(compared, tmp_path, monkeypatch):
+def test_watch_leaves_out_ended_runs_if_a_terminal_is_too_low(compared, tmp_path, monkeypatch):
     for name in ("a", "b", "c"):
         shutil.copytree(compared / "fedavg" / "seed-0", tmp_path / name)
     monkeypatch.setattr(time, "sleep", lambda seconds: (tmp_path / "comparison.json").touch())

@@ -1,17 +1,17 @@
-"""What the tests know of each method: one module for each file of a method, found because it is there.
+"""The tests' knowledge of each method: one module for each file of a method, found because it exists.
 
 A new method is two files, its own under `jaxfl.algorithms` and its case here, which states
 
     - the method once more, in plain NumPy, from its paper: `start`, `step` and `scores` (the words that these
       use are explained in the package `reference`, which also has networks, local training and averages);
-    - what a client draws from its key in a round, so that the reference can be handed the same;
-    - `comparisons`: the options and models with which both are run, round for round, and mistakes that the
+    - what a client draws from its key in a round, so that the reference is given the same draws;
+    - `comparisons`: the options and models with which both are run, round by round, and mistakes that the
       comparison must notice;
     - `traffic`: how many scalars a client sends and receives;
     - `reductions`: under which options it computes what another method computes.
 
-`methods.case` has these words one by one, and `fedavg` is the example to read. `test_reference`,
-`test_protocol` and `test_reductions` run over all cases; no other file knows a method's name.
+`methods.case` explains these words one by one, and `fedavg` is the example to read. `test_reference`,
+`test_protocol` and `test_reductions` run over all cases.
 """
 
 import importlib
@@ -19,7 +19,7 @@ import pkgutil
 
 from jaxfl.registry import METHODS
 
-# From a module of its own, which stays when this package is imported anew because a case was missing.
+# From a separate module, which stays loaded when this package is imported again after a case was missing.
 from methods.case import (
     CONVOLVING,
     NORMALISED,
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def discover() -> dict[str, Case]:
-    """The cases of all registered methods, by their names."""
+    """Return the cases of all registered methods, by their names."""
     found = {}
     for info in pkgutil.iter_modules(__path__, f"{__name__}."):
         for entry in vars(importlib.import_module(info.name)).values():
@@ -69,6 +69,6 @@ CASES = discover()
 
 
 def short(name: str) -> str:
-    """A method as the command names it, with the options with which it does all within a few rounds."""
+    """Return a method as the command names it, with options with which it does everything in a few rounds."""
     options = (f"{option}={value}" for option, value in CASES[name].short.items())
     return ",".join([name, *options])

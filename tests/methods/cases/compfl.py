@@ -24,7 +24,7 @@ from methods.rounds import TRAINING, mixed, reported, run
 
 
 class Adapted(NamedTuple):
-    """One expert on one client: theta_j and the new head, and what the client learns of it.
+    """One expert on one client: theta_j and the new head, and what the client learns about it.
 
     Args:
       weights: theta_j and phi_ij.
@@ -40,7 +40,7 @@ class Adapted(NamedTuple):
 
 
 def start(clients, initial, options):
-    """The server has the extractors; every client has initial heads for all that it can run."""
+    """Start with the extractors on the server and every client with heads for all that it can run."""
 
     def parameters(j):
         return sum(leaf.size for name, leaf in initial[j].items() if not nets.is_statistic(name))
@@ -58,10 +58,10 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """Adapt, weigh, select, update; then the server averages each expert over who trained it.
+    """Adapt, weigh, select, update; then the server averages each expert over the clients that trained it.
 
     A client's draw has "adapt", an order of rows for each expert that it can run, smallest first;
-    "chosen", the place in that list of the one it trains; "train", the orders of its local epochs.
+    "chosen", the position in that list of the one it trains; "train", the orders of its local epochs.
     """
     experts, heads = state["experts"], dict(state["heads"])
     net = {client.group: client.net for client in clients}
@@ -95,7 +95,7 @@ def step(state, clients, cohort, options):
 
 
 def adapt(client, net, weights, order, options, own=True):
-    """Step 1 and 2: class means, the head from them (eq. 6) or the own one as it was, and its accuracy."""
+    """Take steps 1 and 2: class means, the head from them (eq. 6) or the client's own, and its accuracy."""
     head_init = options.head_init if own else "proto+ft"
     z, _ = net(weights, client.x)
     classes = len(weights[f"{nets.HEAD}/bias"])
@@ -129,7 +129,7 @@ def adapt(client, net, weights, order, options, own=True):
 
 
 def soft_labels(y, teachers, tau):
-    """Targets of eq. 3, (n, classes): half the truth, half the teachers weighted by eq. 7."""
+    """Return targets of eq. 3, (n, classes): half the truth, half the teachers weighted by eq. 7."""
     accuracies = np.array([teacher.accuracy for teacher in teachers])
     scaled = np.ones(len(teachers))
     if np.ptp(accuracies) > 0:
@@ -142,7 +142,7 @@ def soft_labels(y, teachers, tau):
 
 
 def objective(client, net, anchors, targets, options):
-    """Eq. 4: cross-entropy + lam * distance to the anchors (eq. 2) + mu * distillation (eq. 3)."""
+    """Return eq. 4: cross-entropy + lam * distance to the anchors (eq. 2) + mu * distillation (eq. 3)."""
 
     def loss(weights, rows):
         y = client.y[rows]
@@ -165,7 +165,7 @@ def objective(client, net, anchors, targets, options):
 
 
 def distillation(scores, targets, direction):
-    """Mean KL(t || p) or, reversed, KL(p || t) with p = softmax(scores); and its gradient."""
+    """Return mean KL(t || p) or, reversed, KL(p || t) with p = softmax(scores), and its gradient."""
     log_p, log_t = log_softmax(scores), np.log(targets)
     p = np.exp(log_p)
     if direction == "forward":
@@ -177,7 +177,7 @@ def distillation(scores, targets, direction):
 
 
 def scores(state, clients, draws, options, x):
-    """Received: the newest own expert, adapted. Deployed: the trained one right after training."""
+    """Score the newest own expert, adapted, as received; as deployed the one just trained, if any."""
     received, deployed = [], []
     for i, client in enumerate(clients):
         newest = state["experts"][client.group] | state["heads"][i][client.group]
@@ -192,7 +192,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws(key, client, models, options):
-    """An order for the head of every expert, the selection, and orders for the local epochs."""
+    """Draw an order for the head of every expert, the selection, and orders for the local epochs."""
     experts = len(runnable(models)[client.group])
     adapt_key, choose_key, train_key = jax.random.split(key, 3)
     return {
@@ -203,12 +203,12 @@ def draws(key, client, models, options):
 
 
 def draws_before_use(key, client, models, options):
-    """An order for one head."""
+    """Draw an order for one head."""
     return {"adapt": orders(key, client.size, 1)[0]}
 
 
 def view(state, federation, t):
-    """Experts, all heads, and the own experts that were trained in this very round."""
+    """Return experts, all heads, and the own experts that were trained in this very round."""
     heads = [
         dict(zip(js, of_group, strict=True))
         for js, of_group in zip(runnable(federation.models), state.heads, strict=True)
@@ -222,18 +222,18 @@ def view(state, federation, t):
 
 
 def traffic(model, models, t):
-    """Up the expert that was trained, here the own one; down the own, after the warm-up all smaller ones."""
+    """Count the own expert, which trains here (up), and after the warm-up all smaller ones too (down)."""
     downloads = [model] if t == 0 else [other for other in models if other.size <= model.size]
     return model.body.size, sum(other.body.size for other in downloads)
 
 
 def mlp(hidden):
-    """An expert of its size."""
+    """Return an expert of the given size."""
     return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
 
 
-def shares_of_rounds_are_exact():
-    """As a float 0.3 x 50 is more than 15."""
+def the_warmup_ends_at_the_exact_round():
+    """In single precision 0.3 x 50 is more than 15."""
     for rounds, warmup, first in (50, 0.3, 15), (100, 0.29, 29), (7, 0.5, 4), (10, 0.0, 0):
         times = Cohort(np.arange(rounds, dtype=np.int32), (), rounds)
         later = distils(times, METHODS["compfl"].config(warmup=np.float32(warmup)))
@@ -253,7 +253,7 @@ def without_cooperation_it_is_fedper():
 
 SMALLEST = mlp(3)
 OPTIONS = {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
-SOON = {"eps": 0.6, "warmup": 0.25}  # so that clients train others' experts, and distil in the second round
+SOON = {"eps": 0.6, "warmup": 0.25}  # clients train experts of others, and distil from the second round on
 
 compfl = Case(
     "compfl",
@@ -265,19 +265,19 @@ compfl = Case(
     view=view,
     traffic=traffic,
     traffic_rates={"eps": 0.0},  # every client then trains its own expert
-    idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
+    idle_rates={"tau"},  # with two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
             OPTIONS,
             [("lam", 0.71), ("mu", 0.81), ("head_lr", 0.21), ("warmup", 0.51), ("head_init", "proto")],
             ((SMALL, 3), (SMALLEST, 2)),
         ),
-        "of three experts": Comparison(
+        "three experts": Comparison(
             OPTIONS,
             [("tau", 0.31)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size; the largest has two teachers
         ),
-        "as printed": Comparison(
+        "as printed in the paper": Comparison(
             SOON
             | {
                 "head_init": "keep",
@@ -305,5 +305,5 @@ compfl = Case(
             **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
         ),
     },
-    reductions=(shares_of_rounds_are_exact, without_cooperation_it_is_fedper),
+    reductions=(the_warmup_ends_at_the_exact_round, without_cooperation_it_is_fedper),
 )

@@ -1,6 +1,6 @@
 """CompFL device by device (Xu et al. 2024, appendix E): experts walk over the graph of the clients.
 
-What a client does on a visit is a round of `compfl`, whose parts are taken from there.
+On a visit a client does what it does in a round of `compfl`, from which the functions are imported.
 """
 
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ STARTS = (3, 0, 4)  # where the experts are before the first round
 
 
 def start(clients, initial, options):
-    """Every expert sits at a client; everybody has copies of all that it can run, none of them seen."""
+    """Start every expert at a client, and every client with unseen copies of all experts that it can run."""
     order = by_size(initial)
     parts = [divide(weights, nets.in_head, options) for weights in initial]
     can_run = {i: order[: order.index(client.group) + 1] for i, client in enumerate(clients)}
@@ -41,7 +41,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """Every walker in turn: on until it is accepted, training, and one hop further."""
+    """Move every walker in turn: on until a client accepts it, training there, and one hop further."""
     walkers, at = dict(state["walkers"]), dict(state["at"])
     copies, heads, heard = (
         {i: dict(own) for i, own in state[name].items()} for name in ("copies", "heads", "heard")
@@ -94,14 +94,14 @@ def step(state, clients, cohort, options):
 
 
 def acceptance(j, i, clients, heads, options):
-    """With which probability client i accepts expert j."""
+    """Return the probability that client i accepts expert j."""
     if clients[i].group == j:
         return 1.0
     return options.eps if j in heads[i] and options.greedy else 0.0
 
 
 def walk(at, chance, draw, most):
-    """The clients that a walker sees, the last of which has it; and whether that one accepts."""
+    """Return the clients that a walker visits, the last of which has it, and whether that one accepts."""
     path = [at]
     if not any(chance.get(i) for i in reachable(at, chance)):
         return path, False
@@ -114,7 +114,7 @@ def walk(at, chance, draw, most):
 
 
 def reachable(at, present):
-    """Who can get what a client has: itself, and along links those who are present."""
+    """Return the clients that can get what a client has: itself, and along links those that are present."""
     found = [at]
     for i in found:
         found += [k for k in neighbours(i, present) if k not in found]
@@ -122,18 +122,18 @@ def reachable(at, present):
 
 
 def neighbours(at, present):
-    """Those that are present."""
+    """Return a client's neighbours that are present."""
     return [k for k in range(len(SIZES)) if {(at, k), (k, at)} & set(EDGES) and k in present]
 
 
 def leave(at, chance, draw, hop=None):
-    """A neighbour that is present; the client itself without any."""
+    """Return a neighbour that is present, or the client itself if it has none."""
     linked = neighbours(at, chance)
     return draw.neighbour(hop, linked) if linked else at
 
 
 def scores(state, clients, draws, options, x):
-    """Received: the walker under an adapted head. Deployed the same, or the own copy under its head."""
+    """Score the walker under an adapted head; deployed may be the own copy under its own head."""
     received = []
     for i, client in enumerate(clients):
         newest = state["walkers"][client.group] | state["heads"][i][client.group]
@@ -152,7 +152,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws_of_server(key, options):
-    """What is drawn on a visit: ``(v, j) -> accepts, neighbour, orders``."""
+    """Return what is drawn on a visit: ``(v, j) -> accepts, neighbour, orders``."""
 
     def of_visit(v, j):
         visit_key = jax.random.fold_in(jax.random.fold_in(key, v), j)
@@ -183,17 +183,17 @@ def draws_of_server(key, options):
 
 
 def draws_before_use(key, client, models, options):
-    """An order for one head."""
+    """Draw an order for one head."""
     return {"adapt": orders(key, client.size, 1)[0]}
 
 
 def given(state, federation):
-    """The experts start where the reference has them."""
+    """Let the experts start where the reference has them."""
     return state._replace(at=jnp.asarray(STARTS[: len(state.at)], jnp.int32))
 
 
 def view(state, federation, t):
-    """All of it, by client and expert."""
+    """Return the whole state, by client and expert."""
     experts = runnable(federation.models)
     known = [
         {
@@ -211,8 +211,8 @@ def view(state, federation, t):
 
 
 @pytest.mark.long
-def every_hop_is_paid_for():
-    """Messages are the hops that are reported."""
+def every_hop_is_counted_as_sent():
+    """The messages of a round are the hops that it reports."""
     federation, total = convolving(), 0
     for _, info in run("compfl-dd", federation, **TRAINING):
         hops = info.findings["hops in a round"]
@@ -223,8 +223,8 @@ def every_hop_is_paid_for():
     assert total
 
 
-def a_walker_that_nobody_accepts_rests():
-    """The larger expert, among clients 0, 1 and 2 of the smaller architecture."""
+def a_walker_that_no_client_accepts_rests():
+    """The larger expert rests among clients 0, 1 and 2 of the smaller architecture."""
     federation = federated((SMALLEST, 3), (SMALL, 2))
     before = given(initial("compfl-dd", federation, **TRAINING), federation)
     before = before._replace(at=jnp.asarray([0, 1], jnp.int32))
@@ -243,7 +243,7 @@ def no_walker_begins_at_a_newcomer():
 
 
 def mlp(hidden):
-    """An expert of its size."""
+    """Return an expert of the given size."""
     return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
 
 
@@ -260,21 +260,21 @@ compfl_dd = Case(
     draws_before_use=draws_before_use,
     given=given,
     view=view,
-    traffic=None,  # is left to chance: see `every_hop_is_paid_for`
-    short={"deploy": "visit", "eps": 0.02},  # another eps then matters within a few visits
-    idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
+    traffic=None,  # depends on chance, see `every_hop_is_counted_as_sent`
+    short={"deploy": "visit", "eps": 0.02},  # so small that another eps matters within a few visits
+    idle_rates={"tau"},  # with two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
             OPTIONS,
             [("mu", 0.81), ("eps", 0.1), ("warmup", 1.0), ("deploy", "visit"), ("kd", False)],
             ((SMALL, 3), (SMALLEST, 2)),
         ),
-        "of three experts": Comparison(
+        "three experts": Comparison(
             OPTIONS,
             [("tau", 0.31), ("lam", 0.71)],
-            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
+            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not in the order of their sizes
         ),
-        "of few hops, local statistics": local_statistics(
+        "few hops, local statistics": local_statistics(
             ("deploy", "walker"),
             ("greedy", True),
             models=((NORMALISED, 3), (SMALLEST, 2)),
@@ -284,8 +284,8 @@ compfl_dd = Case(
         ),
     },
     reductions=(
-        every_hop_is_paid_for,
-        a_walker_that_nobody_accepts_rests,
+        every_hop_is_counted_as_sent,
+        a_walker_that_no_client_accepts_rests,
         no_walker_begins_at_a_newcomer,
     ),
 )

@@ -1,7 +1,7 @@
 """CompFL model by model (Xu et al. 2024, appendix E): experts in turn, each averaged by gossip.
 
-Clients hold a copy of every expert; those that cannot run it relay. What a client does in a round is that of
-`compfl`, whose parts are taken from there.
+Clients hold a copy of every expert; those that cannot run it relay. In a round a client does what it does in
+`compfl`, from which the functions are imported.
 """
 
 import jax
@@ -19,7 +19,7 @@ from methods.recording import by_client, orders
 
 
 def by_size(initial):
-    """The numbers of the architectures, the smallest first."""
+    """Return the numbers of the architectures, the smallest first."""
 
     def parameters(j):
         return sum(leaf.size for name, leaf in initial[j].items() if not nets.is_statistic(name))
@@ -28,7 +28,7 @@ def by_size(initial):
 
 
 def start(clients, initial, options):
-    """Everybody holds all extractors, and heads for all that it can run."""
+    """Start every client with all extractors, and with heads for all experts that it can run."""
     order = by_size(initial)
     parts = [divide(weights, nets.in_head, options) for weights in initial]
     can_run = {i: order[: order.index(client.group) + 1] for i, client in enumerate(clients)}
@@ -42,8 +42,8 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """One expert's round: who can run it trains its copy, then all who hold it average with neighbours."""
-    order = max((list(heads) for heads in state["heads"].values()), key=len)[::-1]  # the largest first
+    """Run one expert's round: clients that can run it train it, then all holders average with neighbours."""
+    order = max((list(heads) for heads in state["heads"].values()), key=len)[::-1]  # the largest expert first
     j = order[cohort.t * len(order) // cohort.rounds]
     net = {client.group: client.net for client in clients}
     heads, saved = dict(state["heads"]), dict(state["saved"])
@@ -82,7 +82,7 @@ def step(state, clients, cohort, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received and deployed is the own copy under an adapted head."""
+    """Score the own copy under an adapted head, received and deployed."""
     received = []
     for i, client in enumerate(clients):
         newest = state["copies"][i][client.group] | state["heads"][i][client.group]
@@ -95,7 +95,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws(key, client, models, options):
-    """An order for the head of every expert, and orders for the local epochs."""
+    """Draw an order for the head of every expert, and orders for the local epochs."""
     experts = len(runnable(models)[client.group])
     adapt_key, train_key = jax.random.split(key)
     return {
@@ -105,12 +105,12 @@ def draws(key, client, models, options):
 
 
 def draws_before_use(key, client, models, options):
-    """An order for one head."""
+    """Draw an order for one head."""
     return {"adapt": orders(key, client.size, 1)[0]}
 
 
 def view(state, federation, t):
-    """All of it, by client and expert."""
+    """Return the whole state, by client and expert."""
     experts = runnable(federation.models)
 
     clients = by_client(
@@ -128,13 +128,13 @@ def view(state, federation, t):
 
 
 def traffic(model, models, t):
-    """The larger expert in the first rounds, the smaller one in the last, to all neighbours who are there."""
+    """Count the larger expert in the first rounds, the smaller in the last, for each neighbour present."""
     sizes = sorted(other.body.size for other in models)
     return lambda i: sizes[-1 if t == 0 else 0] * len(neighbours(i, (0, 1, 3))), 0
 
 
 def mlp(hidden):
-    """An expert of its size."""
+    """Return an expert of the given size."""
     return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
 
 
@@ -150,18 +150,18 @@ compfl_mm = Case(
     draws_before_use=draws_before_use,
     view=view,
     traffic=traffic,
-    short={"head_init": "keep"},  # so that a client deploys the head that it has trained
-    idle_rates={"tau"},  # of two architectures one is the only teacher: its weight is 1 at any temperature
+    short={"head_init": "keep"},  # a client then deploys the head that it has trained
+    idle_rates={"tau"},  # with two architectures one is the only teacher: its weight is 1 at any temperature
     comparisons={
         "": Comparison(
             OPTIONS,
             [("mu", 0.81), ("lam", 0.71), ("relay", False), ("kd", False), ("head_init", "keep")],
             ((SMALL, 3), (SMALLEST, 2)),
         ),
-        "of three experts": Comparison(
+        "three experts": Comparison(
             OPTIONS,
             [("head_lr", 0.21)],
-            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size
+            ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not in the order of their sizes
         ),
         "without relays, local statistics": local_statistics(
             ("relay", True),

@@ -11,12 +11,12 @@ from methods.rounds import TRAINING, equal, run
 
 
 def start(clients, initial, options):
-    """Own models."""
+    """Start every client with its own model."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
 
 def step(state, clients, cohort, options):
-    """z_i <- SGD(w_i); w_i <- sum_l W_il z_l over the neighbours that are there, and itself."""
+    """z_i <- SGD(w_i); w_i <- sum_l W_il z_l over the neighbours that are present, and itself."""
     z, losses = {}, {}
     for i, draw in cohort.draws.items():
         z[i], losses[i] = descend(state["own"][i], plain_loss(clients[i]), draw["train"], options)
@@ -29,7 +29,7 @@ def step(state, clients, cohort, options):
 
 
 def gossip(held, kept=lambda name: False):
-    """{client: sum_l W_il of what is held}, with the weights of Metropolis among those who hold something."""
+    """Return {client: sum_l W_il of what is held}, with Metropolis weights among the holders."""
     linked = {i: neighbours(i, held) for i in held}
     mixed = {}
     for i, own in held.items():
@@ -44,25 +44,25 @@ def gossip(held, kept=lambda name: False):
 
 
 def neighbours(i, present):
-    """The clients that are linked with client i and there."""
+    """Return the clients that are linked with client i and present."""
     return sorted(
         {b if a == i else a for a, b in EDGES if i in (a, b) and a in present and b in present} - {i}
     )
 
 
 def scores(state, clients, draws, options, x):
-    """Received and deployed is the own model."""
+    """Score own models, received and deployed."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}
 
 
 def traffic(model, models, t):
-    """The model, to neighbours of the same architecture: of clients 0, 1 and 3 the first two are linked."""
+    """Count the model per neighbour of the architecture: of clients 0, 1 and 3 only 0 and 1 are linked."""
     return lambda i: model.size if i in (0, 1) else 0, 0
 
 
 def without_links_it_is_local_training():
-    """Clients 1 and 4 are no neighbours, nor are 0 and 3."""
+    """Clients 1 and 4 are not linked, nor are 0 and 3."""
     apart = [(1, 4), (0, 3)]
     for (dfedavg, report), (local, expected) in zip(
         run("dfedavg", equal(), cohorts=apart, **TRAINING),
@@ -74,8 +74,8 @@ def without_links_it_is_local_training():
         assert not any(sent.any() for up in report.up for sent in up.values())
 
 
-def of_three_who_are_all_linked_it_is_fedavg():
-    """Clients 0, 1 and 2, which have equally many rows; each sends to both others."""
+def with_three_clients_that_are_all_linked_it_is_fedavg():
+    """Clients 0, 1 and 2 have equally many rows; each sends to the two others."""
     together = [(0, 1, 2)] * 2
     for (dfedavg, report), (fedavg, _) in zip(
         run("dfedavg", equal(), cohorts=together, **TRAINING),
@@ -109,7 +109,7 @@ dfedavg = Case(
     },
     reductions=(
         without_links_it_is_local_training,
-        of_three_who_are_all_linked_it_is_fedavg,
+        with_three_clients_that_are_all_linked_it_is_fedavg,
         gossip_keeps_the_mean_of_all,
     ),
 )

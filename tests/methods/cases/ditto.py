@@ -10,7 +10,7 @@ from methods.rounds import TRAINING, alike, reported, run
 
 
 def start(clients, initial, options):
-    """The server has the initial models, and so has every client as its personal one."""
+    """Start with the initial models on the server, and on every client as its personal one."""
     return {
         "fedavg": fedavg.start(clients, initial, options),
         "personal": {i: initial[client.group] for i, client in enumerate(clients)},
@@ -18,7 +18,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """v_i <- SGD over CE(v_i) + lam/2 ||v_i - w||^2; and FedAvg for w, of which the loss is.
+    """v_i <- SGD over CE(v_i) + lam/2 ||v_i - w||^2; and FedAvg for w, whose loss is reported.
 
     The pull is towards the w that was received.
     """
@@ -33,7 +33,7 @@ def step(state, clients, cohort, options):
 
 
 def proximal(plain, w, lam):
-    """A loss plus lam/2 ||v - w||^2, over the parameters."""
+    """Return a loss plus lam/2 ||v - w||^2, over the parameters."""
 
     def loss(v, rows):
         value, gradients = plain(v, rows)
@@ -46,14 +46,14 @@ def proximal(plain, w, lam):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is the global model, deployed the personal one."""
+    """Score the global model as received, the personal one as deployed."""
     newest = sharing.scores(state["fedavg"], clients, draws, options, x)
     own = [nets.logits(client.net, state["personal"][i], x) for i, client in enumerate(clients)]
     return newest | {"deployed": own}
 
 
 def view(state, federation, t):
-    """FedAvg's state and the personal models."""
+    """Return FedAvg's state and the personal models."""
     return {
         "fedavg": recording.sharing(state.fedavg, federation, t),
         "personal": recording.by_client(state.personal, federation),

@@ -1,4 +1,4 @@
-"""DraftFed (Liao et al. 2023, Algorithm 1 and eqs. 4-7): drafts on images that everybody has.
+"""DraftFed (Liao et al. 2023, Algorithm 1 and eqs. 4-7): drafts on images that all clients have.
 
 The round's `cohort.public` is the global set G, the same in every round.
 """
@@ -22,11 +22,11 @@ from methods.rounds import TRAINING, convolving, run
 
 
 class Draft(NamedTuple):
-    """What a network makes of images, or what it should make of them.
+    """A network's outputs on images, or their targets.
 
     Args:
-      depth: l, its convolutions.
-      taps: {k: (n, H, W, C)}, the output of convolution k = 1..l, of targets that of 1 and l.
+      depth: l, the number of its convolutions.
+      taps: {k: (n, H, W, C)}, the output of convolution k = 1..l; targets have only 1 and l.
       logits: (n, classes).
     """
 
@@ -36,12 +36,12 @@ class Draft(NamedTuple):
 
 
 def start(clients, initial, options):
-    """Everybody has a model of its own."""
+    """Start every client with its own model."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
 
 def step(state, clients, cohort, options):
-    """Draft, learn from the targets, learn alone. The loss is that of the latter."""
+    """Draft, learn from the targets, learn alone. The reported loss is that of learning alone."""
     own, losses = dict(state["own"]), {}
     drafts = {i: draft(clients[i].net, own[i], cohort.public)[0] for i in cohort.draws}
     for i, draw in cohort.draws.items():
@@ -53,13 +53,13 @@ def step(state, clients, cohort, options):
 
 
 def draft(net, weights, x, train=False):
-    """All taps and the logits; and `back`, from gradients (taps, logits) to those with respect to weights."""
+    """Return all taps and the logits; and `back`, from gradients (taps, logits) to those of the weights."""
     taps, backs = {}, []
     for name, layers in nets.BLOCKS[net].items():
         for place, layer in enumerate(layers):
             x, back = layer(weights, x, train)
             backs.append((None, back))
-            if name.startswith("conv") and layers[place + 1 :][:1] == (nets.relu,):  # normalised, if it is
+            if name.startswith("conv") and layers[place + 1 :][:1] == (nets.relu,):  # after a norm, if any
                 taps[len(taps) + 1] = x
                 backs[-1] = len(taps), back
 
@@ -74,7 +74,7 @@ def draft(net, weights, x, train=False):
 
 
 def target(i, drafts):
-    """T1_i, T2_i and T3_i: means over the clients that have such a draft, {client: Draft}."""
+    """Return T1_i, T2_i and T3_i: means over the clients that have such a draft, {client: Draft}."""
     own, taps = drafts[i], {}
     for depth in {1, own.depth} if own.depth else ():
         shape = own.taps[depth].shape[1:]
@@ -83,7 +83,7 @@ def target(i, drafts):
 
 
 def match(maps, shape):
-    """Eq. 7: maps (n, H, W, C) in another height and width, with the first channels or zeros at the end."""
+    """Resize maps (n, H, W, C) by eq. 7; keep the first channels, or add zeros at the end."""
     height, width, channels = shape
     maps = resized(resized(maps, 1, height), 2, width)[..., :channels]
     missing = np.zeros((*maps.shape[:3], channels - maps.shape[3]))
@@ -91,7 +91,7 @@ def match(maps, shape):
 
 
 def resized(maps, axis, new):
-    """One axis by PyTorch's `adaptive_avg_pool2d` or bilinear `interpolate` (align_corners=False)."""
+    """Resize one axis by PyTorch's `adaptive_avg_pool2d` or bilinear `interpolate` (align_corners=False)."""
     x = np.moveaxis(maps, axis, 0)
     old, pixels = len(x), []
     for i in range(new):
@@ -106,7 +106,7 @@ def resized(maps, axis, new):
 
 
 def distance(net, x, target, options):
-    """Eq. 4: lam1 MSE(D1, T1) + lam2 MSE(D2, T2) + lam3 CE(softmax T3, D3), as `sgd` takes it."""
+    """Return eq. 4: lam1 MSE(D1, T1) + lam2 MSE(D2, T2) + lam3 CE(softmax T3, D3), as `descend` takes it."""
 
     def loss(weights, rows):
         found, back = draft(net, weights, x[rows], train=True)
@@ -125,7 +125,7 @@ def distance(net, x, target, options):
 
 
 def scores(state, clients, draws, options, x):
-    """A client deploys its own model and receives no other."""
+    """Score own models, which clients deploy; they receive no others."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}
 
@@ -134,7 +134,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws(key, client, models, options):
-    """Orders for the local epochs, and of the global set's images for those of draft learning."""
+    """Draw orders for the local epochs, and for the epochs of draft learning on the global set."""
     alone, drafting = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
     images = min(options.global_size, PUBLIC)
     return {
@@ -144,17 +144,17 @@ def draws(key, client, models, options):
 
 
 def drawn_once(init_key, round_key, federation, options):
-    """The global set."""
+    """Return the rows of the global set."""
     return federation.public[global_set(shuffled(init_key, federation), federation, options.global_size)]
 
 
 def traffic(model, models, t):
-    """Logits, and where the tests' network has a convolution, its maps of 8 x 8 pixels."""
+    """Count logits and, where the tests' network has a convolution, its maps of 8 x 8 pixels."""
     channels = sum(block.module.features for block in model.blocks[: model.convolution_count])
     return PUBLIC * (CLASSES + 64 * channels)
 
 
-# Two and three convolutions, whose maps of one depth have several sizes.
+# Two and three convolutions; maps of one depth have different sizes.
 OF_TWO = tiny_cnn("mcmahan", (2, 2), (4, 2))
 LATE = tiny_cnn("late", (3, 1), (3, 2), kernel=5)
 DEEP = tiny_cnn("deep", (4, 2), (5, 2), (3, 2))
@@ -163,7 +163,7 @@ NONE = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5)
 
 @pytest.mark.long
 def without_draft_learning_it_is_local():
-    nothing = {"lam1": 0.0, "lam2": 0.0, "lam3": 0.0, "weight_decay": 0.0}  # decay would go on
+    nothing = {"lam1": 0.0, "lam2": 0.0, "lam3": 0.0, "weight_decay": 0.0}  # decay would still move weights
     for options in TRAINING | {"draft_epochs": 0}, TRAINING | nothing:
         alone = TRAINING | {"weight_decay": options["weight_decay"]}
         for (draftfed, report), (local, expected) in zip(

@@ -1,4 +1,4 @@
-"""FCCL (Huang et al. 2022, CVPR, section 3): logits correlate on public images, and nothing is forgotten."""
+"""FCCL (Huang et al. 2022, CVPR, section 3): logits correlate on public images, old models are remembered."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ KEPT = ("own", "before", "alone")
 
 
 def start(clients, initial, options):
-    """Own models, thrice."""
+    """Start with three copies of the own models."""
     return {kept: {i: initial[client.group] for i, client in enumerate(clients)} for kept in KEPT}
 
 
 def prepare(state, clients, draws, options, rounds):
-    """Everybody alone; all that is remembered is the outcome."""
+    """Train every client alone; the result is what each remembers."""
     own = {
         i: descend(state["own"][i], plain_loss(client), draws[i], options)[0]
         for i, client in enumerate(clients)
@@ -33,7 +33,7 @@ def prepare(state, clients, draws, options, rounds):
 
 
 def draws_of_preparation(key, clients, options, rounds):
-    """One phase."""
+    """Draw the orders of one local phase."""
 
     def of_client(i, client):
         phase = jax.random.fold_in(jax.random.fold_in(key, i), 0)
@@ -43,7 +43,7 @@ def draws_of_preparation(key, clients, options, rounds):
 
 
 def step(state, clients, cohort, options):
-    """Learn alone beside what one was, then batch by batch towards the mean of what all say."""
+    """Learn alone while remembering, then batch by batch towards the mean of all clients' logits."""
     own, before, losses = dict(state["own"]), dict(state["before"]), {}
     for i, draw in cohort.draws.items():
         known = state["before"][i], state["alone"][i]
@@ -70,7 +70,7 @@ def step(state, clients, cohort, options):
 
 
 def remembering(client, known, weight):
-    """CE + weight * sum of KL(what one was || what one is)."""
+    """Return CE + weight * sum of KL(an old model's predictions || the current ones)."""
 
     def loss(weights, rows):
         x, y = client.x[rows], client.y[rows]
@@ -88,7 +88,7 @@ def remembering(client, known, weight):
 
 
 def correlated(client, x, m, lam):
-    """sum_u (1 - C_uu)^2 + lam sum_{u != v} (1 + C_uv)^2 of the correlations C with columns m."""
+    """Return sum_u (1 - C_uu)^2 + lam sum_{u != v} (1 + C_uv)^2 of the correlations C with columns m."""
 
     def loss(weights, rows):
         z, through_body = client.net(weights, x, True)
@@ -107,18 +107,18 @@ def correlated(client, x, m, lam):
 
 
 def without_rounding(gradient):
-    """0 for what is an error of rounding: a first step of Adam would have the full rate all the same."""
+    """Set rounding errors to 0: a first step of Adam would have the full rate all the same."""
     return np.where(np.abs(gradient) > 1e-13, gradient, 0)
 
 
 def standardised(z):
-    """Columns of mean 0 and variance 1, as samples have it; and their deviations."""
+    """Return columns of mean 0 and sample variance 1, and their standard deviations."""
     deviation = z.std(0, ddof=1)
     return (z - z.mean(0)) / deviation, deviation
 
 
 def view(state, federation, t):
-    """What clients are, were after their last local training, and before the federation."""
+    """Return clients' models now, after their last local training, and before the federation."""
     parts = zip(KEPT, (state.weights, state.before, state.alone), strict=True)
     return {kept: recording.by_client(weights, federation) for kept, weights in parts}
 
@@ -132,12 +132,12 @@ def without_public_images_memory_and_pretraining_it_is_local():
         assert_same(fccl.weights, local.kept)
 
 
-def right_after_training_nobody_has_been_taught():
-    mnfl.right_after_training_nobody_has_been_taught("fccl", remember=0.0, pretraining_epochs=0)
+def right_after_training_models_are_those_of_local():
+    mnfl.right_after_training_models_are_those_of_local("fccl", remember=0.0, pretraining_epochs=0)
 
 
 def a_constant_column_correlates_with_nothing():
-    """Up to rounding; and it leaves the gradients of the others finite."""
+    """A column may be constant up to rounding, and gradients stay finite."""
     for value in (0.0, 0.1, 0.3, 1.7):
         z = jnp.stack([jnp.arange(77.0), jnp.full(77, value)], 1)
         first, constant = np.asarray(of_jaxfl(z)).T
@@ -151,7 +151,7 @@ def predictions_are_sent_in_every_pass():
 
 
 def newcomers_remember_nothing():
-    """They have not been alone before the federation."""
+    """Newcomers have not trained alone before the federation."""
     joining = set_apart(mixed(), [np.ones(len(group.id), bool) for group in mixed().groups])
     ((fccl, _), *_), ((local, _), *_) = (
         run(method, joining, ALWAYS[:1], **TRAINING, **options)
@@ -171,10 +171,10 @@ fccl = Case(
     draws_of_preparation=draws_of_preparation,
     view=view,
     images=mnfl.drawn_anew,
-    traffic=lambda model, models, t: (8 * CLASSES, 8 * CLASSES + 8),  # of ten images two batches of four
+    traffic=lambda model, models, t: (8 * CLASSES, 8 * CLASSES + 8),  # ten images make two batches of four
     returns=False,
     all_clients=True,
-    short={"public_batch": 4, "public_lr": 1e-5},  # which rounding may turn, as gradients are small
+    short={"public_batch": 4, "public_lr": 1e-5},  # small steps, because rounding may turn small gradients
     comparisons={
         "": Comparison(OPTIONS | {"pretraining_epochs": 1}, [("lam", 0.31), ("remember", 0.99)]),
         "local statistics": local_statistics(
@@ -188,7 +188,7 @@ fccl = Case(
     },
     reductions=(
         without_public_images_memory_and_pretraining_it_is_local,
-        right_after_training_nobody_has_been_taught,
+        right_after_training_models_are_those_of_local,
         a_constant_column_correlates_with_nothing,
         predictions_are_sent_in_every_pass,
         newcomers_remember_nothing,

@@ -19,7 +19,7 @@ from methods.rounds import TRAINING, alike, federated, mixed, mlp, reported, run
 
 
 def start(clients, initial, options):
-    """Own models, of which the server has heard none."""
+    """Start with own models, none of them uploaded."""
     return {
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
         "uploaded": dict.fromkeys(range(len(clients)), False),
@@ -45,12 +45,12 @@ def step(state, clients, cohort, options):
 
 
 def peers(clients, i):
-    """The clients of i's architecture, itself among them."""
+    """Return the clients of i's architecture, including i."""
     return [j for j, client in enumerate(clients) if client.group == clients[i].group]
 
 
 def constants(state, clients, i, options):
-    """Sigma and alpha_k of client i's architecture; 0 where there is nothing to measure them by."""
+    """Return sigma and alpha_k of client i's architecture; 0 without models to measure them by."""
     uploaded = [j for j in peers(clients, i) if state["uploaded"][j]]
     known = [distance(state, a, b) for a, b in itertools.combinations(uploaded, 2)]
     sigma = options.sigma or (np.median(known) if known else 0)
@@ -58,13 +58,13 @@ def constants(state, clients, i, options):
 
 
 def distance(state, i, j):
-    """||w_i - w_j||^2, over the parameters."""
+    """Return ||w_i - w_j||^2, over the parameters."""
     one, other = state["own"][i], state["own"][j]
     return sum(((one[name] - other[name]) ** 2).sum() for name in one if not nets.is_statistic(name))
 
 
 def attentions(state, clients, options):
-    """Xi of all clients."""
+    """Return xi of all clients."""
     xi = np.eye(len(clients))
     for i in range(len(clients)):
         sigma, alpha = constants(state, clients, i, options)
@@ -76,7 +76,7 @@ def attentions(state, clients, options):
 
 
 def aggregate(state, clients, i, options):
-    """u_i; under bn_stats="local" with client i's own running statistics."""
+    """Return u_i; under bn_stats="local" with client i's own running statistics."""
     own, xi = state["own"][i], attentions(state, clients, options)[i]
     u = {name: sum(xi[j] * state["own"][j][name] for j in peers(clients, i)) for name in own}
     local = options.bn_stats == "local"
@@ -84,7 +84,7 @@ def aggregate(state, clients, i, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is the client's aggregate, deployed its own model."""
+    """Score the client's aggregate as received, its own model as deployed."""
     aggregates = [aggregate(state, clients, i, options) for i in range(len(clients))]
     return {
         "received": [nets.logits(c.net, aggregates[i], x) for i, c in enumerate(clients)],
@@ -93,7 +93,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """The models, who has uploaded one, and the matrix that users see."""
+    """Return the models, which clients have uploaded one, and the matrix that users see."""
     uploaded = {i: last >= 0 for i, last in by_client(state.last_upload, federation).items()}
     matrices = recording.matrices("fedamp")(state)
     return recording.own_models(state, federation, t) | {"uploaded": uploaded} | matrices
@@ -119,7 +119,7 @@ def a_client_alone_in_its_architecture_is_local():
 
 
 @pytest.mark.long
-def attention_is_symmetric_and_takes_no_more_than_all():
+def attention_is_symmetric_and_its_rows_sum_to_one():
     state, _ = run("fedamp", alike(), **TRAINING)[-1]
     xi = METHODS["fedamp"].build(METHODS["fedamp"].config()).matrices(state)["attention"]
     np.testing.assert_allclose(xi.sum(1), 1, rtol=1e-6)
@@ -127,8 +127,8 @@ def attention_is_symmetric_and_takes_no_more_than_all():
     assert (xi >= 0).all() and len(np.unique(xi)) > len(SIZES)
 
 
-def models_that_are_all_the_same_are_left_alone():
-    """Before the first round, and where what was uploaded does not differ."""
+def identical_models_are_neither_mixed_nor_pulled():
+    """Attention is the identity before the first round, and if all uploaded models are equal."""
     options, same = traced(METHODS["fedamp"].config()), np.zeros((5, 5), np.float32)
     for last in (-1, 0):
         found = attention(same, np.full(5, last, np.int32), options)
@@ -149,17 +149,17 @@ fedamp = Case(
     short=FIXED,
     comparisons={
         "": Comparison({"lam": 0.1}, [("lam", 0.101), ("sigma", 1.0), ("alpha", 1.0)]),
-        "of fixed constants": Comparison(
+        "fixed constants": Comparison(
             FIXED,
             [("lam", 0.51), ("sigma", 3.01), ("alpha", 0.71)],
             ((SMALL, 1), (NORMALISED, 4)),
         ),
-        "of the strongest pull, local statistics": local_statistics(("lam", 0.1), lam=1e6),
+        "strongest pull, local statistics": local_statistics(("lam", 0.1), lam=1e6),
     },
     reductions=(
         without_pull_it_is_local,
         a_client_alone_in_its_architecture_is_local,
-        attention_is_symmetric_and_takes_no_more_than_all,
-        models_that_are_all_the_same_are_left_alone,
+        attention_is_symmetric_and_its_rows_sum_to_one,
+        identical_models_are_neither_mixed_nor_pulled,
     ),
 )

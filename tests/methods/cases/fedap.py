@@ -1,4 +1,4 @@
-"""FedAP (Lu et al. 2022, arXiv:2112.00734): passes on held-out rows, a matrix of likeness, then rounds."""
+"""FedAP (Lu et al. 2022, arXiv:2112.00734): passes on held-out rows, a similarity matrix, then rounds."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from methods.rounds import ALWAYS, TRAINING, alike, billed, initial, normalised,
 
 
 def start(clients, initial, options):
-    """Own models; before the passes all others are alike."""
+    """Start with own models; before the passes all others are equally similar."""
     group = np.array([client.group for client in clients])
     same = (group[:, None] == group) & ~np.eye(len(clients), dtype=bool)
     return {
@@ -24,12 +24,12 @@ def start(clients, initial, options):
 
 
 def held_out(client, options):
-    """How many of a client's rows are for the passes."""
+    """Return how many of a client's rows are for the passes."""
     return int(np.floor(options.held_out * client.size + 1e-4))
 
 
 def draws_of_preparation(key, clients, options, rounds):
-    """The order of every client's held-out rows, pass by pass."""
+    """Draw the order of every client's held-out rows, pass by pass."""
     passes = rounds // 2 if options.passes is None else options.passes
 
     def order(t, i):
@@ -40,13 +40,13 @@ def draws_of_preparation(key, clients, options, rounds):
 
 
 def draws(key, client, models, options):
-    """Orders of the other rows."""
+    """Draw orders of the other rows."""
     left = client.size - held_out(client, options)
     return {"train": recording.orders(jax.random.fold_in(key, 0), left, options.epochs)}
 
 
 def prepare(state, clients, draws, options, rounds):
-    """One model of each architecture goes round its clients, or is averaged; then they are compared."""
+    """Pass one model of each architecture round its clients, or average it; then compare the clients."""
     models = {client.group: state["own"][i] for i, client in enumerate(clients)}
     for orders in draws:
         sent = []
@@ -70,25 +70,25 @@ def prepare(state, clients, draws, options, rounds):
 
 
 def distance(one, other, options):
-    """d_ij of the norms' inputs on two clients' rows."""
+    """Return d_ij, from the norms' inputs on two clients' rows."""
     layers = list(zip(one, other, strict=True))[-1 if options.layers == "last" else 0 :]
     return sum(np.linalg.norm(np.concatenate(moments(a)) - np.concatenate(moments(b))) for a, b in layers)
 
 
 def moments(inputs):
-    """Mean and deviation of each channel."""
+    """Return mean and standard deviation of each channel."""
     of_channels = inputs.reshape(-1, inputs.shape[-1])
     return of_channels.mean(0), of_channels.std(0)
 
 
 def mixture(state, options):
-    """The weights of all in what each starts from."""
+    """Return the weights of all models in the mixtures from which clients start."""
     rows = (1 - options.mu) * state["closeness"] + options.mu * np.eye(len(state["own"]))
     return rows / rows.sum(1, keepdims=True)
 
 
 def mixed(state, clients, i, options):
-    """What client i starts from."""
+    """Return the model from which client i starts."""
     members = [j for j, client in enumerate(clients) if client.group == clients[i].group]
     own, row = state["own"][i], mixture(state, options)[i]
     return {
@@ -110,7 +110,7 @@ def step(state, clients, cohort, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is the mixture, deployed the own model."""
+    """Score the mixture as received, the own model as deployed."""
     newest = [mixed(state, clients, i, options) for i in range(len(clients))]
     return {
         "received": [nets.logits(client.net, newest[i], x) for i, client in enumerate(clients)],
@@ -119,7 +119,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """Own models, the matrix, and the weights that users see."""
+    """Return own models, the matrix, and the weights that users see."""
     matrices = recording.matrices("fedap")(state)
     return recording.own_models(state, federation, t) | {"closeness": state.closeness} | matrices
 
@@ -127,22 +127,22 @@ def view(state, federation, t):
 # ---- what another method computes
 
 
-def of_its_own_model_alone_it_is_local():
+def with_all_weight_on_the_own_model_it_is_local():
     fedap, _ = run("fedap", alike(), cohorts=ALWAYS, mu=1.0, held_out=0.0, **TRAINING)[-1]
     local, _ = run("local", alike(), cohorts=ALWAYS, **TRAINING)[-1]
     assert_same(fedap.weights, local.kept, tolerance=1e-6)
 
 
-def every_visit_and_the_moments_are_paid_for():
-    """Three passes; then each client sends mean and deviation of what the norms see, and gets the result."""
+def every_visit_and_the_moments_are_counted_as_sent():
+    """After three passes each client sends mean and deviation of the norms' inputs, and gets the result."""
     up, down, _ = billed("fedap", normalised(), part="prepare", passes=3, **TRAINING)
     size, moments = normalised().models[0].size + 10, 10
     assert_same(up, ({moments: np.full(5, 1, np.int32), size: np.full(5, 3, np.int32)},))
     assert_same(down, ({size: np.full(5, 4, np.int32)},))
 
 
-def newcomers_have_no_share():
-    """Neither in the mixtures of others nor in their own, where all others have equal ones."""
+def newcomers_have_no_weight_in_mixtures():
+    """Their weight is 0 in others' mixtures; in their own mixtures all others have equal weights."""
     clients = len(SIZES)
     joining = set_apart(alike(), [np.arange(clients) == 1])
     closeness = initial("fedap", joining, **TRAINING).closeness
@@ -164,7 +164,7 @@ fedap = Case(
     short={"passes": 1},
     comparisons={
         "": Comparison({"mu": 0.4}, [("mu", 0.41), ("pretraining", "fedavg")]),
-        "of the last norm, after fedavg": Comparison(
+        "last norm, after fedavg": Comparison(
             {"pretraining": "fedavg", "layers": "last", "passes": 1},
             [("pretraining", "sequential"), ("layers", "all")],
             ((tiny_cnn("mcmahan", (3, 2), (4, 2)), 3), (SMALL, 2)),
@@ -172,8 +172,8 @@ fedap = Case(
         "local statistics": local_statistics(),
     },
     reductions=(
-        of_its_own_model_alone_it_is_local,
-        every_visit_and_the_moments_are_paid_for,
-        newcomers_have_no_share,
+        with_all_weight_on_the_own_model_it_is_local,
+        every_visit_and_the_moments_are_counted_as_sent,
+        newcomers_have_no_weight_in_mixtures,
     ),
 )

@@ -17,17 +17,17 @@ from methods.rounds import HIDDEN, TRAINING, alike, normalised, run
 
 
 def stays(name):
-    """Nothing stays on a client."""
+    """Keep nothing on a client."""
     return False
 
 
 def start(clients, initial, options):
-    """The server has the initial models."""
+    """Start with the initial models on the server."""
     return sharing.begun(clients, initial, stays, options)
 
 
 def train(state, clients, cohort, options):
-    """w_i <- SGD(w), and the losses."""
+    """w_i <- SGD(w); return these and the losses."""
     trained, losses = {}, {}
     for i, draw in cohort.draws.items():
         w = sharing.model(state, clients, i)
@@ -42,7 +42,7 @@ def step(state, clients, cohort, options):
 
 
 def view(state, federation, t):
-    """The model, and what a server with an optimiser remembers of each group that has taken part."""
+    """Return the model, and the memory of a server with an optimiser for each group that has taken part."""
     of_groups = [
         {
             name: found
@@ -120,7 +120,7 @@ fedavg_ft = fedavg._replace(
     draws_before_use=recording.phases(tune="ft_epochs"),
     comparisons={
         "": Comparison(mistakes=[("ft_part", "all")]),
-        "of all": local_statistics(("ft_part", "head"), ft_part="all", ft_epochs=3),
+        "all blocks": local_statistics(("ft_part", "head"), ft_part="all", ft_epochs=3),
     },
     reductions=(fine_tuning_never_reaches_the_server, fine_tuning_for_no_epochs_is_no_fine_tuning),
 )

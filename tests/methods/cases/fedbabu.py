@@ -12,7 +12,7 @@ stays = nets.in_head
 
 
 def start(clients, initial, options):
-    """The server has the extractors; every client has a copy of the initial head."""
+    """Start with the extractors on the server and a copy of the initial head on every client."""
     return sharing.begun(clients, initial, stays, options)
 
 

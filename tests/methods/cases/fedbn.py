@@ -1,4 +1,4 @@
-"""FedBN (Li et al. 2021, arXiv:2102.07623, Algorithm 1): FedAvg, layers of BatchNorm apart."""
+"""FedBN (Li et al. 2021, arXiv:2102.07623, Algorithm 1): FedAvg of all layers except BatchNorm."""
 
 import jax
 from conftest import assert_same
@@ -9,12 +9,12 @@ from methods.rounds import TRAINING, alike, reported, run
 
 
 def stays(name):
-    """Scale, bias and running statistics of a norm stay on their client."""
+    """Keep scale, bias and running statistics of a norm on their client."""
     return "/norm/" in name
 
 
 def start(clients, initial, options):
-    """The server has all but the norms; every client has a copy of the initial ones."""
+    """Start with all but the norms on the server, and a copy of the initial norms on every client."""
     return sharing.begun(clients, initial, stays, options)
 
 

@@ -1,8 +1,8 @@
 """FedCMD (Chen et al. 2024, IEEE Transactions on Computers, Algorithms 1-3, eqs. 5-8).
 
 In the first `selection_rounds` rounds clients vote for the dense layer l* with the least feature transfer
-(eq. 6); then l* is personal. Every architecture votes for itself. The options of the authors' code are here
-as well.
+(eq. 6); then l* is personal. Every architecture votes separately. The options of the authors' code are
+included.
 """
 
 import jax
@@ -37,7 +37,7 @@ EPS = 1e-8
 
 
 def start(clients, initial, options):
-    """Everybody has the initial model; nobody has voted."""
+    """Start every client with the initial model and no votes."""
     blocks = {client.group: list(nets.BLOCKS[client.net]) for client in clients}
     dense = {g: [block for block in of_net if not is_conv(block)] for g, of_net in blocks.items()}
     return {
@@ -94,7 +94,7 @@ def step(state, clients, cohort, options):
 
 
 def voting(client, seen, options):
-    """The client's loss; what each mini-batch says of the dense layers is added to a list."""
+    """Return the client's loss, which appends every mini-batch's scores of the dense layers to a list."""
     plain = plain_loss(client)
 
     def loss(weights, rows):
@@ -105,7 +105,7 @@ def voting(client, seen, options):
 
 
 def transfers(net, weights, x, y, options):
-    """Eq. 6 for every dense layer, in their order."""
+    """Return eq. 6 for every dense layer, in their order."""
     outputs = nets.outputs(net, weights, x, train=True)
     names, tensors = list(outputs), [x, *outputs.values()]  # o_0 is the input
 
@@ -128,7 +128,7 @@ def transfers(net, weights, x, y, options):
 
 
 def fitted(tensor):
-    """Mean and standard deviation after scaling to [0, 1]; 0 and 0 where all values are the same."""
+    """Return mean and standard deviation after scaling to [0, 1]; 0 and 0 if all values are the same."""
     if np.ptp(tensor) == 0:
         return 0.0, 0.0
     scaled = (tensor - tensor.min()) / np.ptp(tensor)
@@ -136,7 +136,7 @@ def fitted(tensor):
 
 
 def majority(seen, names, options):
-    """The layer of a round: of the clients' majorities, or of all mini-batches together."""
+    """Return a round's layer: by majority of the clients' majorities, or of all mini-batches."""
     votes = [[names[np.argmin(scores)] for scores in of_client] for of_client in seen]
     if options.count == "batches":
         return most_frequent(sum(votes, []), names)
@@ -144,12 +144,12 @@ def majority(seen, names, options):
 
 
 def most_frequent(votes, names):
-    """The first of those named most often."""
+    """Return the first of the names with most votes."""
     return max(names, key=votes.count)
 
 
 def elected(won, i, options):
-    """Client i's personal layers: fixed ones, of alternatives in turn, or the one with most rounds."""
+    """Return client i's personal layers: fixed ones, alternatives in turn, or the winner of most rounds."""
     if options.personal == "vote":
         return [max(won, key=won.get)]
     alternatives = options.personal.split("/")
@@ -160,7 +160,7 @@ def elected(won, i, options):
 
 
 def assembled(state, clients, present, options):
-    """Eq. 7: what the clients that are present start from, {client: weights}."""
+    """Return eq. 7, the models from which present clients start, {client: weights}."""
     begun = {}
     for i in present:
         g = clients[i].group
@@ -180,7 +180,7 @@ def assembled(state, clients, present, options):
 
 
 def tail_weights(state, i, peers, layers, options):
-    """Phi of eq. 8, normalised; or as the authors weigh, from what is known of pairs that have met."""
+    """Return Phi of eq. 8, normalised; or the authors' weights, from stored Phi of pairs that have met."""
     if options.tail == "uniform":
         return np.full(len(peers), 1 / len(peers))
     if remembers(options):
@@ -193,12 +193,12 @@ def tail_weights(state, i, peers, layers, options):
 
 
 def remembers(options):
-    """Whether Phi is kept from round to round."""
+    """Return whether Phi is kept from round to round."""
     return options.tail == "softmax" or options.similarity == "updates"
 
 
 def met(state, clients, begun, trained, options):
-    """Phi (N, N), with new entries for those of an architecture who took part."""
+    """Return Phi (N, N), with new entries for clients of an architecture that took part together."""
     phi = state.get("phi", np.zeros((len(clients), len(clients)))).copy()
     vectors = trained
     if options.similarity == "updates":
@@ -211,7 +211,7 @@ def met(state, clients, begun, trained, options):
 
 
 def similarity(one, other, layers, options):
-    """Eq. 8, not below 0: cosine of the personal layers, or mean cosine of their output units."""
+    """Return eq. 8, not below 0: cosine of the personal layers, or mean cosine of their output units."""
     names = [name for name in one if block_of(name) in layers and not nets.is_statistic(name)]
     if not names:
         return 0.0
@@ -223,7 +223,7 @@ def similarity(one, other, layers, options):
 
 
 def mean_cosine(kernel, other):
-    """Mean over units of kernels (..., units)."""
+    """Return the mean cosine over units of kernels (..., units)."""
     of_units = zip(*(k.reshape(-1, k.shape[-1]).T for k in (kernel, other)), strict=True)
     return np.mean([cosine(a, b) for a, b in of_units])
 
@@ -233,7 +233,7 @@ def cosine(a, b):
 
 
 def scores(state, clients, draws, options, x):
-    """Received: assembled among all clients. Deployed: the own model after its training."""
+    """Score the model assembled among all clients as received, the trained own model as deployed."""
     newest = assembled(state, clients, list(range(len(clients))), options)
     return {
         "received": [nets.logits(c.net, newest[i], x) for i, c in enumerate(clients)],
@@ -245,18 +245,18 @@ def scores(state, clients, draws, options, x):
 
 
 def personal_layers(state, i):
-    """Client i's personal blocks."""
+    """Return client i's personal blocks."""
     return [block for block, is_personal in state["personal"][i].items() if is_personal]
 
 
 def sent_of(weights, options):
-    """What clients send of their weights: under bn_stats="local" no running statistics."""
+    """Return the weights that clients send: under bn_stats="local" no running statistics."""
     local = options.bn_stats == "local"
     return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def is_conv(block):
-    """Whether a block is no dense layer."""
+    """Return whether a block is a convolution."""
     return block.startswith("conv")
 
 
@@ -264,7 +264,7 @@ def is_conv(block):
 
 
 def view(state, federation, t):
-    """Models, votes and scores by dense layer, the personal blocks, Phi of who has met."""
+    """Return models, votes and scores by dense layer, personal blocks, and Phi of clients that have met."""
     dense = [candidates(model) for model in federation.models]
     won, found = (by_name(dense, of_groups) for of_groups in (state.won, state.scores))
     shared = state.shared
@@ -281,7 +281,7 @@ def view(state, federation, t):
 
 
 def personal_of_clients(state, federation):
-    """{client: {block: whether it is personal}}; in jaxfl one row (blocks,) may stand for a whole group."""
+    """Return {client: {block: whether it is personal}}; in jaxfl a group may have one row."""
     of_groups = [
         np.broadcast_to(personal, (len(group.id), len(group.model.names)))
         for group, personal in zip(federation.groups, state.personal_layers, strict=True)
@@ -292,13 +292,13 @@ def personal_of_clients(state, federation):
 
 
 def by_name(names, arrays):
-    """Names and an array of as many entries, per group -> {group: {name: entry}}."""
+    """Turn names and an array of as many entries, per group, into {group: {name: entry}}."""
     pairs = zip(names, arrays, strict=True)
     return {group: dict(zip(of_group, array, strict=True)) for group, (of_group, array) in enumerate(pairs)}
 
 
 def two_cnns():
-    """Two architectures with layers before and between two that are personal."""
+    """Return two architectures with layers before and between two that are personal."""
     return tuple(
         (tiny_cnn("mcmahan", (2, 2), (channels, 2)), clients) for channels, clients in ((3, 3), (4, 2))
     )
@@ -317,7 +317,7 @@ def with_a_personal_classifier_it_is_fedper():
         assert_same((report.loss, report.down), (expected.loss, expected.down), tolerance=1e-6)
 
 
-def it_votes_in_rounds_of_fedavg():
+def rounds_with_votes_are_those_of_fedavg():
     *voting, _ = run("fedcmd", alike(), selection_rounds=2, **TRAINING)
     for (fedcmd, report), (fedavg, expected) in zip(voting, run("fedavg", alike(), **TRAINING), strict=False):
         assert_same(fedcmd.shared, fedavg.shared, tolerance=1e-6)
@@ -326,8 +326,8 @@ def it_votes_in_rounds_of_fedavg():
     assert_same(of_clients, tree.repeat(globally, len(SIZES)))
 
 
-def all_start_from_the_global_model_though_the_last_vote_is_lost():
-    """A round whose answers are all lost has never been: here the second of two with votes."""
+def all_start_from_the_global_model_even_if_the_last_vote_is_lost():
+    """A round whose answers are all lost does not run: here the second of two with votes."""
     options = TRAINING | {"selection_rounds": 2}
     voted, _ = one_round("fedcmd", initial("fedcmd", mixed(), **options), mixed(), 0, EVERYONE, **options)
     assert not any(layers.any() for layers in voted.personal_layers)
@@ -341,7 +341,7 @@ def all_start_from_the_global_model_though_the_last_vote_is_lost():
 
 
 def clients_without_a_mini_batch_do_not_vote():
-    """BatchNorm leaves a batch of one row out, and client 3 has no more."""
+    """BatchNorm leaves a batch of one row out, and client 3 has only one row."""
     alone, with_another, without = (
         run("fedcmd", normalised(), cohorts=[present], selection_rounds=2, **TRAINING)[0][0]
         for present in ([3], [3, 4], [4])
@@ -351,8 +351,8 @@ def clients_without_a_mini_batch_do_not_vote():
 
 
 @pytest.mark.long
-def networks_that_resize_images_are_compared():
-    """Resizing is a block without parameters."""
+def networks_that_resize_images_can_be_compared():
+    """The block that resizes has no parameters."""
     resizing = federated((zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.1), len(SIZES)))
     assert resizing.models[0].names[0] == "input"
     options = {"personal": "fc2", "selection_rounds": 0}
@@ -363,7 +363,7 @@ def networks_that_resize_images_are_compared():
 
 
 def with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg():
-    """It mixes what is sent in the next round, LG-FedAvg at once: the same where all take part."""
+    """FedCMD mixes in the next round, LG-FedAvg at once: these are the same if all take part."""
     fixed = {"personal": "fc1", "selection_rounds": 0, "tail": "uniform"}
     for (fedcmd, report), (lg_fedavg, expected) in zip(
         run("fedcmd", equal(), cohorts=ALWAYS, **fixed, **TRAINING),
@@ -397,12 +397,12 @@ fedcmd = Case(
             ],
             tiny_models(),
         ),
-        "of two layers": Comparison(
+        "two personal layers": Comparison(
             {"selection_rounds": 1, "personal": "conv2+classifier", "base": "stored", "score": "absolute"},
             [("base", "participants"), ("score", "signed"), ("personal", "conv2")],
             two_cnns(),
         ),
-        "of stored models": Comparison(
+        "stored models": Comparison(
             {
                 "selection_rounds": 2,
                 "distance": "mean",
@@ -420,7 +420,7 @@ fedcmd = Case(
             [("personal", "classifier/fc1"), ("personal", "fc1")],
             ((NORMALISED, 5),),
         ),
-        "clients that differ, of stored models": Comparison(
+        "clients that differ, stored models": Comparison(
             {
                 "selection_rounds": 1,
                 "personal": "fc1+classifier/fc1",
@@ -435,10 +435,10 @@ fedcmd = Case(
     },
     reductions=(
         with_a_personal_classifier_it_is_fedper,
-        it_votes_in_rounds_of_fedavg,
-        all_start_from_the_global_model_though_the_last_vote_is_lost,
+        rounds_with_votes_are_those_of_fedavg,
+        all_start_from_the_global_model_even_if_the_last_vote_is_lost,
         clients_without_a_mini_batch_do_not_vote,
-        networks_that_resize_images_are_compared,
+        networks_that_resize_images_can_be_compared,
         with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg,
     ),
 )

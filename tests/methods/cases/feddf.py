@@ -14,7 +14,7 @@ from methods.rounds import TRAINING, billed, federated, mixed, mlp, run
 
 
 def step(state, clients, cohort, options):
-    """FedAvg; then every average learns what the mean of all trained models' logits says."""
+    """Average as FedAvg; then every average learns from the mean of all trained models' logits."""
     trained, losses = sharing.trained_jointly(state, clients, cohort, options)
     averaged = sharing.averaged(state, clients, trained, fedavg.stays, options)
     if not trained:
@@ -22,7 +22,7 @@ def step(state, clients, cohort, options):
     logits = [nets.logits(clients[i].net, w, cohort.public) for i, w in trained.items()]
     teacher = softmax(np.mean(logits, axis=0) / options.temperature)
     shared = dict(averaged["shared"])
-    for i in trained:  # any client of an architecture brings its network
+    for i in trained:  # any client of an architecture has its network
         g = clients[i].group
         start = averaged["shared"][g]
         shared[g] = distilled(clients[i], start, teacher, cohort.public, cohort.server, options)
@@ -30,7 +30,7 @@ def step(state, clients, cohort, options):
 
 
 def draws_of_server(key, options):
-    """The order of the round's public images in each of the server's epochs."""
+    """Draw the order of the round's public images in each of the server's epochs."""
     of_server = jax.random.fold_in(jax.random.fold_in(key, SERVER), 0)
     return recording.orders(of_server, min(options.public_size, PUBLIC), options.server_epochs)
 
@@ -42,8 +42,8 @@ def without_distillation_it_is_fedavg():
         assert_same(feddf.shared, averaged.shared)
 
 
-def a_network_that_nobody_has_trained_costs_the_server_nothing():
-    """As if its clients were no part of the federation."""
+def an_architecture_that_no_client_has_trained_costs_the_server_nothing():
+    """The cost is that of a federation without this architecture."""
     *_, some = billed("feddf", mixed(), present=(0, 1), **TRAINING)
     *_, alone = billed("feddf", federated((mlp(), 2), sizes=SIZES[:2]), present=(0, 1), **TRAINING)
     assert some.server == alone.server > 0
@@ -71,7 +71,7 @@ feddf = Case(
     comparisons={"": Comparison(OPTIONS, [("server_lr", 0.021), ("temperature", 2.1)])},
     reductions=(
         without_distillation_it_is_fedavg,
-        a_network_that_nobody_has_trained_costs_the_server_nothing,
+        an_architecture_that_no_client_has_trained_costs_the_server_nothing,
     ),
 )
 

@@ -14,7 +14,7 @@ from methods.rounds import EVERYONE, TRAINING, alike, run
 
 
 def start(clients, initial, options):
-    """As FedAvg; all g_i and h are 0."""
+    """Start as FedAvg, with all g_i and h 0."""
     zero = [
         {name: 0 * w for name, w in weights.items() if not nets.is_statistic(name)} for weights in initial
     ]
@@ -25,7 +25,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """w_i <- SGD over CE - <g_i, w_i> + alpha/2 ||w_i - w||^2; g_i, h and w as the paper has them."""
+    """w_i <- SGD over CE - <g_i, w_i> + alpha/2 ||w_i - w||^2; g_i, h and w as in the paper."""
     alpha, duals, trained, losses = options.alpha, dict(state["g"]), {}, {}
     for i, draw in cohort.draws.items():
         w = sharing.model(state, clients, i)
@@ -48,7 +48,7 @@ def step(state, clients, cohort, options):
 
 
 def dynamic(near, g_i):
-    """A loss less <g_i, w>."""
+    """Return a loss minus <g_i, w>."""
 
     def loss(w, rows):
         value, gradients = near(w, rows)
@@ -59,7 +59,7 @@ def dynamic(near, g_i):
 
 
 def view(state, federation, t):
-    """The model and the dual variables; jaxfl's server has h / alpha."""
+    """Return the model and the dual variables; jaxfl's server has h / alpha."""
     h = jax.tree.map(lambda divided: state.hyper.alpha * divided, state.server)
     return recording.sharing(state, federation, t) | {
         "g": recording.by_client(state.memory, federation),
@@ -70,8 +70,8 @@ def view(state, federation, t):
 # ---- what another method computes
 
 
-def without_regulariser_clients_train_as_fedavgs():
-    """In the first round; the server's model is w_0 + (1 + |S| / N) mean_S (w_i - w_0)."""
+def without_regulariser_clients_train_as_in_fedavg():
+    """After the first round the server's model is w_0 + (1 + |S| / N) mean_S (w_i - w_0)."""
     options = TRAINING | {"clip_norm": None}
 
     def model(name, present, **others):
@@ -95,10 +95,10 @@ feddyn = Case(
     view=view,
     traffic=lambda model, models, t: model.size,
     returns=False,
-    idle_rates={"clip_norm"},  # such long gradients are rare
+    idle_rates={"clip_norm"},  # gradients this long are rare
     comparisons={
         "": Comparison({"alpha": 0.3}, mistakes=[("alpha", 0.31), ("clip_norm", 0.5)]),
         "local statistics": local_statistics(("clip_norm", None), alpha=0.2, clip_norm=1.5),
     },
-    reductions=(without_regulariser_clients_train_as_fedavgs,),
+    reductions=(without_regulariser_clients_train_as_in_fedavg,),
 )

@@ -1,4 +1,4 @@
-"""FedFomo (Zhang et al. 2021, arXiv:2012.08565, Algorithm 1): models weighed on validation rows."""
+"""FedFomo (Zhang et al. 2021, arXiv:2012.08565, Algorithm 1): models weighted by loss on validation rows."""
 
 import functools
 
@@ -20,7 +20,7 @@ EPS = 1e-5
 
 
 def start(clients, initial, options):
-    """Own models, of which the server has none yet; everybody likes itself."""
+    """Start with own models, none uploaded, and affinities of 1 to oneself."""
     return {
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
         "uploaded": dict.fromkeys(range(len(clients)), False),
@@ -29,7 +29,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """Download, mix, train, tell the server."""
+    """Download, mix, train, and report to the server."""
     own, affinity, losses = dict(state["own"]), dict(state["affinity"]), {}
     for i, draw in cohort.draws.items():
         begun, affinity[i] = mixture(state, clients, i, draw, options, cohort.t)
@@ -39,7 +39,7 @@ def step(state, clients, cohort, options):
 
 
 def mixture(state, clients, i, draw, options, t):
-    """What client i starts from in round t, and its new row of affinities."""
+    """Return the model from which client i starts in round t, and its new row of affinities."""
     own, row, x, q = state["own"][i], state["affinity"][i].copy(), clients[i].x_validation, {}
 
     def loss(weights):
@@ -61,7 +61,7 @@ def mixture(state, clients, i, draw, options, t):
 
 
 def downloads(state, clients, i, draw, options, t):
-    """The models with the largest affinities; in place of some, others at random."""
+    """Return the models with the largest affinities, some of them replaced by others at random."""
     peers = [j for j, client in enumerate(clients) if client.group == clients[i].group]
     available = [j for j in peers if j != i and state["uploaded"][j]]
     places = min(options.downloads, len(peers))
@@ -74,14 +74,14 @@ def downloads(state, clients, i, draw, options, t):
 
 
 def sent(weights, options):
-    """What others get of a model: under bn_stats="local" no running statistics."""
+    """Return what others get of a model: under bn_stats="local" no running statistics."""
     local = options.bn_stats == "local"
     return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def scores(state, clients, draws, options, x):
-    """Received: the mixture after the last round. Deployed: the own model."""
-    last = 3  # of the comparisons' rounds
+    """Score the mixture after the last round as received, the own model as deployed."""
+    last = 3  # the last round of the comparisons
     begun = [mixture(state, clients, i, draws[i], options, last)[0] for i in range(len(clients))]
     return {
         "received": [nets.logits(c.net, begun[i], x) for i, c in enumerate(clients)],
@@ -93,7 +93,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws_before_use(key, client, models, options):
-    """How equal affinities are ordered, which places are random, and an order for these."""
+    """Draw how equal affinities are ordered, which places are random, and an order of candidates for them."""
     ties, others, coins = jax.random.split(jax.random.fold_in(key, 1), 3)
     return {
         "ties": jax.random.uniform(ties, (len(SIZES),)),
@@ -103,13 +103,13 @@ def draws_before_use(key, client, models, options):
 
 
 def draws(key, client, models, options):
-    """The same, and the orders of local training."""
+    """Draw the same, and the orders of local training."""
     orders = phases(train="epochs")(key, client, models, options)
     return orders | draws_before_use(key, client, models, options)
 
 
 def view(state, federation, t):
-    """Models, who has uploaded one, and the rows of P."""
+    """Return models, which clients have uploaded one, and the rows of P."""
     return recording.own_models(state, federation, t) | {
         "uploaded": by_client(state.uploaded, federation),
         "affinity": by_client(state.affinity, federation),
@@ -121,7 +121,7 @@ def view(state, federation, t):
 
 @functools.cache
 def validating(*models, without=()):
-    """The tiny clients with validation rows, but for some."""
+    """Return the tiny clients with validation rows, except those in `without`."""
     source = tiny_source()
     partition = tiny_partition(source)
     rows = tuple(rows[: 0 if i in without else 6] for i, rows in enumerate(partition.test))
@@ -149,7 +149,7 @@ def a_client_without_validation_rows_is_local():
         assert_same(mixed, expected[1], tolerance=1e-3)
 
 
-def only_models_that_there_are_are_sent():
+def only_uploaded_models_are_sent():
     present = ((0, 1), (0, 1, 2), (0, 3))
     reports = [info for _, info in run("fedfomo", validating((mlp(), 5)), present, downloads=2, **TRAINING)]
     size = mlp().size
@@ -179,7 +179,7 @@ fedfomo = Case(
     traffic=lambda model, models, t: (model.size + len(SIZES), model.size),
     all_clients=True,
     short=EXPLORING,
-    idle_rates={"epsilon_decay"},  # these few draws are as random with it as without; "exploring" compares it
+    idle_rates={"epsilon_decay"},  # changes none of these few draws; the comparison "exploring" tests it
     comparisons={
         "": Comparison(mistakes=[("downloads", 1)]),
         "exploring": Comparison(
@@ -192,7 +192,7 @@ fedfomo = Case(
     reductions=(
         a_client_alone_in_its_architecture_is_local,
         a_client_without_validation_rows_is_local,
-        only_models_that_there_are_are_sent,
+        only_uploaded_models_are_sent,
         a_federation_without_validation_rows_is_refused,
     ),
 )

@@ -15,13 +15,13 @@ from methods.rounds import TRAINING, alike, mlp, run
 
 
 def start(clients, initial, options):
-    """Own extractors; the header is the first architecture's classifier."""
+    """Start with own extractors; the header is the first architecture's classifier."""
     extractors = {i: nets.body(initial[client.group]) for i, client in enumerate(clients)}
     return {"extractors": extractors, "header": nets.head(initial[0])}
 
 
 def step(state, clients, cohort, options):
-    """Train a model under H and keep its extractor; then H learns the class means of all."""
+    """Train models under H and keep their extractors; then H learns the class means of all."""
     extractors, losses, pairs = dict(state["extractors"]), {}, []
     for i in sorted(cohort.draws):
         w, losses[i] = descend(
@@ -36,7 +36,7 @@ def step(state, clients, cohort, options):
 
 
 def taught(header, pairs, orders, options):
-    """Plain SGD on the pairs (mean, class)."""
+    """Train the header by plain SGD on the pairs (mean, class)."""
     for order in orders:
         order = order[order < len(pairs)]
         for first in range(0, len(order), options.batch_size):
@@ -49,7 +49,7 @@ def taught(header, pairs, orders, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received and deployed is the own extractor under the newest header."""
+    """Score the own extractor under the newest header, received and deployed."""
     found = [
         nets.logits(client.net, state["extractors"][i] | state["header"], x)
         for i, client in enumerate(clients)
@@ -61,7 +61,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws_of_server(key, options):
-    """In each epoch the order of as many pairs as there can be: fewer have the same one, without the rest."""
+    """Draw in each epoch an order of as many pairs as there can be; missing ones are skipped."""
     key, most = jax.random.fold_in(jax.random.fold_in(key, SERVER), 0), len(SIZES) * CLASSES
     return [
         batch_order(jax.random.fold_in(key, epoch), np.int32(most), most)
@@ -70,19 +70,19 @@ def draws_of_server(key, options):
 
 
 def view(state, federation, t):
-    """The extractors, and the header as the block that it is."""
+    """Return the extractors, and the header as a block."""
     extractors = recording.by_client(state.extractors, federation)
     return {"extractors": extractors, "header": {nets.HEAD: state.header}}
 
 
 def traffic(model, models, t):
-    """Of each class up its mean and its number, down the header."""
+    """Count each class's mean and number (up), and the header (down)."""
     (d,) = model.head.shape
     return lambda i: len(fedproto.classes_of(i)) * (d + 1), model.head.size
 
 
-def a_first_round_is_that_of_local_where_the_server_rests():
-    """Every client takes part once; its extractor is that of Local from then on."""
+def with_an_idle_server_every_clients_first_round_is_that_of_local():
+    """Every client takes part once; from then on its extractor is that of Local."""
     once = (0, 3), (1, 2), (4,)
     for (fedgh, report), (local, expected) in zip(
         run("fedgh", alike(), once, server_epochs=0, **TRAINING),
@@ -112,5 +112,5 @@ fedgh = Case(
         ),
         "local statistics": local_statistics(("batch_size", 4), server_epochs=2, server_lr=0.2),
     },
-    reductions=(a_first_round_is_that_of_local_where_the_server_rests,),
+    reductions=(with_an_idle_server_every_clients_first_round_is_that_of_local,),
 )

@@ -16,17 +16,17 @@ from methods.rounds import convolving, initial
 
 
 def start(clients, initial, options):
-    """Own models. The knowledge network has the first architecture; see `given` for its weights."""
+    """Start with own models, and a knowledge network of the first architecture; see `given`."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}, "knowledge": initial[0]}
 
 
 def given(state, federation):
-    """The knowledge network starts as the first architecture does."""
+    """Let the knowledge network start as the first architecture does."""
     return state._replace(knowledge=jax.tree.map(lambda leaf: leaf[0], state.weights[0]))
 
 
 def step(state, clients, cohort, options):
-    """Both networks learn from each other; the server's learns what the ensemble of the sent ones says."""
+    """Let both networks learn from each other; the server's learns from the ensemble of the sent ones."""
     own, losses, sent, said = dict(state["own"]), {}, [], []
     speaker = clients[0]
     for i, draw in cohort.draws.items():
@@ -47,7 +47,7 @@ def step(state, clients, cohort, options):
 
 
 def joined(own, knowledge):
-    """Both networks' weights, statistics still by their prefix."""
+    """Join both networks' weights; statistics keep their prefix."""
 
     def named(name, whose):
         return (
@@ -62,7 +62,7 @@ def joined(own, knowledge):
 
 
 def part(both, whose):
-    """One network's weights."""
+    """Return one network's weights."""
     found = {}
     for name, w in both.items():
         prefix = nets.STATISTICS if nets.is_statistic(name) else ""
@@ -73,7 +73,7 @@ def part(both, whose):
 
 
 def mutual(client, knowledge):
-    """CE + KL(the other's predictions || own ones), of both."""
+    """Return CE + KL(the other's predictions || own ones), summed over both networks."""
 
     def loss(both, rows):
         y, value, gradients = client.y[rows], 0.0, []
@@ -94,7 +94,7 @@ def mutual(client, knowledge):
 
 
 def ensemble(logits, options):
-    """What the ensemble predicts (R, classes)."""
+    """Return the ensemble's predictions (R, classes)."""
     if options.ensemble == "vote":
         return np.eye(logits.shape[-1])[logits.argmax(-1)].mean(0)
     e = logits.max(0) if options.ensemble == "max" else logits.mean(0)
@@ -102,18 +102,18 @@ def ensemble(logits, options):
 
 
 def view(state, federation, t):
-    """Own models and the knowledge network."""
+    """Return own models and the knowledge network."""
     return recording.own_models(state, federation, t) | {"knowledge": state.knowledge}
 
 
-def the_smallest_network_travels_unless_another_is_named():
+def the_knowledge_network_is_the_smallest_unless_another_is_named():
     for name, size in (("smallest", min(model.size for model in convolving().models)), ("mlp,hidden=3", 207)):
         state = initial("fedkemf", convolving(), knowledge=name)
         assert sum(leaf.size for leaf in jax.tree.leaves(state.knowledge.params)) == size
 
 
-def two_networks_of_a_kind_drop_out_each_by_itself():
-    """With the same units both would say the same and learn the same."""
+def two_networks_of_one_architecture_drop_out_different_units():
+    """With the same units both would predict the same and learn the same."""
     model, key = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.1), jax.random.key(0)
     w, rows = model.init(key), np.arange(2)
     batch = Batch(np.ones((2, *SHAPE), np.float32), rows, rows < 2, rows)
@@ -132,10 +132,10 @@ fedkemf = Case(
     images=mnfl.drawn_anew,
     draws_of_server=feddf.draws_of_server,
     traffic=lambda model, models, t: min(model.size for model in models),
-    short={"public_batch": 4, "server_lr": 1e-4},  # Adam divides by gradients that are small
+    short={"public_batch": 4, "server_lr": 1e-4},  # Adam divides by small gradients
     comparisons={
         "": Comparison(feddf.OPTIONS, [("server_start", "previous"), ("ensemble", "max")]),
-        "by a vote, from the server's own": Comparison(
+        "vote, from the server's previous network": Comparison(
             feddf.OPTIONS | {"ensemble": "vote", "server_start": "previous"}, [("ensemble", "mean")]
         ),
         "local statistics": local_statistics(
@@ -146,7 +146,7 @@ fedkemf = Case(
         ),
     },
     reductions=(
-        the_smallest_network_travels_unless_another_is_named,
-        two_networks_of_a_kind_drop_out_each_by_itself,
+        the_knowledge_network_is_the_smallest_unless_another_is_named,
+        two_networks_of_one_architecture_drop_out_different_units,
     ),
 )

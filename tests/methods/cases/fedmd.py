@@ -1,4 +1,4 @@
-"""FedMD (Li and Wang 2019, arXiv:1910.03581, Algorithm 1): all learn from the mean of what all say."""
+"""FedMD (Li and Wang 2019, arXiv:1910.03581, Algorithm 1): all learn from the mean of all predictions."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ from methods.rounds import TRAINING, initial, mixed, run
 
 
 def start(clients, initial, options):
-    """Own models; nobody has met."""
+    """Start with own models; no clients have met."""
     return exchange.start(clients, initial, np.zeros((len(clients), len(clients))))
 
 
 def prepare(state, clients, draws, options, rounds):
-    """All public images with their labels, then the own ones."""
+    """Train on all public images with their labels, then on the own ones."""
     own = {}
     for i, client in enumerate(clients):
         public = client._replace(x=client.x_public, y=client.y_public)
@@ -33,7 +33,7 @@ def prepare(state, clients, draws, options, rounds):
 
 
 def draws_of_preparation(key, clients, options, rounds):
-    """Orders for both parts of it."""
+    """Draw orders for both parts of it."""
 
     def of_client(i, client):
         public, own = (jax.random.fold_in(jax.random.fold_in(key, i), phase) for phase in (0, 1))
@@ -44,7 +44,7 @@ def draws_of_preparation(key, clients, options, rounds):
 
 
 def step(state, clients, cohort, options):
-    """Learn alone, speak, learn from the mean."""
+    """Learn alone, exchange predictions, learn from their mean."""
     share = np.full((len(clients), len(clients)), 1 / max(1, len(cohort.draws)))
     logits = {"say": lambda logits, options: logits, "distance": exchange.absolute_error}
     signal = logits if options.signal == "logit" else {}
@@ -89,7 +89,7 @@ fedmd = Case(
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")]),
-        "of logits": local_statistics(("signal", "prob"), ("distill_lr", 0.031), signal="logit", **OPTIONS),
+        "logits": local_statistics(("signal", "prob"), ("distill_lr", 0.031), signal="logit", **OPTIONS),
     },
     reductions=(
         without_transfer_and_distillation_it_is_local,

@@ -1,4 +1,4 @@
-"""FedPer (Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2): own heads, or all but layer one."""
+"""FedPer (Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2): own heads, or all except layer one."""
 
 import numpy as np
 from conftest import assert_same
@@ -11,12 +11,12 @@ from methods.rounds import EVERYONE, TRAINING, alike, reported, run
 
 
 def begins(name):
-    """Whether a leaf belongs to the layer with which all networks of the comparison begin."""
+    """Return whether a leaf belongs to the layer with which all networks of the comparison begin."""
     return nets.block_of(name) == "fc1"
 
 
 def start(clients, initial, options):
-    """The server has the extractors, or the first layer of the first one; clients have copies of the rest."""
+    """Start with the extractors, or the first network's first layer, on the server; clients have the rest."""
     if options.share == "body":
         return sharing.begun(clients, initial, nets.in_head, options)
     first = {name: w for name, w in initial[0].items() if begins(name)}
@@ -50,7 +50,7 @@ def one_round_of_local_training_is_the_same_whatever_is_shared():
         assert_same(info.loss, fedavg[1].loss)
 
 
-def of_one_architecture_the_common_layers_are_the_body():
+def with_one_architecture_the_common_layers_are_the_body():
     prefix, body = (
         run("fedper", alike(), cohorts=((0, 3, 4),), share=share, **TRAINING)[0]
         for share in ("prefix", "body")
@@ -73,6 +73,6 @@ fedper = Case(
     },
     reductions=(
         one_round_of_local_training_is_the_same_whatever_is_shared,
-        of_one_architecture_the_common_layers_are_the_body,
+        with_one_architecture_the_common_layers_are_the_body,
     ),
 )

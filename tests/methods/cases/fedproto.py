@@ -1,6 +1,6 @@
 """FedProto (Tan et al. 2022, arXiv:2105.00243, Algorithm 1).
 
-g_c is the prototype of class c, which only classes have that somebody has sent.
+g_c is the prototype of class c; a class has none before a client has sent one.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from methods.rounds import EVERYONE, TRAINING, alike, billed, federated, mlp, no
 
 
 def start(clients, initial, options):
-    """Own models, and no prototype."""
+    """Start with own models and no prototypes."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}, "prototypes": {}}
 
 
 def step(state, clients, cohort, options):
-    """Train towards the prototypes; then every class gets the mean of all who have it."""
+    """Train towards the prototypes; then every class gets the mean over the clients that have it."""
     own, g, losses, sent = dict(state["own"]), dict(state["prototypes"]), {}, {}
     for i, draw in cohort.draws.items():
         own[i], losses[i] = descend(own[i], pulled(clients[i], g, options), draw["train"], options)
@@ -44,7 +44,7 @@ def step(state, clients, cohort, options):
 
 
 def pulled(client, g, options):
-    """Cross-entropy + lam times the mean square of z - g_y over features; 0 for a class without prototype."""
+    """Return cross-entropy + lam * mean over features of (z - g_y)^2; 0 for a class without prototype."""
 
     def loss(weights, rows):
         y = client.y[rows]
@@ -62,7 +62,7 @@ def pulled(client, g, options):
 
 
 def scores(state, clients, draws, options, x):
-    """A client deploys its model, or minus the squared distance from every prototype."""
+    """Score the client's model, or minus the squared distance from every prototype."""
 
     def of_client(i, client):
         w, g = state["own"][i], state["prototypes"]
@@ -76,7 +76,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """The models, and the prototypes that there are."""
+    """Return the models and the prototypes that exist."""
     g = state.prototypes
     prototypes = {c: g.z[c] for c in range(CLASSES) if g.known[c]}
     return recording.own_models(state, federation, t) | {"prototypes": prototypes}
@@ -86,19 +86,19 @@ def view(state, federation, t):
 
 
 def classes_of(i):
-    """The classes that client i of the tests' federation has."""
+    """Return the classes that client i of the tests' federation has."""
     source = tiny_source()
     return np.unique(source.labels[tiny_partition(source).train[i]])
 
 
 def traffic(model, models, t):
-    """Of each class up its mean, its number and its rows, down its prototype and its number."""
+    """Count each class's mean, number and rows (up), and each prototype and its number (down)."""
     (d,) = model.head.shape
     return lambda i: len(classes_of(i)) * (d + 2), CLASSES * (d + 1)
 
 
 def without_a_pull_it_is_local():
-    """Also where the classifier has statistics of its own."""
+    """The classifier may have running statistics."""
     last = Block("classifier", DenseBlock(CLASSES, norm=True, activation=lambda x: x))
     unlike = federated((mlp(), 2), (dataclasses.replace(mlp(), blocks=(*mlp().blocks[:-1], last)), 3))
     for (fedproto, report), (local, expected) in zip(
@@ -110,7 +110,7 @@ def without_a_pull_it_is_local():
 
 @pytest.mark.long
 def only_classes_with_a_prototype_pull():
-    """After a round of client 3 alone that is the class of its only row."""
+    """After a round of client 3 alone only the class of its one row has a prototype."""
     (c,) = classes_of(3)
     cohorts = (3,), EVERYONE
     (first, _), (pulled, _) = run("fedproto", alike(), cohorts, **TRAINING)
@@ -123,11 +123,11 @@ def only_classes_with_a_prototype_pull():
     (group,), x = alike().groups, alike().inputs(np.arange(40, 44))
     found = nearest(group.model, first.prototypes, recording.at(first.weights[0], 0), x)
     assert (found > np.finfo(found.dtype).min).tolist() == 4 * [first.prototypes.known.tolist()]
-    assert np.isfinite(found).all()  # a score that is not ends the run
+    assert np.isfinite(found).all()  # another score would end the run
 
 
-def features_far_from_zero_are_told_apart():
-    """Also in single precision, where their squares are alike."""
+def distances_of_features_far_from_zero_are_right():
+    """Single precision is enough, although the squares of such features are almost equal."""
     identity = SimpleNamespace(body=SimpleNamespace(apply=lambda params, stats, x, train: (x, stats)))
     z = np.random.default_rng(0).normal(size=(CLASSES, 4)).astype(np.float32) + np.float32(4096)
     known = jnp.asarray([True] * (CLASSES - 1) + [False])
@@ -137,7 +137,7 @@ def features_far_from_zero_are_told_apart():
     np.testing.assert_allclose(found[:, :-1], expected, rtol=1e-4, atol=1e-4)
 
 
-def a_class_that_nobody_has_keeps_its_prototype():
+def a_class_that_no_present_client_has_keeps_its_prototype():
     (first, _), (second, report) = run("fedproto", alike(), (EVERYONE, (3,)), **TRAINING)
     (c,) = classes_of(3)
     others = [other for other in range(CLASSES) if other != c]
@@ -153,7 +153,7 @@ def a_client_that_cannot_train_is_idle_though_it_computes_class_means():
     assert report.idle[0].tolist() == [size == 1 for size in SIZES] and any(report.idle[0].tolist())
 
 
-def where_clients_count_alike_they_send_no_numbers_of_rows():
+def under_uniform_weights_clients_send_no_numbers_of_rows():
     up, *_ = billed("fedproto", alike(), uniform=True, **TRAINING)
     (d,) = alike().models[0].head.shape
     assert up[0].tolist() == [len(classes_of(i)) * (d + 1) for i in EVERYONE]
@@ -175,9 +175,9 @@ fedproto = Case(
     reductions=(
         without_a_pull_it_is_local,
         only_classes_with_a_prototype_pull,
-        features_far_from_zero_are_told_apart,
-        a_class_that_nobody_has_keeps_its_prototype,
-        where_clients_count_alike_they_send_no_numbers_of_rows,
+        distances_of_features_far_from_zero_are_right,
+        a_class_that_no_present_client_has_keeps_its_prototype,
+        under_uniform_weights_clients_send_no_numbers_of_rows,
         a_client_that_cannot_train_is_idle_though_it_computes_class_means,
     ),
 )

@@ -13,7 +13,7 @@ stays = nets.in_head
 
 
 def start(clients, initial, options):
-    """The server has the extractors; every client has a copy of the initial head."""
+    """Start with the extractors on the server and a copy of the initial head on every client."""
     return sharing.begun(clients, initial, stays, options)
 
 
@@ -21,7 +21,7 @@ def step(state, clients, cohort, options):
     """phi_i <- SGD over phi_i; theta_i <- SGD over theta; theta <- sum_i n_i theta_i / sum_i n_i.
 
     While the head learns, the extractor is in evaluation mode. The loss is that of the second phase, in
-    which what is shared is trained.
+    which the shared leaves are trained.
     """
     trained, losses = {}, {}
     for i, draw in cohort.draws.items():
@@ -41,7 +41,7 @@ def without_head_epochs_it_is_fedbabu():
 
 
 def training_the_head_moves_neither_parameters_nor_statistics_of_the_body():
-    """One client alone: the mean over clients is then exact."""
+    """Only one client takes part, so that the mean over clients is exact."""
     options = TRAINING | {"epochs": 0, "head_epochs": 2}
     before = initial("fedrep", normalised(), **options)
     ((after, _),) = run("fedrep", normalised(), cohorts=((0,),), **options)

@@ -1,6 +1,6 @@
 """FedRoD (Chen and Chao 2022, arXiv:2107.00778, section 4, linear personal head).
 
-The personal head P is one more part of a client's weights, beside the generic head G.
+The personal head P is one more part of a client's weights, in addition to the generic head G.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ personal_head = nets.dense(PERSONAL)
 
 
 def stays(name):
-    """The personal head."""
+    """Keep the personal head on its client."""
     return nets.block_of(name) == PERSONAL
 
 
 def start(clients, initial, options):
-    """The server has extractors and generic heads; P starts as a copy of the initial G."""
+    """Start with extractors and generic heads on the server; P is a copy of the initial G."""
     with_personal_heads = [
         weights | {name.replace(nets.HEAD, PERSONAL): leaf for name, leaf in nets.head(weights).items()}
         for weights in initial
@@ -42,9 +42,9 @@ def step(state, clients, cohort, options):
 
 
 def two_losses(client, gamma):
-    """CE(G(z) + gamma log n_c) for f and G, plus CE(G(z) + P(z)) for P alone.
+    """Return CE(G(z) + gamma log n_c) for f and G, plus CE(G(z) + P(z)) for P alone.
 
-    A class of which the client has no rows has log 0 = -inf and so no part in the first softmax.
+    A class without rows on the client has log 0 = -inf and so no part in the first softmax.
     """
 
     def loss(weights, rows):
@@ -57,14 +57,14 @@ def two_losses(client, gamma):
         value_g, dgeneric = cross_entropy(generic + prior, y)
         value_p, dresidual = cross_entropy(generic + residual, y)
         dz, of_generic = through_generic(dgeneric)
-        _, of_personal = through_personal(dresidual)  # nothing of it flows on to z or G
+        _, of_personal = through_personal(dresidual)  # this gradient stops before z and G
         return value_g + value_p, through_body(dz)[1] | of_generic | of_personal
 
     return loss
 
 
 def scores(state, clients, draws, options, x):
-    """G(z) + P_i(z), with the newest f and G."""
+    """Score G(z) + P_i(z), with the newest f and G."""
     both = []
     for i, client in enumerate(clients):
         weights = sharing.model(state, clients, i)

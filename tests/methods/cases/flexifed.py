@@ -13,7 +13,7 @@ from methods.rounds import ALWAYS, TRAINING, equal, reported, run
 
 
 def start(clients, initial, options):
-    """Own models, common layers as the first architecture that has them."""
+    """Start with own models; common layers are those of the first architecture that has them."""
     own = {}
     for i, client in enumerate(clients):
         own[i] = dict(initial[client.group])
@@ -24,7 +24,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """w_i <- SGD(w_i); then layer for layer the mean over C_il, as far as it is there."""
+    """w_i <- SGD(w_i); then layer by layer the mean over the present clients of C_il."""
     own, losses, initial = dict(state["own"]), {}, of_architectures(state, clients)
     trained = {}
     for i, draw in cohort.draws.items():
@@ -39,13 +39,13 @@ def step(state, clients, cohort, options):
 
 
 def of_architectures(state, clients):
-    """Weights of each architecture, for their shapes."""
+    """Return weights of each architecture, for their shapes."""
     first = {client.group: i for i, client in reversed(list(enumerate(clients)))}
     return [state["own"][first[group]] for group in sorted(first)]
 
 
 def partners(clients, weights, i, level, options):
-    """C_il: the clients with which i shares a layer, at least itself."""
+    """Return C_il: the clients with which i shares a layer, at least itself."""
 
     def kinds(j, levels):
         blocks = list(nets.BLOCKS[clients[j].net])[:levels]
@@ -65,7 +65,7 @@ def partners(clients, weights, i, level, options):
 
 
 def renamed(weights, client, level, block, options):
-    """A client's leaves of a layer that are sent, renamed to a block that another client has there."""
+    """Return a client's sent leaves of a layer, renamed to another client's block there."""
     theirs = list(nets.BLOCKS[client.net])[level]
     return {
         name.replace(theirs, block): value
@@ -75,7 +75,7 @@ def renamed(weights, client, level, block, options):
 
 
 def scores(state, clients, draws, options, x):
-    """A client deploys its own model and receives no other."""
+    """Score own models, which clients deploy; they receive no others."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}
 
@@ -91,7 +91,7 @@ def with_one_architecture_it_is_fedavg():
         assert_same(reported(report), reported(expected), tolerance=1e-6)
 
 
-def strategies_say_by_whose_layers_others_go():
+def strategies_name_the_architecture_whose_layer_is_shared():
     models, none = (NORMALISED, TWO_LAYERS, THREE_LAYERS, TWO_LAYERS), None
     owners = {
         name: [
@@ -126,5 +126,5 @@ flexifed = Case(
             models=((NORMALISED, 3), (TWO_LAYERS, 2)),
         ),
     },
-    reductions=(with_one_architecture_it_is_fedavg, strategies_say_by_whose_layers_others_go),
+    reductions=(with_one_architecture_it_is_fedavg, strategies_name_the_architecture_whose_layer_is_shared),
 )

@@ -1,4 +1,4 @@
-"""Hermes (Li et al. 2021, doi:10.1145/3447993.3483278): own masks, means over those who hold an entry."""
+"""Hermes (Li et al. 2021, doi:10.1145/3447993.3483278): own masks, means over clients that hold an entry."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ from methods.rounds import COHORTS, TRAINING, alike, initial, mlp, run
 
 
 def start(clients, initial, options):
-    """Everybody holds all of the initial model; nothing has been averaged."""
+    """Start every client with all of the initial model; nothing has been averaged."""
     return {
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
         "held": {
@@ -45,7 +45,7 @@ def start(clients, initial, options):
 
 
 def begun(state, clients, i):
-    """The own model, with what the server has averaged of its entries since client i was there."""
+    """Return the own model, with the means of its entries since client i last took part."""
     g, held, there = clients[i].group, state["held"][i], state["there"][i]
     return {
         name: np.where(held[name] & (state["made"][g][name] >= there), state["mean"][g][name], w)
@@ -80,7 +80,7 @@ def step(state, clients, cohort, options):
 
 
 def masked(loss, held):
-    """The loss without gradients of what is pruned."""
+    """Return the loss without gradients of pruned entries."""
 
     def of_rows(w, rows):
         value, gradients = loss(w, rows)
@@ -91,12 +91,12 @@ def masked(loss, held):
 
 
 def count(held):
-    """Parameters held."""
+    """Return the number of parameters held."""
     return sum(mask.sum() for name, mask in held.items() if not nets.is_statistic(name))
 
 
 def pruned(client, held, w, options):
-    """The mask after a client has looked at its accuracy and its kept ratio."""
+    """Return a client's mask after it has checked its accuracy and its kept ratio."""
     layers = [f"{name}/kernel" for name in ("conv1/conv", "fc1/linear") if f"{name}/kernel" in w]
     good = nets.logits(client.net, w, client.x_validation).argmax(1) == client.y_validation
     size = sum(mask.size for name, mask in held.items() if not nets.is_statistic(name))
@@ -116,26 +116,26 @@ def pruned(client, held, w, options):
 
 
 def how_many(share, left):
-    """How many of those left go."""
+    """Return how many of the remaining entries are pruned."""
     return min(int(np.round(share * left)), left - 1)
 
 
 def smallest_weights(held, layer, w, share):
-    """Take the smallest weights of a kernel."""
+    """Prune the smallest weights of a kernel."""
     left = [place for place in np.ndindex(w.shape) if held[layer][place]]
     for place in sorted(left, key=lambda place: abs(w[place]))[: how_many(share, len(left))]:
         held[layer][place] = False
 
 
 def smallest_channels(held, layer, w, share):
-    """Take the channels with the smallest kernels."""
+    """Prune the channels with the smallest kernels."""
     left = [c for c in range(w.shape[-1]) if held[layer][..., c].any()]
     for c in sorted(left, key=lambda c: np.abs(w[..., c]).sum())[: how_many(share, len(left))]:
         held[layer][..., c] = False
 
 
 def cut_off(held, layers):
-    """Take what belongs to channels without a kernel: their biases, norms and the next layer's inputs."""
+    """Prune what belongs to channels without a kernel: biases, norms and the next layer's inputs."""
     for layer, following in zip(layers, [*layers[1:], f"{nets.HEAD}/kernel"], strict=True):
         channels = held[layer].shape[-1]
         for c in range(channels):
@@ -148,7 +148,7 @@ def cut_off(held, layers):
 
 
 def scores(state, clients, draws, options, x):
-    """Received and deployed is what a round would start from."""
+    """Score the model with which a client would start a round, received and deployed."""
     newest = [nets.logits(client.net, begun(state, clients, i), x) for i, client in enumerate(clients)]
     return {"received": newest, "deployed": newest}
 
@@ -157,7 +157,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """Models, masks, and when what was there."""
+    """Return models, masks, and the rounds in which clients took part and means were made."""
     own, server = recording.by_client(state.own, federation), recording.by_group(state.server)
     return {
         "own": {i: of_client.weights for i, of_client in own.items()},
@@ -174,7 +174,7 @@ SHORT = {"threshold": 0.0, "prune": 0.4, "target_ratio": 0.05}
 
 
 def traffic(model, models, t):
-    """Down what the tiny models have left after pruning once, up after twice; and a bit for each channel."""
+    """Count what the tiny models have left after one pruning (down) and two (up), and a bit per channel."""
 
     def scalars(units, channels):
         inputs = 16 * channels if channels else 64
@@ -189,7 +189,7 @@ def traffic(model, models, t):
 
 @functools.cache
 def with_norms(sizes=SIZES):
-    """The tiny clients with validation rows."""
+    """Return the tiny clients with validation rows and BatchNorm."""
     source = tiny_source()
     partition = validating(tiny_partition(source, sizes))
     return federate(source, partition, ((mlp(norm="batch"), len(sizes)),))
@@ -207,7 +207,7 @@ def without_pruning_it_is_fedavg_of_equal_clients():
         assert info.findings["kept"]["least"] == 1
 
 
-def masks_only_shrink_and_what_is_pruned_is_0():
+def masks_only_shrink_and_pruned_entries_are_0():
     rounds = run("hermes", with_norms(EQUAL), COHORTS * 3, target_ratio=0.1, threshold=0.2, **TRAINING)
     states = [jax.device_get(state.own[0]) for state, _ in rounds]
     for own in states:
@@ -222,8 +222,8 @@ def masks_only_shrink_and_what_is_pruned_is_0():
 
 
 @pytest.mark.long
-def what_goes_with_channels_had_no_effect():
-    """In networks that join channels by sums, side by side, by gates and by depthwise convolutions."""
+def entries_pruned_with_channels_had_no_effect():
+    """The network joins channels by sums, concatenation, gates and depthwise convolutions."""
     body = [
         Block("stem", ConvBlock(6, 3, 1)),
         Block("inverted", InvertedResidual(6, 8, squeezed=3)),
@@ -234,7 +234,7 @@ def what_goes_with_channels_had_no_effect():
 
     @jax.jit
     def compared(w):
-        w = jax.tree.map(lambda leaf: leaf + 0.1, w)  # norms shift as well
+        w = jax.tree.map(lambda leaf: leaf + 0.1, w)  # so that shifts of norms are not 0
         held = pruning.pruned(model, pruning.whole(w), w, jnp.float32(0.4), "channel")
         inputs = jax.tree.map(with_all_inputs, held)
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), pruning.only(held, w), pruning.only(inputs, w))
@@ -249,7 +249,7 @@ def what_goes_with_channels_had_no_effect():
     assert ratio < 0.8
 
 
-def ratios_are_of_those_present():
+def reported_ratios_are_of_present_clients():
     kept, present = (np.array([0.5, 0.7, 0.0]),), cohort(alike(), (0, 1), places=[3])
     assert_same(summary(kept, present), {"mean": 0.6, "least": 0.5}, tolerance=1e-6)
 
@@ -285,9 +285,9 @@ hermes = Case(
     },
     reductions=(
         without_pruning_it_is_fedavg_of_equal_clients,
-        masks_only_shrink_and_what_is_pruned_is_0,
-        what_goes_with_channels_had_no_effect,
-        ratios_are_of_those_present,
+        masks_only_shrink_and_pruned_entries_are_0,
+        entries_pruned_with_channels_had_no_effect,
+        reported_ratios_are_of_present_clients,
         a_federation_without_validation_rows_is_refused,
     ),
 )

@@ -23,7 +23,7 @@ NARROW_MLP = on_batch_norm(zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=NARROW["
 
 
 def start(clients, initial, options):
-    """The server has the wider network; static statistics are nobody's."""
+    """Start with the wider network on the server; static statistics are not stored."""
     whole, kept = initial[1], {}
     if options.static_bn or options.bn_stats == "local":
         whole = {name: value for name, value in whole.items() if not nets.is_statistic(name)}
@@ -34,7 +34,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """W_i <- SGD(W[r_i]); every entry the mean of those who hold it."""
+    """W_i <- SGD(W[r_i]); every entry is the mean of the clients that hold it."""
     whole, kept, losses = state["shared"][1], dict(state["personal"]), {}
     sums, counts = ({name: np.zeros(w.size) for name, w in whole.items()} for _ in range(2))
     for i, draw in cohort.draws.items():
@@ -57,7 +57,7 @@ def step(state, clients, cohort, options):
 
 
 def taken(weights, client, convolving):
-    """The first channels, of leaves of the wider network."""
+    """Take a client's first channels from leaves of the wider network."""
     if client.group == 1:
         return weights
 
@@ -74,13 +74,13 @@ def taken(weights, client, convolving):
 
 
 def positions(whole, client):
-    """Where a client's entries are in the wider network's flattened leaves."""
+    """Return the positions of a client's entries in the wider network's flattened leaves."""
     grids = {name: np.arange(w.size).reshape(w.shape) for name, w in whole.items()}
     return taken(grids, client, "conv1/conv/kernel" in whole)
 
 
 def received(state, clients, i):
-    """The client's slice, and what it keeps."""
+    """Return the client's slice and what it keeps."""
     whole = state["shared"][1]
     return {name: whole[name].ravel()[grid] for name, grid in positions(whole, clients[i]).items()} | (
         state["personal"][i]
@@ -88,7 +88,7 @@ def received(state, clients, i):
 
 
 def begun(w, options):
-    """The same with any statistics, where static ones are not part of it."""
+    """Return the same with statistics of 0 where static BatchNorm stores none."""
     if not options.static_bn:
         return w
     norms = [name.removesuffix("/scale") for name in w if name.endswith("norm/scale")]
@@ -97,7 +97,7 @@ def begun(w, options):
 
 
 def scaler(state, w, options):
-    """The share r of each leaf that is divided."""
+    """Return the share r of each leaf that is divided."""
     whole = state["shared"][1]
     layers = ["conv1/conv/kernel", "conv1/conv/bias", "fc1/linear/kernel", "fc1/linear/bias"]
     hidden = [name for name in layers if name in w]
@@ -105,7 +105,7 @@ def scaler(state, w, options):
 
 
 def masked_loss(client, options, state, w, rows):
-    """Cross-entropy of the scaled network, logits of absent classes 0."""
+    """Return cross-entropy of the scaled network, with logits of absent classes 0."""
     r, absent = scaler(state, w, options), lacking(client, options)
     divided = w | {name: w[name] / r[name] for name in r}
     z, through_body = client.net(divided, client.x[rows], True)
@@ -119,12 +119,12 @@ def masked_loss(client, options, state, w, rows):
 
 
 def lacking(client, options):
-    """The classes whose logits are 0."""
+    """Return the classes whose logits are 0."""
     return [c for c in range(CLASSES) if options.masked and c not in client.y]
 
 
 def scores(state, clients, draws, options, x):
-    """A client predicts with its slice, scaled and masked; statistics are of all with its width, or own."""
+    """Score the client's slice, scaled and masked; statistics are of all clients of its width, or its own."""
 
     def of_client(i, client):
         w = begun(received(state, clients, i), options)
@@ -147,7 +147,7 @@ def scores(state, clients, draws, options, x):
 # ---- what another method computes
 
 
-def of_one_width_it_is_fedavg():
+def with_one_width_it_is_fedavg():
     for (heterofl, report), (fedavg, expected) in zip(
         run("heterofl", equal(), ALWAYS, clip_norm=None, **TRAINING),
         run("fedavg", equal(), ALWAYS, **TRAINING),
@@ -157,7 +157,7 @@ def of_one_width_it_is_fedavg():
         assert_same(reported(report), reported(expected), tolerance=1e-6)
 
 
-def nobody_moves_what_only_wider_networks_hold():
+def narrow_clients_do_not_move_entries_of_wider_networks():
     narrow, wide = mlp(hidden=2), mlp(hidden=4)
     (state, _), (later, _) = run(
         "heterofl", federated((wide, 2), (narrow, 3)), (range(5), (2, 4)), **TRAINING
@@ -167,14 +167,14 @@ def nobody_moves_what_only_wider_networks_hold():
     assert (after[:, :2] != before[:, :2]).any()
 
 
-def gathering_statistics_is_not_training():
+def gathering_statistics_adds_no_operations():
     *_, gathering = billed("heterofl", normalised(), **TRAINING)
     *_, without = billed("heterofl", normalised(), static_bn=False, **TRAINING)
     assert_same(gathering, without)
 
 
 def batches_of_statistics_count_by_their_rows():
-    """Five rows in batches of three and two."""
+    """Five rows come in batches of three and two."""
     model, federation = mlp(norm="batch"), alike()
     params, rows = initial(model).params, jnp.arange(5, dtype=jnp.int32)
     with pytest.MonkeyPatch.context() as patch:
@@ -185,8 +185,8 @@ def batches_of_statistics_count_by_their_rows():
     np.testing.assert_allclose(found["fc1"]["norm"]["mean"], seen.mean(0), rtol=1e-4, atol=1e-5)
 
 
-def statistics_may_be_large():
-    """A variance of 1e10, of which running statistics move by a tenth, in single precision."""
+def large_statistics_are_right_in_single_precision():
+    """A variance is 1e10, and running statistics move by a tenth of it."""
     model, federation = mlp(norm="batch"), alike()
     params, rows = initial(model).params, jnp.arange(5, dtype=jnp.int32)
 
@@ -201,8 +201,8 @@ def statistics_may_be_large():
     np.testing.assert_allclose(large, 1e10 * small, rtol=1e-4)
 
 
-def statistics_are_of_those_who_take_part():
-    """Not of newcomers."""
+def statistics_exclude_newcomers():
+    """Client 0 is the newcomer."""
     (group,) = equal().groups
     first = dataclasses.replace(group, newcomer=group.id == 0)
     rows, size = rows_of_all(first)
@@ -231,11 +231,11 @@ heterofl = Case(
         ),
     },
     reductions=(
-        of_one_width_it_is_fedavg,
-        nobody_moves_what_only_wider_networks_hold,
-        gathering_statistics_is_not_training,
+        with_one_width_it_is_fedavg,
+        narrow_clients_do_not_move_entries_of_wider_networks,
+        gathering_statistics_adds_no_operations,
         batches_of_statistics_count_by_their_rows,
-        statistics_may_be_large,
-        statistics_are_of_those_who_take_part,
+        large_statistics_are_right_in_single_precision,
+        statistics_exclude_newcomers,
     ),
 )

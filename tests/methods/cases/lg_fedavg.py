@@ -9,7 +9,7 @@ stays = nets.in_body
 
 
 def start(clients, initial, options):
-    """The server has the heads; every client has a copy of the initial extractor."""
+    """Start with the heads on the server and a copy of the initial extractor on every client."""
     return sharing.begun(clients, initial, stays, options)
 
 

@@ -1,4 +1,4 @@
-"""Local training: every client alone, in the rounds in which it is drawn."""
+"""Local training: every client alone, in the rounds for which it is drawn."""
 
 import jax
 from conftest import assert_same, cohort
@@ -10,12 +10,12 @@ from methods.rounds import ALWAYS, TRAINING, alike, initial, reported, run
 
 
 def stays(name):
-    """Everything stays on its client."""
+    """Keep everything on its client."""
     return True
 
 
 def start(clients, initial, options):
-    """Every client has a copy of its architecture's initial model."""
+    """Start every client with a copy of its architecture's initial model."""
     return sharing.begun(clients, initial, stays, options)
 
 
@@ -25,13 +25,13 @@ def step(state, clients, cohort, options):
     return sharing.averaged(state, clients, trained, stays, options), losses
 
 
-def training_of_all_needs_no_cohort():
+def schedule_all_trains_every_client():
     everybody, _ = run("local", alike(), local_schedule="all", **TRAINING)[-1]
     always_present, _ = run("local", alike(), cohorts=ALWAYS, **TRAINING)[-1]
     assert_same(everybody.kept, always_present.kept)
 
 
-def training_of_all_reports_the_cohort():
+def schedule_all_reports_only_the_cohort():
     config = METHODS["local"].config(local_schedule="all", **TRAINING)
     _, info = jax.eval_shape(
         METHODS["local"].build(config).step,
@@ -51,5 +51,5 @@ local = Case(
     sharing.scores,
     traffic=lambda model, models, t: 0,
     comparisons={"": Comparison(), "local statistics": local_statistics()},
-    reductions=(training_of_all_needs_no_cohort, training_of_all_reports_the_cohort),
+    reductions=(schedule_all_trains_every_client, schedule_all_reports_only_the_cohort),
 )

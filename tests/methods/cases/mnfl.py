@@ -1,6 +1,6 @@
 """MNFL (Beikmohammadi et al., Algorithm 1, eqs. 5-7), the algorithm of KT-pFL (arXiv:2111.02862).
 
-C[n, m] is the weight of client m in the teacher of client n; the round's cohort brings the public images.
+C[n, m] is the weight of client m in the teacher of client n; the round's cohort has the public images.
 """
 
 import jax
@@ -19,12 +19,12 @@ from methods.rounds import ALWAYS, TRAINING, mixed, run
 
 
 def start(clients, initial, options):
-    """Own models; all teach each other alike."""
+    """Start with own models and equal weights."""
     return exchange.start(clients, initial, np.full((len(clients), len(clients)), 1 / len(clients)))
 
 
 def step(state, clients, cohort, options):
-    """Learn alone, speak, learn from the teacher; then the server learns who should teach whom."""
+    """Learn alone, exchange predictions, learn from the teacher; then the server learns the matrix."""
     matrix, present = state["matrix"], list(cohort.draws)
     models, losses, s, _ = exchange.exchanged(state, clients, cohort, options, lambda s: matrix)
     if options.matrix_predictions == "after":
@@ -39,7 +39,7 @@ def step(state, clients, cohort, options):
 
 
 def slope(teacher, own, of_m, options):
-    """Derivative of the distance of t_n from s_n by C[n, m]: KL(t_n || s_n), or the mean square."""
+    """Return the derivative of t_n's distance from s_n by C[n, m]: KL(t_n || s_n), or the mean square."""
     if options.matrix_loss == "mse":
         return (2 * (teacher - own) * of_m).mean()
     return (of_m * (np.log(teacher / own) + 1)).sum(1).mean()
@@ -49,7 +49,7 @@ def slope(teacher, own, of_m, options):
 
 
 def learnt(matrix, clients, present, distance_gradient, options, everyone=None):
-    """C after a step for the pairs of clients that are present; every row keeps what it sums to."""
+    """Return C after a step for the pairs of present clients; rows keep their sums, except under "clip"."""
     everyone = range(len(clients)) if everyone is None else everyone
     uniform, rows = 1 / len(everyone), sum(clients[n].size for n in everyone)
     new = matrix.copy()
@@ -69,7 +69,7 @@ def learnt(matrix, clients, present, distance_gradient, options, everyone=None):
 
 
 def nearest(row, mass):
-    """The nearest point with c >= 0 and sum c = mass: cut off at a level that bisection finds."""
+    """Return the nearest point with c >= 0 and sum c = mass: cut off at a level that bisection finds."""
     low, high = row.min() - mass, row.max()
     for _ in range(100):
         level = (low + high) / 2
@@ -81,7 +81,7 @@ def nearest(row, mass):
 
 
 def draws(key, client, models, options):
-    """Orders for the local epochs, and of the round's public images for those of distillation."""
+    """Draw orders for the local epochs, and of the round's public images for the epochs of distillation."""
     alone, taught = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
     images = min(options.public_size, PUBLIC)
     return {
@@ -91,12 +91,12 @@ def draws(key, client, models, options):
 
 
 def view(state, federation, t):
-    """The models and the matrix."""
+    """Return the models and the matrix."""
     return recording.own_models(state, federation, t) | {"matrix": state.matrix}
 
 
 def drawn_anew(init_key, round_key, federation, options):
-    """The public images of a round."""
+    """Return the rows of a round's public images."""
     return subset(round_key, federation, options.public_size)
 
 
@@ -117,8 +117,8 @@ def distillation_has_the_rate_of_training_if_no_other_is_given():
         assert_same(one.weights, other.weights)
 
 
-def right_after_training_nobody_has_been_taught(method="mnfl", **options):
-    """The models of that moment are Local's."""
+def right_after_training_models_are_those_of_local(method="mnfl", **options):
+    """Clients are taught only after that moment."""
     ((_, report), *_), ((local, _), *_) = (
         run(name, mixed(), ALWAYS[:1], **TRAINING, **of_method)
         for name, of_method in ((method, options), ("local", {}))
@@ -147,13 +147,13 @@ mnfl = Case(
     draws=draws,
     view=view,
     images=drawn_anew,
-    # Predictions before and after; the teacher's, and the images' numbers.
+    # Up: predictions before and after learning; down: the teacher's, and the images' numbers.
     traffic=lambda model, models, t: (2 * PUBLIC * CLASSES, PUBLIC * CLASSES + PUBLIC),
     returns=False,
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS, mistakes=[("matrix_predictions", "before"), ("row_norm", "clip")]),
-        "as its code": Comparison(
+        "as in the authors' code": Comparison(
             OPTIONS | {"matrix_loss": "mse", "matrix_predictions": "before", "row_norm": "softmax"},
             mistakes=[("matrix_loss", "kl")],
         ),
@@ -161,7 +161,7 @@ mnfl = Case(
     },
     reductions=(
         without_distillation_it_is_local,
-        right_after_training_nobody_has_been_taught,
+        right_after_training_models_are_those_of_local,
         distillation_has_the_rate_of_training_if_no_other_is_given,
     ),
 )

@@ -1,6 +1,6 @@
 """MNFL among clients of one architecture (Beikmohammadi et al., the homogeneous variant).
 
-As `mnfl` beside it, but clients exchange their models: a teacher is a mixture of parameters.
+As in `mnfl`, except that clients exchange their models: a teacher is a mixture of parameters.
 """
 
 import jax
@@ -14,7 +14,7 @@ from methods.rounds import ALWAYS, TRAINING, equal, mixed, reported, run
 
 
 def start(clients, initial, options):
-    """Own models; all of an architecture teach each other alike."""
+    """Start with own models and equal weights within an architecture."""
     group = np.array([client.group for client in clients])
     same = group[:, None] == group
     return {
@@ -45,7 +45,7 @@ def step(state, clients, cohort, options):
 
 
 def transferred(state, clients, present, options):
-    """What the clients that are present start from, {client: weights}."""
+    """Return the models from which present clients start, {client: weights}."""
     begun = {}
     for n in present:
         known = {m: state["own"][m] for m in present if clients[m].group == clients[n].group}
@@ -63,13 +63,13 @@ def transferred(state, clients, present, options):
 
 
 def sent(weights, options):
-    """What others hear of a model: under bn_stats="local" no running statistics."""
+    """Return what others get of a model: under bn_stats="local" no running statistics."""
     local = options.bn_stats == "local"
     return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def scores(state, clients, draws, options, x):
-    """Received: what a round of all clients would start from. Deployed: the own model."""
+    """Score as received the start of a round of all clients, as deployed the own model."""
     newest = transferred(state, clients, list(range(len(clients))), options)
     return {
         "received": [nets.logits(c.net, newest[i], x) for i, c in enumerate(clients)],
@@ -80,7 +80,7 @@ def scores(state, clients, draws, options, x):
 # ---- what another method computes
 
 
-def of_equal_weights_it_is_fedavg_of_equal_clients():
+def with_equal_weights_it_is_fedavg_of_equal_clients():
     for (mixed_models, report), (fedavg, expected) in zip(
         run("mnfl-homogeneous", equal(), cohorts=ALWAYS, matrix_lr=0.0, **TRAINING),
         run("fedavg", equal(), cohorts=ALWAYS, **TRAINING),
@@ -106,18 +106,18 @@ mnfl_homogeneous = Case(
     scores,
     view=mnfl.view,
     traffic=lambda model, models, t: model.size,
-    idle_rates={"transfer_lr"},  # of another transfer than the default
+    idle_rates={"transfer_lr"},  # only used by the transfer that is not the default
     all_clients=True,
     comparisons={
         "": Comparison(OPTIONS, mistakes=[("row_norm", "clip")]),
-        "by steps": Comparison(
+        "steps towards the teacher": Comparison(
             OPTIONS | {"transfer": "prox", "transfer_steps": 3, "transfer_lr": 0.08, "row_norm": "clip"},
             mistakes=[("transfer_steps", 2), ("rho", 0.21)],
         ),
         "local statistics": local_statistics(**OPTIONS),
     },
     reductions=(
-        of_equal_weights_it_is_fedavg_of_equal_clients,
+        with_equal_weights_it_is_fedavg_of_equal_clients,
         without_steps_towards_the_teacher_it_is_local,
     ),
 )

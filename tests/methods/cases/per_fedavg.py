@@ -15,7 +15,7 @@ from methods.cases import CONVOLVING, SMALL, Case, Comparison, fedavg, local_sta
 from methods.recording import phases
 from methods.rounds import ALWAYS, TRAINING, equal, reported, run
 
-TINY = 1e-6  # a difference of gradients over so short a way is the second derivative to ten digits
+TINY = 1e-6  # a difference of gradients over this distance is the second derivative to ten digits
 
 
 def step(state, clients, cohort, options):
@@ -31,7 +31,7 @@ def step(state, clients, cohort, options):
 
 
 def together(orders, w, options):
-    """Orders (m, epochs, n) -> rows (epochs, k, m): an m-th of an epoch's batches, at least one."""
+    """Reshape orders (m, epochs, n) to rows (epochs, k, m): an m-th of an epoch's batches, at least one."""
     parts, _, n = orders.shape
     least = 2 if any(map(nets.is_statistic, w)) else 1
     whole, rest = divmod(n, options.batch_size)
@@ -41,7 +41,7 @@ def together(orders, w, options):
 
 
 def meta_loss(plain, options):
-    """f(w~; b') and the direction of a variant; the columns of a batch are b, b' and perhaps b''."""
+    """Return f(w~; b') and the direction of a variant; the columns of a batch are b, b' and perhaps b''."""
 
     def loss(w, rows):
         first, second, *third = rows.T
@@ -58,12 +58,12 @@ def meta_loss(plain, options):
 
 
 def rate(options):
-    """The rate alpha."""
+    """Return the rate alpha."""
     return options.lr if options.alpha is None else options.alpha
 
 
 def moved(w, rate, direction):
-    """Weights + rate * direction, but for running statistics."""
+    """Return weights + rate * direction, without moving running statistics."""
     return {
         name: value if nets.is_statistic(name) else value + rate * direction[name]
         for name, value in w.items()
@@ -71,7 +71,7 @@ def moved(w, rate, direction):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is the global model, deployed a copy after plain steps with rate alpha."""
+    """Score the global model as received, a copy after plain steps with rate alpha as deployed."""
     plain_steps = dataclasses.replace(options, momentum=0, weight_decay=0, clip_norm=None)
     newest, adapted = sharing.scores(state, clients, draws, options, x)["received"], []
     for i, client in enumerate(clients):
@@ -83,7 +83,7 @@ def scores(state, clients, draws, options, x):
 
 
 def draws(key, client, models, options):
-    """An order for each of the independent batches, in each epoch: (m, epochs, n)."""
+    """Draw an order for each of the independent batches, in each epoch: (m, epochs, n)."""
     key = jax.random.fold_in(key, 0)
     orders = [
         padded_orders(key, jnp.int32(client.size), part, options.epochs)
@@ -94,14 +94,14 @@ def draws(key, client, models, options):
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def padded_orders(key, size, part: int, epochs: int):
-    """The orders of one of several lists of rows: that of part 0 is its order alone."""
+    """Return the orders of one of several lists of rows; part 0 has those of ordinary training."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs, dtype=jnp.int32))
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - part) if part else keys
     return jax.vmap(lambda epoch: batch_order(epoch, size, max(SIZES)))(keys)
 
 
 def draws_before_use(key, client, models, options):
-    """The order of one epoch."""
+    """Draw the order of one epoch."""
     one = dataclasses.replace(options, epochs=1)
     return phases(adapt="epochs")(key, client, models, one)
 
@@ -128,7 +128,7 @@ per_fedavg = Case(
     draws=draws,
     draws_before_use=draws_before_use,
     traffic=lambda model, models, t: model.size,
-    idle_rates={"delta"},  # of another variant than the default
+    idle_rates={"delta"},  # only used by a variant that is not the default
     comparisons={
         "": Comparison({"clip_norm": 0.9}, [("lr", 0.051), ("adapt", "epoch"), ("clip_norm", 0.91)]),
         "exact": Comparison(

@@ -1,4 +1,4 @@
-"""Sim-pFD and TopK-pFD (Beikmohammadi et al., section 5.1): teachers are who says alike things."""
+"""Sim-pFD and TopK-pFD (Beikmohammadi et al., section 5.1): clients with similar predictions are teachers."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from methods.rounds import TRAINING, mixed, run
 
 
 def stepped(weigh):
-    """A round with these weights, which the server remembers."""
+    """Return a round with these weights, which the server remembers."""
 
     def step(state, clients, cohort, options):
         def weights(s):
@@ -34,14 +34,14 @@ def cosine_of(one, other):
 
 
 def by_similarity(cosine, options):
-    """Rows that sum to 1; of a client alone its own."""
+    """Return rows that sum to 1; a client alone has weight 1."""
     if options.weights == "min-max":
         cosine = cosine - cosine.min(1, keepdims=True)
     return cosine / cosine.sum(1, keepdims=True) if len(cosine) > 1 else np.ones_like(cosine)
 
 
 def by_rank(cosine, options):
-    """1/K for the first K."""
+    """Return 1/K for the first K."""
     weights = np.zeros_like(cosine)
     for n, row in enumerate(cosine):
         nearest = np.argsort(-row)[: options.neighbours]
@@ -50,8 +50,8 @@ def by_rank(cosine, options):
 
 
 @pytest.mark.long
-def of_all_neighbours_it_is_fedmd():
-    """K = N: equal weights."""
+def with_all_clients_as_neighbours_it_is_fedmd():
+    """With K = N all weights are equal."""
     options = TRAINING | {"distill_lr": 0.1}
     for (topk, _), (fedmd, _) in zip(
         run("topk-pfd", mixed(), neighbours=5, **options), run("fedmd", mixed(), **options), strict=True
@@ -72,7 +72,7 @@ sim_pfd = Case(
     short={"public_batch": 4},
     comparisons={
         "": Comparison(OPTIONS, [("weights", "plain")]),
-        "by plain cosines": local_statistics(("kl_weight", 0.91), weights="plain", **OPTIONS),
+        "plain cosines": local_statistics(("kl_weight", 0.91), weights="plain", **OPTIONS),
     },
 )
 
@@ -83,5 +83,5 @@ topk_pfd = sim_pfd._replace(
         "": Comparison(OPTIONS | {"neighbours": 2}, [("neighbours", 3)]),
         "local statistics": local_statistics(("neighbours", 1), neighbours=2, **OPTIONS),
     },
-    reductions=(of_all_neighbours_it_is_fedmd,),
+    reductions=(with_all_clients_as_neighbours_it_is_fedmd,),
 )

@@ -26,7 +26,7 @@ MU, RHO, POINT = "gaussian/mu/", "gaussian/rho/", "point/"
 
 
 def start(clients, initial, options):
-    """All distributions are around the initial weights."""
+    """Start all distributions around the initial weights."""
     q = [around(weights, options.rho_0) for weights in initial]
     return {
         "shared": {group: sent(of_group, options) for group, of_group in enumerate(q)},
@@ -35,7 +35,7 @@ def start(clients, initial, options):
 
 
 def around(weights, rho):
-    """The distribution whose means are some weights."""
+    """Return the distribution whose means are some weights."""
     q = {}
     for name, w in weights.items():
         if nets.is_statistic(name):
@@ -48,13 +48,13 @@ def around(weights, rho):
 
 
 def sent(q, options):
-    """What reaches the server of a distribution."""
+    """Return the leaves of a distribution that reach the server."""
     local = options.bn_stats == "local"
     return {name: leaf for name, leaf in q.items() if not (local and nets.is_statistic(name))}
 
 
 def step(state, clients, cohort, options):
-    """q_i and its copy of q in turn; mu, rho and the points averaged."""
+    """Train q_i and the client's copy of q in turn; average mu, rho and the points."""
     personal, messages, losses = dict(state["personal"]), [], {}
     for i, draw in cohort.draws.items():
         client, q = clients[i], state["shared"][clients[i].group]
@@ -66,12 +66,12 @@ def step(state, clients, cohort, options):
 
 
 def part(q, kind):
-    """The leaves of one kind, under their whole names."""
+    """Return the leaves of one kind, under their full names."""
     return {name: leaf for name, leaf in q.items() if name.startswith(kind)}
 
 
 def in_turn(client, q_i, q, draw, options):
-    """On every batch R steps of q_i, then one of q: both, and the mean negative log-likelihood."""
+    """Take R steps of q_i and one of q on every batch; return both and the mean negative log-likelihood."""
     least = 2 if any(map(nets.is_statistic, q_i)) else 1
     starts = range(0, client.size, options.batch_size)
     starts = [first for first in starts if min(options.batch_size, client.size - first) >= least]
@@ -100,13 +100,13 @@ def in_turn(client, q_i, q, draw, options):
 
 
 def drawn(q, eps):
-    """Weights mu + softplus(rho) eps; the points as they are."""
+    """Return weights mu + softplus(rho) eps, and the points unchanged."""
     w = {name.removeprefix(POINT): leaf for name, leaf in q.items() if not name.startswith("gaussian")}
     return w | {name: q[MU + name] + softplus(q[RHO + name]) * noise for name, noise in eps.items()}
 
 
 def divergence(q, p):
-    """The gradients of KL(q || p): with respect to q, and to p."""
+    """Return the gradients of KL(q || p) with respect to q and to p."""
     of_q, of_p = {}, {}
     for mu in part(p, MU):
         rho = mu.replace(MU, RHO)
@@ -118,17 +118,17 @@ def divergence(q, p):
 
 
 def softplus(rho):
-    """log(1 + e^rho)."""
+    """Return log(1 + e^rho)."""
     return np.log1p(np.exp(rho))
 
 
 def sigmoid(rho):
-    """Its derivative."""
+    """Return the derivative of softplus."""
     return 1 / (1 + np.exp(-rho))
 
 
 def descent(options):
-    """Steps of an optimiser that remembers: ``(leaves, gradients of some of them) -> leaves``."""
+    """Return steps of an optimiser with a memory: ``(leaves, gradients of some of them) -> leaves``."""
     update, memory, steps = OPTIMIZERS[options.optimizer](options), {}, []
 
     def descend(leaves, gradients):
@@ -144,7 +144,7 @@ def descent(options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is q, perhaps with q_i's statistics; deployed is q_i."""
+    """Score q, under bn_stats="local" with q_i's statistics, as received, and q_i as deployed."""
     received, deployed = [], []
     for i, client in enumerate(clients):
         q_i = state["personal"][i]
@@ -154,7 +154,7 @@ def scores(state, clients, draws, options, x):
 
 
 def prediction(net, q, eps, options, x):
-    """Logits of the means, or the logarithm of the mean probability over samples."""
+    """Return logits of the means, or the logarithm of the mean probability over samples."""
     if options.samples == 0:
         return nets.logits(net, drawn(q, {name: 0.0 for name in eps}), x)
     of_samples = [
@@ -165,7 +165,7 @@ def prediction(net, q, eps, options, x):
 
 
 def draws(key, client, models, options):
-    """The orders of an epoch's rows, and of each epoch eps (batches, R, ...) by leaves."""
+    """Draw the orders of an epoch's rows, and for each epoch eps (batches, R, ...) by leaves."""
     key, counts = jax.random.fold_in(key, 0), (-(-max(SIZES) // options.batch_size), options.repeats)
     epochs = [jax.random.fold_in(key, e) for e in range(options.epochs)]
     return {
@@ -175,13 +175,13 @@ def draws(key, client, models, options):
 
 
 def draws_before_use(key, client, models, options):
-    """Eps (S, ...) by leaves."""
+    """Draw eps (S, ...) by leaves."""
     return {"eps": normal_numbers(key, models[client.group], (options.samples,))}
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def normal_numbers(key, model, counts):
-    """{leaf: (n, m, ..., *shape)}, entry (i, j, ...) of the key fold_in(fold_in(key, i), j) ..."""
+    """Return {leaf: (n, m, ..., *shape)}, entry (i, j, ...) of the key fold_in(fold_in(key, i), j) ..."""
     mu = initial_posterior(model, model.init(key), 0.0).params.gaussian.mu
 
     def draw(key, counts):
@@ -194,7 +194,7 @@ def normal_numbers(key, model, counts):
 
 
 def view(state, federation, t):
-    """Global and personal distributions."""
+    """Return global and personal distributions."""
     return {
         "shared": recording.by_group(state.shared),
         "personal": recording.by_client(state.personal, federation),
@@ -202,7 +202,7 @@ def view(state, federation, t):
 
 
 def traffic(model, models, t):
-    """Two numbers for each weight."""
+    """Count two numbers for each weight."""
     return 2 * model.size
 
 
@@ -210,7 +210,7 @@ def traffic(model, models, t):
 
 
 def without_noise_and_divergence_it_is_local():
-    """A sum over all rows makes a gradient as many times as long."""
+    """A sum over rows makes gradients longer than a mean: the rate is divided by their number."""
     plain = TRAINING | {"weight_decay": 0.0}
     alone = {"zeta": 0.0, "eps_scale": 0.0, "repeats": 1, "optimizer": "sgd", "lr": 0.05 / max(SIZES)}
     for (bayes, report), (local, expected) in zip(
@@ -227,8 +227,8 @@ def without_noise_and_divergence_it_is_local():
 ADAM = {"optimizer": "adam", "lr": 0.01, "repeats": 2}
 
 
-def samples_that_are_sure_have_finite_scores():
-    """Where a class has no probability in single precision, the mean of these has no logarithm."""
+def samples_of_certain_models_have_finite_scores():
+    """If all samples give a class probability 0 in single precision, their mean has no logarithm."""
     config = METHODS["pfedbayes"].config(samples=3)
     algorithm, federation = METHODS["pfedbayes"].build(config), alike()
     state = algorithm.init(jax.random.key(0), federation, traced(config))
@@ -249,7 +249,7 @@ pfedbayes = Case(
     draws_before_use=draws_before_use,
     view=view,
     traffic=traffic,
-    idle_rates={"momentum", "rho_0"},  # of another optimiser than the default; of the start
+    idle_rates={"momentum", "rho_0"},  # of an optimiser that is not the default; read only at the start
     comparisons={
         "": Comparison(
             ADAM, [("zeta", 10.1), ("rho_0", -2.99), ("eps_scale", 1.01)], ((SMALL, 3), (CONVOLVING, 2))
@@ -260,5 +260,5 @@ pfedbayes = Case(
         ),
         "local statistics": local_statistics(("eps_scale", 0.51), eps_scale=0.5, **ADAM),
     },
-    reductions=(without_noise_and_divergence_it_is_local, samples_that_are_sure_have_finite_scores),
+    reductions=(without_noise_and_divergence_it_is_local, samples_of_certain_models_have_finite_scores),
 )

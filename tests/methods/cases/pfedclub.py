@@ -1,6 +1,6 @@
 """pFedClub and pFedClub+ (Wang et al. 2024, NeurIPS): a client's round, eq. 5.
 
-How the server assembles teachers is tested in `test_pfedclub`; here their predictions are given.
+`test_pfedclub` tests how the server assembles teachers; here their predictions are given.
 """
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ UNTAUGHT = 1  # a client without a teacher
 
 
 def start(clients, initial, options):
-    """Everybody has a model of its own."""
+    """Start every client with its own model."""
     return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
 
@@ -31,7 +31,7 @@ def step(state, clients, cohort, options):
 
 
 def taught(client, lessons, lam):
-    """Eq. 5 with a teacher's logits (n, classes) of the client's images."""
+    """Return eq. 5 with a teacher's logits (n, classes) of the client's images."""
 
     def loss(weights, rows):
         z, through_body = client.net(weights, client.x[rows], True)
@@ -47,7 +47,7 @@ def taught(client, lessons, lam):
 
 
 def scores(state, clients, draws, options, x):
-    """A client deploys its own model and receives no other."""
+    """Score own models, which clients deploy; they receive no others."""
     own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
     return {"received": own, "deployed": own}
 
@@ -56,12 +56,12 @@ def scores(state, clients, draws, options, x):
 
 
 def teacher(i, rows):
-    """Any logits, (rows, classes), another for every client."""
+    """Return arbitrary logits, (rows, classes), different for every client."""
     return 2 * np.sin(np.arange(rows * CLASSES).reshape(rows, CLASSES) + i)
 
 
 def given(state, federation):
-    """The same in jaxfl's state, as the server would have left them."""
+    """Put the same into jaxfl's state, as the server would have left them."""
     logits = tuple(
         jnp.stack([jnp.asarray(teacher(int(i), leaf.shape[1]), leaf.dtype) for i in group.id])
         for group, leaf in zip(federation.groups, state.teacher_logits, strict=True)
@@ -92,7 +92,7 @@ def with_teachers_that_weigh_nothing_it_is_local():
     assert differ(after_a_round(0.2), without.weights)
 
 
-OF_SERVER = {"server_lr", "tau", "lam"}  # it computes outside of the round, in which nobody has a teacher yet
+OF_SERVER = {"server_lr", "tau", "lam"}  # read between rounds, or with a teacher, which no client has yet
 
 pfedclub = Case(
     "pfedclub",
@@ -101,7 +101,7 @@ pfedclub = Case(
     scores,
     given=given,
     view=own_models,
-    traffic=lambda model, models, t: (model.size, 0),  # nobody has a teacher before the server's first step
+    traffic=lambda model, models, t: (model.size, 0),  # no client has a teacher before a server's step
     all_clients=True,
     short={"server_epochs": 1, "candidates": 2},
     idle_rates=OF_SERVER,

@@ -1,6 +1,6 @@
 """pFedHN (Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1): h(v_i) trains, the server follows.
 
-The hypernetwork starts from numbers that both sides make by one formula, in place of a draw.
+The hypernetwork starts from numbers that both sides compute by one formula instead of drawing them.
 """
 
 import jax
@@ -18,12 +18,12 @@ D, HIDDEN, DEPTH = 2, 3, 1
 
 
 def wave(shape, seed):
-    """Numbers that nobody draws."""
+    """Return numbers that are not drawn."""
     return 0.5 * np.sin(seed + 1.7 * np.arange(np.prod(shape))).reshape(shape)
 
 
 def start(clients, initial, options):
-    """Embeddings and psi by the formula; velocities are 0."""
+    """Start with embeddings and psi by the formula, and velocities of 0."""
     psi = {g: generator(weights) for g, weights in enumerate(initial)}
     v = {i: wave(D, i) for i in range(len(clients))}
     statistics = [{name: w for name, w in of.items() if nets.is_statistic(name)} for of in initial]
@@ -36,7 +36,7 @@ def start(clients, initial, options):
 
 
 def generator(weights):
-    """What psi is for a model of these weights: two layers, and a linear map to each of its parameters."""
+    """Return psi for a model of these weights: two layers, and a linear map to each of its parameters."""
     shapes = {"first": (D, HIDDEN), "hidden1": (HIDDEN, HIDDEN)}
     shapes |= {name: (HIDDEN, *w.shape) for name, w in weights.items() if not nets.is_statistic(name)}
     return {
@@ -47,7 +47,7 @@ def generator(weights):
 
 
 def generated(psi, v):
-    """h(v), {name: parameter}, and the way back from gradients of these to those of psi and v."""
+    """Return h(v), {name: parameter}, and a function from their gradients to those of psi and v."""
     h, through_layers = nets.chain(psi, v[None], nets.dense("first"), nets.relu, nets.dense("hidden1"))
     targets = {name.rpartition("/")[0] for name in psi} - {"first", "hidden1"}
 
@@ -63,13 +63,13 @@ def generated(psi, v):
 
 
 def model(state, clients, i):
-    """Client i's model before training, and the way back."""
+    """Return client i's model before training, and the function for its gradients."""
     parameters, back = generated(state["psi"][clients[i].group], state["v"][i])
     return parameters | sharing.model(state, clients, i), back
 
 
 def step(state, clients, cohort, options):
-    """dw_i <- h(v_i) - SGD(h(v_i)); psi and the cohort's v step along the mean of what is pulled back."""
+    """dw_i <- h(v_i) - SGD(h(v_i)); psi and the cohort's v step along the mean of the pulled-back dw_i."""
     after = {name: dict(of_all) for name, of_all in state.items()}
     pulled, losses, sent = {}, {}, []
     for i, draw in cohort.draws.items():
@@ -98,7 +98,7 @@ def step(state, clients, cohort, options):
 
 
 def stepped(at, slopes, velocities, options):
-    """SGD with momentum and weight decay, of what has a slope."""
+    """Take a step of SGD with momentum and weight decay for everything that has a slope."""
     velocities = {
         name: options.server_momentum * velocities[name] + slope + options.server_weight_decay * at[name]
         for name, slope in slopes.items()
@@ -107,7 +107,7 @@ def stepped(at, slopes, velocities, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received and deployed is h(v_i)."""
+    """Score h(v_i), received and deployed."""
     newest = [nets.logits(client.net, model(state, clients, i)[0], x) for i, client in enumerate(clients)]
     return {"received": newest, "deployed": newest}
 
@@ -116,7 +116,7 @@ def scores(state, clients, draws, options, x):
 
 
 def given(state, federation):
-    """The state with the numbers of the formula."""
+    """Return the state with the numbers of the formula."""
 
     def of_group(group, server):
         psi = {
@@ -131,7 +131,7 @@ def given(state, federation):
 
 
 def view(state, federation, t):
-    """All of it, every map of the hypernetwork in the shape of what it generates."""
+    """Return the whole state, with every map of the hypernetwork in the shape of what it generates."""
 
     def named(model, psi):
         shapes = jax.eval_shape(model.init, jax.random.key(0)).params
@@ -165,8 +165,8 @@ def view(state, federation, t):
     }
 
 
-def clients_have_embeddings_of_a_quarter_of_their_number():
-    """1 + floor(N / 4)."""
+def the_default_embedding_size_is_a_quarter_of_the_clients_plus_one():
+    """The size is 1 + floor(N / 4)."""
     state = jax.eval_shape(lambda: initial("pfedhn", alike()))
     assert state.server[0].v.shape == (len(SIZES), 1 + len(SIZES) // 4)
 
@@ -183,7 +183,7 @@ pfedhn = Case(
     traffic=lambda model, models, t: model.size,
     returns=False,
     short=OPTIONS,
-    idle_rates={"server_clip_norm"},  # such long gradients are rare
+    idle_rates={"server_clip_norm"},  # gradients this long are rare
     comparisons={
         "": Comparison(
             OPTIONS | {"server_lr": 0.3, "server_weight_decay": 0.01},
@@ -193,5 +193,5 @@ pfedhn = Case(
             ("server_weight_decay", 0.0), server_lr=0.3, server_clip_norm=0.2, **OPTIONS
         ),
     },
-    reductions=(clients_have_embeddings_of_a_quarter_of_their_number,),
+    reductions=(the_default_embedding_size_is_a_quarter_of_the_clients_plus_one,),
 )

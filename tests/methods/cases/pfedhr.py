@@ -1,6 +1,6 @@
 """pFedHR (Wang et al. 2023, NeurIPS): a client's round, which is that of pFedClub.
 
-How the server assembles teachers is tested in `test_pfedclub`, its candidates in `test_reassembly`.
+`test_pfedclub` tests how the server assembles teachers, `test_reassembly` its candidates.
 """
 
 from methods.cases.pfedclub import pfedclub as of_pfedclub

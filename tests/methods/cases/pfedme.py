@@ -11,7 +11,7 @@ from methods.rounds import TRAINING, alike, convolving, initial, normalised, run
 
 
 def start(clients, initial, options):
-    """The server has the initial models, and so has every client as its personal one."""
+    """Start with the initial models on the server, and on every client as its personal one."""
     shared = fedavg.start(clients, initial, options)["shared"]
     return {"shared": shared, "personal": {i: initial[client.group] for i, client in enumerate(clients)}}
 
@@ -22,7 +22,7 @@ def step(state, clients, cohort, options):
     for i, draw in cohort.draws.items():
         client, w = clients[i], state["shared"][clients[i].group]
         v = {name: leaf for name, leaf in w.items() if not nets.is_statistic(name)}
-        begun = personal[i] | v  # statistics stay
+        begun = personal[i] | v  # statistics are the client's own
         personal[i], v, losses[i] = in_turn(client, begun, v, draw["train"], options)
         statistics = {name: leaf for name, leaf in personal[i].items() if nets.is_statistic(name)}
         sent.append((client.group, client.size, v | statistics))
@@ -35,7 +35,7 @@ def step(state, clients, cohort, options):
 
 
 def in_turn(client, theta, v, orders, options):
-    """On every batch K steps of theta towards v and the data, then one of v: theta, v and the mean loss."""
+    """Take K steps of theta towards v and the data and one of v on every batch; return both and the loss."""
     least = 2 if any(map(nets.is_statistic, theta)) else 1
     update, plain = OPTIMIZERS[options.optimizer](options), plain_loss(client)
     theta, memory, values = dict(theta), {name: (0.0, 0.0) for name in v}, []
@@ -57,7 +57,7 @@ def in_turn(client, theta, v, orders, options):
 
 
 def scores(state, clients, draws, options, x):
-    """Received is w, perhaps with theta_i's statistics; deployed is theta_i."""
+    """Score w, under bn_stats="local" with theta_i's statistics, as received, and theta_i as deployed."""
     received, deployed = [], []
     for i, client in enumerate(clients):
         theta, w = state["personal"][i], state["shared"][client.group]
@@ -67,7 +67,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """Global and personal models."""
+    """Return global and personal models."""
     return {
         "shared": recording.by_group(state.shared),
         "personal": recording.by_client(state.personal, federation),

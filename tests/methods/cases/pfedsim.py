@@ -19,7 +19,7 @@ SELF = 0.9999
 
 
 def start(clients, initial, options):
-    """The server has the initial models; nobody has met."""
+    """Start with the initial models on the server; no clients have met."""
     return {
         "shared": {g: sent(weights, options) for g, weights in enumerate(initial)},
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
@@ -29,7 +29,7 @@ def start(clients, initial, options):
 
 
 def step(state, clients, cohort, options):
-    """FedAvg in the first rounds; then similarities of those who have met."""
+    """Run FedAvg in the first rounds; then store similarities of clients that have met."""
     shared, phi = dict(state["shared"]), state["phi"].copy()
     trained, losses, apart = {}, {}, dict(state["apart"])
     for i, draw in cohort.draws.items():
@@ -50,14 +50,14 @@ def step(state, clients, cohort, options):
 
 
 def weights_of(phi, i):
-    """a_ij of client i's row of Phi."""
+    """Return a_ij from client i's row of Phi."""
     row = -np.log(1 - np.minimum(phi, SELF))
     row[i] = -np.log(1 - SELF)
     return row / row.sum()
 
 
 def similarity(one, other):
-    """Mean over classes of the cosine of their weights, at least 0."""
+    """Return the mean over classes of the cosine of their weights, at least 0."""
     kernels = (weights[f"{nets.HEAD}/kernel"].T for weights in (one, other))
     return max(
         0, np.mean([a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*kernels, strict=True)])
@@ -65,7 +65,7 @@ def similarity(one, other):
 
 
 def received(state, clients, i, options):
-    """The own model with an extractor mixed from those of clients that it has met."""
+    """Return the own model with an extractor mixed from those of clients that it has met."""
     own = deployed(state, clients, i)
     weights = weights_of(state["phi"][i], i)
     if not state["apart"][i]:
@@ -76,18 +76,18 @@ def received(state, clients, i, options):
 
 
 def deployed(state, clients, i):
-    """The own model of a client that has trained in the second phase, else the global one."""
+    """Return the own model of a client that has trained in the second phase, else the global one."""
     return state["own"][i] | ({} if state["apart"][i] else state["shared"][clients[i].group])
 
 
 def sent(weights, options):
-    """What clients send of their weights: under bn_stats="local" no running statistics."""
+    """Return the weights that clients send: under bn_stats="local" no running statistics."""
     local = options.bn_stats == "local"
     return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def scores(state, clients, draws, options, x):
-    """Received: with the mixed extractor. Deployed: the stored model, or the global one."""
+    """Score the model with the mixed extractor as received, the stored or the global one as deployed."""
     found = {"received": [], "deployed": []}
     for i, client in enumerate(clients):
         found["received"].append(nets.logits(client.net, received(state, clients, i, options), x))
@@ -96,7 +96,7 @@ def scores(state, clients, draws, options, x):
 
 
 def view(state, federation, t):
-    """Models, who has one of its own, Phi, and the weights that users see."""
+    """Return models, which clients have their own, Phi, and the weights that users see."""
     shared = state.shared
     if state.hyper.bn_stats == "local":  # the average of what stays on clients is never read
         shared = tuple(w._replace(stats={}) for w in shared)
@@ -122,16 +122,16 @@ def without_a_second_phase_it_is_fedavg():
         assert not np.any(pfedsim.phi) and not np.any(pfedsim.has_own[0])
 
 
-def a_client_that_meets_nobody_is_alone():
-    """In the second phase, one client of each architecture."""
+def a_client_that_meets_no_other_is_local():
+    """In the second phase one client of each architecture takes part."""
     alone = ((0, 2), (0, 2), (0, 2))
     pfedsim, _ = run("pfedsim", mixed(), alone, generalization=0.0, **TRAINING)[-1]
     local, _ = run("local", mixed(), alone, **TRAINING)[-1]
     assert_same(pfedsim.weights, local.kept, tolerance=1e-6)
 
 
-def classifiers_are_not_sent_in_the_second_phase():
-    """But once, to a client that has not got the last global one."""
+def classifiers_are_not_received_in_the_second_phase():
+    """The exception is a client without the last global classifier, which receives it once."""
     present = (EVERYONE, (0, 3), EVERYONE)
     (model,), of_clients = alike().models, np.arange(len(SIZES))
     reports = [info for _, info in run("pfedsim", alike(), present, **TRAINING)]  # a round of FedAvg
@@ -141,7 +141,7 @@ def classifiers_are_not_sent_in_the_second_phase():
     assert reports[2].down[0].tolist() == expected.tolist()
 
 
-def shares_of_rounds_are_exact():
+def the_number_of_rounds_of_fedavg_is_exact():
     """0.29 * 100 is 28.999... in double precision, and 0.3 * 50 is more than 15 in single precision."""
     for rounds in (1, 3, 50, 100, 1000):
         for hundredths in range(101):
@@ -162,15 +162,15 @@ pfedsim = Case(
     all_clients=True,
     comparisons={
         "": Comparison(mistakes=[("generalization", 0.25)]),
-        "from the beginning": Comparison(
+        "without rounds of fedavg": Comparison(
             {"generalization": 0.0}, [("momentum", 0.51)], ((SMALL, 1), (NORMALISED, 4))
         ),
         "local statistics": local_statistics(generalization=0.25),
     },
     reductions=(
         without_a_second_phase_it_is_fedavg,
-        a_client_that_meets_nobody_is_alone,
-        classifiers_are_not_sent_in_the_second_phase,
-        shares_of_rounds_are_exact,
+        a_client_that_meets_no_other_is_local,
+        classifiers_are_not_received_in_the_second_phase,
+        the_number_of_rounds_of_fedavg_is_exact,
     ),
 )

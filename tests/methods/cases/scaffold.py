@@ -15,7 +15,7 @@ from methods.cases import Case, Comparison, local_statistics
 
 
 def start(clients, initial, options):
-    """As FedAvg; all control variates are 0."""
+    """Start as FedAvg, with all control variates 0."""
     zero = [{name: 0 * w for name, w in parameters(weights).items()} for weights in initial]
     return sharing.begun(clients, initial, lambda name: False, options) | {
         "c": dict(enumerate(zero)),
@@ -54,7 +54,7 @@ def step(state, clients, cohort, options):
 
 
 def moved_by(steps, momentum):
-    """How far so many gradients of 1 move a client, in learning rates."""
+    """Return how far that many gradients of 1 move a client, in learning rates."""
     velocity = moved = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1
@@ -63,7 +63,7 @@ def moved_by(steps, momentum):
 
 
 def variates_are_mean_gradients():
-    """Under momentum and without noise: a constant gradient is what the client remembers."""
+    """Under momentum, too, a client remembers a constant gradient."""
     weights = Weights({"w": jnp.array([3.0, -2.0])}, {})
     hyper = Scaffold(lr=jnp.float32(0.1), momentum=jnp.float32(0.9), weight_decay=jnp.float32(0))
     zero, gradient, steps = {"w": jnp.zeros(2)}, jnp.array([0.5, -1.0]), 7
@@ -74,7 +74,7 @@ def variates_are_mean_gradients():
 
 
 def corrected(plain, c, c_i, steps):
-    """The loss with g - c_i + c for its gradient; a list grows by one in every step."""
+    """Return the loss with the gradient g - c_i + c; a list grows by one in every step."""
 
     def loss(weights, rows):
         steps.append(None)
@@ -85,17 +85,17 @@ def corrected(plain, c, c_i, steps):
 
 
 def parameters(weights):
-    """All but the running statistics, which have no control variate."""
+    """Return all but the running statistics, which have no control variate."""
     return {name: w for name, w in weights.items() if not nets.is_statistic(name)}
 
 
 def mean(values):
-    """Over clients; 0 where nobody is present."""
+    """Return the mean over clients, or 0 if none is present."""
     return np.mean(values, axis=0) if values else 0.0
 
 
 def view(state, federation, t):
-    """The model, and the control variates of server and clients."""
+    """Return the model, and the control variates of server and clients."""
     return recording.sharing(state, federation, t) | {
         "c": recording.by_group(state.server),
         "c_i": recording.by_client(state.memory, federation),
