@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from jaxfl.bench.contestants import TORCH
-from jaxfl.errors import JaxflError, writing
+from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.machine.environment import environment
 
@@ -114,7 +114,7 @@ def check_writable(path: Path | None) -> None:
             "goes beside it."
         )
     probe = path.with_suffix(f"{UNFINISHED}.probe")
-    with writing(path):
+    with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
@@ -147,7 +147,7 @@ def save(records: list[dict[str, Any]], path: Path) -> Path:
     keep(records, path)
     picture = path.with_suffix(".png")
     draw(records, picture)
-    with writing(path):
+    with files.writing(path):
         path.with_suffix(UNFINISHED).replace(path)
     return picture
 
@@ -156,7 +156,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Write a PNG: the cost of an operation in each method if all have a rival, else rates."""
     beside_rival = all(record["ratio_to_rival"] for record in records)
     figure = _dearness(records) if beside_rival else _rates(records)
-    with writing(path):
+    with files.writing(path):
         figure.savefig(path, format="png")
 
 

@@ -9,7 +9,8 @@ from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.given import elsewhere
 from jaxfl.config.options import alternatives, hints
-from jaxfl.errors import JaxflError, nearest, read_text
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.files import read_text
 
 
 def expand(arguments: list[str]) -> list[str]:

@@ -35,7 +35,7 @@ def each_client(weights: PerGroup, federation: Federation) -> PerGroup:
 
     def of_group(g, w):
         given = federation.initial[g].own if federation.initial else None
-        own = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(given)}
+        own = tree.by_path(given)
 
         def of_leaf(path, alike):
             found = own.get(tree.names(path))

@@ -129,7 +129,7 @@ def of_client(averaged: Averaged, state: Any, place: int) -> Any:
 
 def _named(leaves: Any) -> Arrays:
     """Return the leaves of a tree by their paths, as NumPy arrays."""
-    return {"/".join(tree.names(path)): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(leaves)}
+    return {"/".join(path): np.asarray(leaf) for path, leaf in tree.by_path(leaves).items()}
 
 
 def _like(leaves: Any, arrays: Arrays) -> Any:

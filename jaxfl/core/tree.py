@@ -48,6 +48,15 @@ def names(path) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
+def by_path(tree) -> dict:
+    """Return the leaves of a tree, in order, by their paths in plain names.
+
+    >>> by_path({"conv1": {"kernel": 3, "bias": 4}})
+    {('conv1', 'bias'): 4, ('conv1', 'kernel'): 3}
+    """
+    return {names(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
 def take(tree, slots: Slots):
     """Take rows ``slots.index`` of every leaf, (n, ...) -> (k, ...); an empty place repeats the last row."""
     return jax.tree.map(lambda leaf: leaf.at[slots.index].get(mode="clip"), tree)

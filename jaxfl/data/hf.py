@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.options import as_path
-from jaxfl.errors import JaxflError, nearest, optional, quiet
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.packages import optional, quiet
 
 PREFIX = "hf:"
 OPTIONS = {"config": str, "image": str, "label": str}

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError, writing
+from jaxfl.errors import JaxflError
+from jaxfl.machine.files import writing
 
 PARTS = ("train", "validation", "test")
 

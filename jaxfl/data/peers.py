@@ -20,7 +20,8 @@ from jaxfl.data.partition import PARTS, Partition, checksum_of, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, numbers, of_vectors
-from jaxfl.errors import JaxflError, nearest, writing
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.files import writing
 
 KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.errors import JaxflError, unreadable
+from jaxfl.errors import JaxflError
+from jaxfl.machine.files import unreadable
 
 
 def parsed(path: Path) -> Any:

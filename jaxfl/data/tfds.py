@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.errors import JaxflError, nearest, quiet
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.packages import quiet
 
 
 def read(name: str, data_dir: str | Path | None = None):

@@ -4,6 +4,7 @@ Files that are needed to continue take their place only when complete (`replacin
 """
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -11,11 +12,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxfl.errors import JaxflError, unreadable, unwritable
+from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@contextlib.contextmanager
+def writing(where: str | Path):
+    """Turn a failed write into one sentence that names `where`."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(where, error) from error
+
+
+def unwritable(where: str | Path, error: Exception) -> JaxflError:
+    """Return the error about a failed write."""
+    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    closed = {errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EEXIST}
+    room = "" if getattr(error, "errno", None) in closed else "free some space or "
+    return JaxflError(f"{where} cannot be written ({reason}); {room}choose another place.")
+
+
+def unreadable(where: str | Path, error: OSError) -> JaxflError:
+    """Return the error about a failed read."""
+    return JaxflError(f"{where} cannot be read ({error.strerror or error}); check its permissions.")
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file.
+
+    Raises:
+      JaxflError: if it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise JaxflError(f"{path} is not a text file: {error}.") from error
 
 
 def _border(sentence: Callable[[Path, OSError], JaxflError]) -> Callable:

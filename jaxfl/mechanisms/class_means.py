@@ -159,9 +159,9 @@ def require_classes_last(model: Model, method: str) -> None:
 
     def fits(path, leaf) -> bool:
         square = leaf.ndim > 1 and leaf.shape[-2] == leaf.shape[-1]
-        return leaf.shape[-1:] == (model.classes,) and (not square or tree.names(path)[-1] == "kernel")
+        return leaf.shape[-1:] == (model.classes,) and (not square or path[-1] == "kernel")
 
-    if not all(fits(*of_leaf) for of_leaf in jax.tree.leaves_with_path(model.form.params[head])):
+    if not all(fits(*of_leaf) for of_leaf in tree.by_path(model.form.params[head]).items()):
         raise JaxflError(
             f"{method} uses the classes of the classifier, but in the last block {head!r} of {model.name} "
             "the last axis of a leaf is not the classes; end it with a linear layer "

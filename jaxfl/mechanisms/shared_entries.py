@@ -63,10 +63,10 @@ def layers(model: Model) -> tuple[Layer, ...]:
     """Return the layers of a network, in order."""
     weights, found = model.form, []
     for block, module in model.blocks:
-        leaves = jax.tree.leaves_with_path((weights.params[block], weights.stats[block]))
+        leaves = tree.by_path((weights.params[block], weights.stats[block]))
         if leaves:
             name = getattr(module, "kind", type(module).__name__)  # own blocks say what they are
-            kind = name, *((tree.names(path), leaf.shape) for path, leaf in leaves)
+            kind = name, *((path, leaf.shape) for path, leaf in leaves.items())
             found.append(Layer(block, kind))
     return tuple(found)
 
@@ -106,8 +106,7 @@ def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None
     places = {}
     for g, model in enumerate(models):
         blocks = {layer.block: number for number, layer in enumerate(layers(model))}
-        for path, _ in jax.tree.leaves_with_path(model.form):
-            collection, block, *rest = tree.names(path)
+        for collection, block, *rest in tree.by_path(model.form):
             first = owner(g, blocks[block])
             if first is not None:
                 same = layers(models[first])[blocks[block]].block
@@ -123,7 +122,7 @@ def slices(models: tuple[Model, ...]) -> Places:
       JaxflError: if a network is no slice of the widest.
     """
     alike = collections.defaultdict(list)
-    paths = [[tree.names(path) for path, _ in jax.tree.leaves_with_path(model.form)] for model in models]
+    paths = [list(tree.by_path(model.form)) for model in models]
     for g, (model, names) in enumerate(zip(models, paths, strict=True)):
         alike[model.names, tuple(names)].append(g)
     places = {}
@@ -152,7 +151,7 @@ def hand_out(shared: PerGroup, places: Places, own: PerGroup) -> PerGroup:
       places: places of the shared leaves.
       own: leaves in the form of all architectures' weights; those without a place stay.
     """
-    of_name = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(shared)}
+    of_name = tree.by_path(shared)
 
     def of_leaf(path, leaf):
         place = places.get(tree.names(path))
@@ -163,9 +162,9 @@ def hand_out(shared: PerGroup, places: Places, own: PerGroup) -> PerGroup:
 
 def add_up(parts: PerGroup, places: Places, form: PerGroup) -> PerGroup:
     """Sum over architectures, entry by entry, in the form of the shared leaves."""
-    sums = {tree.names(path): jnp.zeros_like(leaf) for path, leaf in jax.tree.leaves_with_path(form)}
-    for path, part in jax.tree.leaves_with_path(parts):
-        if place := places.get(tree.names(path)):
+    sums = tree.by_path(jax.tree.map(jnp.zeros_like, form))
+    for path, part in tree.by_path(parts).items():
+        if place := places.get(path):
             sums[place.leaf] = sums[place.leaf].at[place.index].add(part)
     return jax.tree.map_with_path(lambda path, _: sums[tree.names(path)], form)
 

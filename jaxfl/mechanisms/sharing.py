@@ -263,9 +263,9 @@ def norms(model: Model) -> Callable:
     """Keep normalisation layers: those with statistics, or with only vectors as parameters (LayerNorm)."""
     weights = model.form
     axes = {}  # of a layer's parameters
-    for path, leaf in jax.tree.leaves_with_path(weights.params):
-        axes.setdefault(tree.names(path)[:-1], set()).add(leaf.ndim)
-    layers = {tree.names(path)[:-1] for path, _ in jax.tree.leaves_with_path(weights.stats)}
+    for path, leaf in tree.by_path(weights.params).items():
+        axes.setdefault(path[:-1], set()).add(leaf.ndim)
+    layers = {path[:-1] for path in tree.by_path(weights.stats)}
     layers |= {layer for layer, found in axes.items() if found == {1}}
     return lambda path: path[1:-1] in layers
 

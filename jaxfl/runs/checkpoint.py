@@ -16,8 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl.errors import JaxflError, quiet, unwritable
-from jaxfl.machine.files import reads, replacing, writes
+from jaxfl.errors import JaxflError
+from jaxfl.machine.files import reads, replacing, unwritable, writes
+from jaxfl.machine.packages import quiet
 from jaxfl.machine.processes import ends_all
 from jaxfl.runs.store import CHECKPOINTS
 

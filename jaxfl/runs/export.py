@@ -5,13 +5,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.core import tree
 from jaxfl.data.sources import of_vectors
-from jaxfl.errors import JaxflError, optional
+from jaxfl.errors import JaxflError
 from jaxfl.machine import files, markdown
+from jaxfl.machine.packages import optional
 from jaxfl.models.model import Model
 from jaxfl.runs import store
 from jaxfl.runs.architectures import architectures
@@ -61,9 +62,8 @@ def export(models: Models, folder: Path, clients: Sequence[int] | int | None = N
 
 def _arrays(model: Deployed) -> dict[str, np.ndarray]:
     """Return {"block/layer/name": array}."""
-    leaves = jax.tree.leaves_with_path(model.weights)
-    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
-    return {name: np.ascontiguousarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    leaves = tree.by_path(model.weights)
+    return {"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
 
 
 def _about(its: Opened, model: Deployed) -> dict[str, str]:
@@ -139,11 +139,8 @@ def _architecture(model: Model, weights: dict) -> str:
     shapes = dict(zip(model.names, ends, strict=True))
     lines = []
     for block in dict.fromkeys([*model.names, *weights]):
-        leaves = jax.tree.leaves_with_path(weights.get(block, {}))
-        arrays = [
-            f"{jax.tree_util.keystr(path, simple=True, separator='/')} ({_shape(leaf.shape)})"
-            for path, leaf in leaves
-        ]
+        leaves = tree.by_path(weights.get(block, {}))
+        arrays = [f"{'/'.join(path)} ({_shape(leaf.shape)})" for path, leaf in leaves.items()]
         takes, puts_out = (f"({_shape(end)})" for end in shapes.get(block, ("", "")))
         lines.append([block, takes, puts_out, ", ".join(arrays)])
     precision = "" if model.precision == "full" else f" It computes in {model.precision}."

@@ -12,7 +12,8 @@ from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError, optional
+from jaxfl.errors import JaxflError
+from jaxfl.machine.packages import optional
 from jaxfl.runs import store
 from jaxfl.runs.config import restore_setup
 from jaxfl.runs.deployed import Models

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
-from jaxfl.errors import JaxflError, optional
+from jaxfl.errors import JaxflError
+from jaxfl.machine.packages import optional
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import store
 from jaxfl.runs.target import stops

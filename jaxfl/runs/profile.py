@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from jaxfl.core.engine import Chunk
-from jaxfl.errors import writing
+from jaxfl.machine.files import writing
 from jaxfl.machine.processes import on_first_process
 
 

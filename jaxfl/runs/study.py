@@ -19,7 +19,7 @@ from jaxfl.config.given import divide
 from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
-from jaxfl.errors import JaxflError, nearest, read_text
+from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct, compare, is_begun, plan
@@ -347,7 +347,7 @@ def found_below(folder: Path) -> dict[str, Study]:
 def _read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(files.read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise JaxflError(f"{path} is not valid TOML: {error}.") from error
 

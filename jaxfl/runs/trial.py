@@ -352,7 +352,7 @@ EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {"every rate has an eff
 def rates(state) -> dict[str, Any]:
     """Return the rates that a state carries, by name."""
     found = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
-    return {tree.names(path)[0]: rate for its in found for path, rate in jax.tree.leaves_with_path(its)}
+    return {name: rate for its in found for (name, *_), rate in tree.by_path(its).items()}
 
 
 def with_rates(state, values: dict[str, Any]):

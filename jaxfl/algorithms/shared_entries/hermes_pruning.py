@@ -45,7 +45,7 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
     Raises:
       JaxflError: if channels are to be pruned and a layer's weights are not a kernel.
     """
-    named = {tree.names(path): leaf for path, leaf in jax.tree.leaves_with_path(weights.params)}
+    named = tree.by_path(weights.params)
     for path, leaf in named.items():
         if granularity == "channel" and leaf.ndim in (2, 4) and path[-1] != "kernel":
             raise JaxflError(

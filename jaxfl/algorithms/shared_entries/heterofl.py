@@ -193,20 +193,18 @@ def build(config: HeteroFL) -> Algorithm:
 @functools.cache
 def rates(models: tuple[Model, ...]) -> PerGroup:
     """Return r of every leaf of the parameters, per group; 1 if not a kernel or bias of a hidden layer."""
-    leaves = {
-        tree.names(path): leaf.shape
-        for path, leaf in jax.tree.leaves_with_path(tuple(model.form for model in models))
-    }
-    places = slices(models)
+    forms = tuple(model.form for model in models)
+    leaves, places = tree.by_path(forms), slices(models)
 
     def of_leaf(path, leaf):
         group, _, block, *_ = name = tree.names(path)
         # A depthwise kernel, of three axes, sums over no other channels, so nothing is missing there.
-        linear = len(leaves.get((*name[:-1], "kernel"), ())) in (2, 4)
+        kernel = leaves.get((*name[:-1], "kernel"))
+        linear = kernel is not None and kernel.ndim in (2, 4)
         hidden = block not in models[int(group)].head.names
-        return leaf.shape[-1] / leaves[places[name].leaf][-1] if linear and hidden else 1.0
+        return leaf.shape[-1] / leaves[places[name].leaf].shape[-1] if linear and hidden else 1.0
 
-    return tuple(w.params for w in jax.tree.map_with_path(of_leaf, tuple(model.form for model in models)))
+    return tuple(w.params for w in jax.tree.map_with_path(of_leaf, forms))
 
 
 def scaled(params, r):
