@@ -70,10 +70,9 @@ def _of_equation(equation: core.JaxprEqn) -> int:
     match equation.primitive.name:
         case "dot_general":
             left, (contracted, _) = operands[0], equation.params["dimension_numbers"][0]
-            return 2 * _size(equation) * math.prod(left.shape[axis] for axis in contracted)
+            return 2 * math.prod((*_shape(equation), *(left.shape[axis] for axis in contracted)))
         case "conv_general_dilated":
-            kernel, features = operands[1], equation.params["dimension_numbers"].rhs_spec[0]
-            return 2 * _size(equation) * (kernel.size // kernel.shape[features])
+            return 2 * _products(equation, *operands[:2])
         case "scan":
             return equation.params["length"] * sum(parts)
         case "cond":
@@ -81,9 +80,23 @@ def _of_equation(equation: core.JaxprEqn) -> int:
     return sum(parts)
 
 
-def _size(equation: core.JaxprEqn) -> int:
-    shape: Any = equation.outvars[0].aval
-    return shape.size
+def _products(equation: core.JaxprEqn, x, kernel) -> int:
+    """Return the number of products of a convolution, forward or backward.
+
+    Both gradients have as many as the forward pass. That of the input is written as a convolution of a smaller
+    map, padded until the output has the input's size: of its pixels only as many count as the smaller map has.
+    That of the kernel, whose batch is not on the first axis, counts in full.
+    """
+    numbers, shape = equation.params["dimension_numbers"], _shape(equation)
+    before, after = ([x.shape[axis] for axis in numbers.lhs_spec], [shape[axis] for axis in numbers.out_spec])
+    pixels = map(min, before[2:], after[2:]) if numbers.lhs_spec[0] == 0 else after[2:]
+    of_pixel = kernel.size // kernel.shape[numbers.rhs_spec[0]]
+    return math.prod(after[:2]) * math.prod(pixels) * of_pixel
+
+
+def _shape(equation: core.JaxprEqn) -> tuple[int, ...]:
+    aval: Any = equation.outvars[0].aval
+    return aval.shape
 
 
 @contextlib.contextmanager

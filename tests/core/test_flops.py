@@ -155,17 +155,20 @@ def test_operations_in_loops_count_as_often_as_they_run():
         assert flops.of(f, x, kernel) == closed_form
 
 
-def test_a_network_costs_the_same_by_rows_and_by_patches():
-    def cost(name):
-        model = dataclasses.replace(zoo.lenet5(shape=(16, 16, 1), classes=3), convolution=name)
+@pytest.mark.parametrize("make", [zoo.lenet5, zoo.resnet18])  # the latter with padding and strides
+def test_a_network_costs_the_same_with_every_convolution(make):
+    network = make(shape=(16, 16, 1), classes=3)
+
+    def cost(convolution):
+        model = dataclasses.replace(network, convolution=convolution)
         weights = jax.eval_shape(model.init, jax.random.key(0))
 
         def loss(params, stats, x):
             return model.apply(params, stats, x, train=True)[0].sum()
 
-        return flops.of(jax.grad(loss), *weights, jnp.ones((2, 16, 16, 1)))
+        return flops.of(jax.grad(loss, argnums=(0, 2)), *weights, jnp.ones((2, 16, 16, 1)))
 
-    assert cost("rows") == cost("patches") > 0
+    assert cost("rows") == cost("patches") == cost("plain") > 0
 
 
 def test_a_round_takes_as_long_as_its_slowest_client(federation):
