@@ -83,9 +83,9 @@ def _of_equation(equation: core.JaxprEqn) -> int:
 def _products(equation: core.JaxprEqn, x, kernel) -> int:
     """Return the number of products of a convolution, forward or backward.
 
-    Both gradients have as many as the forward pass. That of the input is written as a convolution of a smaller
-    map, padded until the output has the input's size: of its pixels only as many count as the smaller map has.
-    That of the kernel, whose batch is not on the first axis, counts in full.
+    Both gradients have as many as the forward pass. That of the input is written as a convolution of a
+    smaller map, padded until the output is as large as the input: of its pixels only as many count as the
+    smaller map has. That of the kernel, whose batch is not on the first axis, counts in full.
     """
     numbers, shape = equation.params["dimension_numbers"], _shape(equation)
     before, after = ([x.shape[axis] for axis in numbers.lhs_spec], [shape[axis] for axis in numbers.out_spec])

@@ -21,10 +21,11 @@ from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.owner import Taken
+from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
+from jaxfl.runs.run import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
 
@@ -53,7 +54,7 @@ def compare(
       setup: the options of every run except the seed.
       seeds: number of repetitions of each variant, with seed, seed + 1, ...
       folder: new folder, or that of an earlier comparison with the same options, which is continued; by
-        default runs/compare-DATASET.
+        default runs/compare-DATASET. Runs with fewer rounds go on to as many.
       partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
       against: name or label of a variant. Once all of its runs have finished, a further column shows how
@@ -89,8 +90,7 @@ def compare(
     check_distinct(variants)
     _check_plan(folder, planned, beside)
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
-    begun = [run for run in store.runs_in(folder) if run in planned]
-    _check_code(folder, begun, changed_code, observer.warned)
+    _check_code(folder, planned, changed_code, observer.warned)
 
     def watch(run, new):
         its = planned[run]
@@ -115,6 +115,7 @@ def compare(
             else:
                 observer.said(f"partition_seed {number}")
             data = start_from(data, setup, saved, observer)
+            _lengthen(these, data, observer.said)
             errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
     table, failures = _conclude(folder, planned, errors, show, setup.run.target, against)
     objects = {run: its.variant for run, its in planned.items() if its.variant.name is None}
@@ -197,9 +198,11 @@ def _left_out(failures: list[str]) -> list[str]:
     return [f"Left out: {failure}" for failure in failures]
 
 
-def _check_code(folder: Path, begun: list[Path], changed_code: bool, warn: Callable[[str], None]) -> None:
-    """Refuse runs of changed user files, or warn of them, and warn of runs of another jaxfl."""
-    finished, others, changed = [store.holds(run, store.RESULT) for run in begun], [], []
+def _check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[str], None]) -> None:
+    """Refuse begun runs of changed user files, or warn of them, and warn of runs of another jaxfl."""
+    begun = [run for run in store.runs_in(folder) if run in planned]
+    finished = [store.holds(run, store.RESULT) and not _is_shorter(run, planned[run]) for run in begun]
+    others, changed = [], []
     for run, ended in zip(begun, finished, strict=True):
         then = code.latest(store.read_config(run), store.read_metrics(run))
         if not changed_code:
@@ -270,6 +273,35 @@ def _differing(run: Path, its: Planned) -> list[str]:
     ]
 
 
+def _is_shorter(run: Path, its: Planned) -> bool:
+    """Return whether a begun run has fewer rounds than planned."""
+    return store.read_config(run)["options"]["rounds"] < its.setup.run.rounds
+
+
+def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
+    """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
+
+    Raises:
+      JaxflError: if one cannot, see `jaxfl.runs.run.lengthen`, or another process owns one.
+    """
+    shorter, asked = {}, set()
+    for run, its in planned.items():
+        if store.holds(run, store.CONFIG) and _is_shorter(run, its):
+            config = store.read_config(run)
+            setup, rounds = restore(run, config)[0], its.setup.run.rounds
+            if its.variant.label not in asked:  # which takes a second, and seeds change nothing
+                require_same_beginning(run, its.variant, setup, data, rounds)
+            asked.add(its.variant.label)
+            rounds_kept(run, setup, rounds)
+            shorter[run] = config, setup, rounds
+    for run, longer in shorter.items():
+        with owned(run):
+            extend(run, *longer)
+    if shorter:
+        _, setup, rounds = longer
+        say(f"{len(shorter)} of {len(planned)} runs had {setup.run.rounds} rounds, and go on to {rounds}")
+
+
 def check_distinct(variants: Sequence[Variant]) -> None:
     """Refuse variants that are the same, or whose runs would share a folder.
 
@@ -288,11 +320,11 @@ def check_distinct(variants: Sequence[Variant]) -> None:
 
 
 def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
-    """Refuse a folder that holds anything except planned runs.
+    """Refuse a folder that holds anything except planned runs, perhaps with fewer rounds.
 
     Raises:
-      JaxflError: if it holds anything else, a run that differs from the plan, or, unless `beside` is true, a
-        run outside of the plan.
+      JaxflError: if it holds anything else, a run that differs otherwise from the plan, or, unless `beside`
+        is true, a run outside of the plan.
     """
     begun = store.runs_in(folder)
     if not begun:
@@ -308,11 +340,11 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
         if differing := _differing(run, planned[run]):
             has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
             if has != wanted and len(differing) == 1 and not planned[run].setup.run.stop_at_target:
-                more = max(has, wanted)
+                if has < wanted:
+                    continue
                 raise JaxflError(
-                    f"{run} has {has} rounds, not {wanted}; lengthen every run in {folder} to {more} with "
-                    f"`jaxfl resume RUN --rounds {more}` and repeat this command for {more} rounds, or "
-                    "choose another --run-dir."
+                    f"{run} has {has} rounds, not {wanted}, and cannot become shorter; repeat this command "
+                    f"with --rounds {has}, or choose another --run-dir."
                 )
             raise JaxflError(
                 f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "

@@ -200,23 +200,52 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
     if rounds < before:
         raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
     if rounds > before:
-        require_longer(folder, setup, rounds)
-    if rounds > before and depends_on_length(job_of([(variant, setup)], data.federation), rounds):
+        require_same_beginning(folder, variant, setup, data, rounds)
+    extend(folder, config, setup, rounds)
+    return setup.replace(rounds=rounds)
+
+
+def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: Data, rounds: int) -> None:
+    """Refuse to make a run longer if a new run of `rounds` rounds would begin otherwise; see `lengthen`.
+
+    Raises:
+      JaxflError: if a round of the method or a schedule differs in a longer run.
+    """
+    require_longer(folder, setup, rounds)
+    if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} has rounds that depend on the length of the run: one of {rounds} rounds "
-            f"does not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}."
+            f"does not begin like {folder}, begun for {setup.run.rounds}; start a new run with --rounds "
+            f"{rounds}."
         )
-    metrics = store.read_metrics(folder)
+
+
+def extend(folder: Path, config: dict, setup: Setup, rounds: int) -> None:
+    """Write that a run has more rounds, and that those still to come are not done; see `lengthen`.
+
+    Raises:
+      JaxflError: if no checkpoint is left to go on from.
+    """
+    kept = rounds_kept(folder, setup, rounds)
+    beyond = {"beyond_target": True} if stops(config, store.read_metrics(folder)) else {}
+    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
+
+
+def rounds_kept(folder: Path, setup: Setup, rounds: int) -> int:
+    """Return the number of rounds done from which a run can become longer.
+
+    Raises:
+      JaxflError: if it has no checkpoint of that round.
+    """
+    done = len(store.read_metrics(folder))
     # The last rounds of a run may be fewer than --eval-every: the longer run is not scored after these.
-    kept = len(metrics) - len(metrics) % setup.run.eval_every
+    kept = done - done % setup.run.eval_every
     if kept and not checkpoint.saved(folder, kept):
         raise JaxflError(
             f"A longer run would go on from round {kept} of {folder}, which has no checkpoint of it; start a "
             f"new run with --rounds {rounds}, and next time keep more checkpoints (--keep-checkpoints)."
         )
-    beyond = {"beyond_target": True} if stops(config, metrics) else {}
-    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
-    return setup.replace(rounds=rounds)
+    return kept
 
 
 def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
