@@ -22,6 +22,7 @@ from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs.comparison import Comparison
 from jaxfl.runs.init_from import final_arrays
+from jaxfl.runs.interrupt import heeded
 from jaxfl.runs.load import Loaded
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Table
@@ -60,7 +61,7 @@ def run(
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
     its = stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
-    with shown(quiet) as observer:
+    with heeded(), shown(quiet) as observer:
         folder, result = runs.run(
             variant, setup, its.pop("run_dir"), log=_several("log", log, Callable), observer=observer, **its
         )
@@ -117,7 +118,7 @@ def compare(
         against=against,
         max_seconds=max_seconds,
     )
-    with shown(quiet) as observer:
+    with heeded(), shown(quiet) as observer:
         made = comparing.compare(
             variants,
             setup,
@@ -162,10 +163,10 @@ def resume(
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
-    folder = _folder(run_dir)
+    folder = as_path(run_dir)
     changed = {"rounds": rounds, "devices": devices, "data_dir": data_dir}
     how = stated("jaxfl.resume", Continuation, Limit, **changed, max_seconds=max_seconds)
-    with shown(quiet) as observer:
+    with heeded(), shown(quiet) as observer:
         result = runs.resume(
             folder, log=_several("log", log, Callable), changed_code=changed_code, observer=observer, **how
         )
@@ -199,7 +200,7 @@ def report(
     """
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
-    folders = [_folder(run_dir) for run_dir in run_dirs]
+    folders = [as_path(run_dir) for run_dir in run_dirs]
     its = stated("jaxfl.report", Targets, Output, Columns, target=target, out=out, against=against)
     to = its["out"] or store.report_folder(folders)
     return reports.report(folders, to, _several("show", show), its["target"], its["against"])
@@ -221,7 +222,7 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
     Raises:
       JaxflError: if the folder holds neither, or its files are damaged.
     """
-    folder = _folder(run_dir)
+    folder = as_path(run_dir)
     if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
         return comparison.load(folder, changed_code)
     return runs_by_folder.load(folder, changed_code)
@@ -239,7 +240,7 @@ def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
       JaxflError: if the folder holds no run, or one without a checkpoint that can be read, or its data or its
         method are missing.
     """
-    return final_arrays(_folder(run_dir))
+    return final_arrays(as_path(run_dir))
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
@@ -247,13 +248,6 @@ def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, d
     setup, own = divide(options, config, whose)
     check_setup(setup)
     return setup, own
-
-
-def _folder(path: str | Path) -> Path:
-    try:
-        return as_path(path)
-    except TypeError:
-        raise JaxflError(f"A run's folder must be a path or a string, not {path!r}.") from None
 
 
 def _several(flag: str, names: Any, *kinds: Any) -> tuple[Any, ...]:

@@ -99,8 +99,7 @@ def use(way: str) -> None:
     """Make networks use a way from here on, and forget what was compiled before."""
     patches, conv._split, blocks.Conv = WAYS[way]
     conv.CONVOLUTIONS["patches"] = conv.Convolution("BHWC", patches)
-    variant._programs_without_rates.cache_clear()
-    variant._algorithm.cache_clear()
+    variant._kept_programs.cache_clear()
     jax.clear_caches()
 
 

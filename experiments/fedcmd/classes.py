@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--name", default="classes")
     arguments = parser.parse_args()
     rows, right = counted(jaxfl.load(arguments.run))
-    accuracies = 100 * right / rows
+    accuracies = 100 * right / np.maximum(rows, 1)
     with (HERE / f"{arguments.name}.csv").open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["class", "test rows", "accuracy %"])

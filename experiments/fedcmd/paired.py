@@ -32,6 +32,8 @@ for rival in sys.argv[2:]:
     for moment, words in ("received", "received"), ("accuracy", "deployed"):
         ours, theirs = (per_client(Path(sys.argv[1]), method, moment) for method in (OURS, rival))
         seeds = sorted(ours.keys() & theirs.keys())
+        if not seeds:
+            raise SystemExit(f"{sys.argv[1]} has no seed that both {OURS} and {rival} have finished.")
         differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
         of_clients = differences.mean(0)
         low, high = stats.t.interval(0.95, len(of_clients) - 1, of_clients.mean(), stats.sem(of_clients))

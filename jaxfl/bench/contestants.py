@@ -95,7 +95,7 @@ def in_jaxfl(
       JaxflError: if runs are to be one program, but the method has steps outside of programs.
     """
     program = variant.programs.rounds_of_runs if strategy.together else variant.programs.rounds
-    host = variant.programs.host
+    host = variant.programs.algorithm.host
     if host and strategy.together:
         raise JaxflError(
             f"{variant.label} has steps between rounds outside of compiled programs, so several seeds cannot "
@@ -104,7 +104,7 @@ def in_jaxfl(
     before = program.seconds
     keys = [jax.random.key(setup.run.seed + i) for i in range(strategy.seeds)]
     hyper = traced(variant.config)
-    states = [jax.tree.map(jnp.copy, variant.programs.init(key, federation, hyper)) for key in keys]
+    states = [jax.tree.map(jnp.copy, variant.programs.algorithm.init(key, federation, hyper)) for key in keys]
     if strategy.together:
         keys, states = [jnp.stack(keys)], [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)]
     keys = federation.replicate(keys)

@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxfl.config.options import alternatives, as_path, check_some, entries, hints, matches
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, nearest
@@ -84,8 +82,8 @@ def _normal(options: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[
     def normal(value, annotation):
         allowed = alternatives(annotation)
         match value:
-            case np.generic():
-                return normal(value.item(), annotation)
+            case _ if hasattr(value, "tolist"):  # of NumPy, JAX or pandas
+                return normal(value.tolist(), annotation)
             case list() | tuple():
                 kinds = [entries(kind) for kind in allowed if entries(kind) is not None]
                 return tuple(normal(entry, kinds[0]) if kinds else entry for entry in value)

@@ -228,8 +228,15 @@ def parse(annotation: Any, words: str) -> Any:
 
 
 def as_path(words: str | Path) -> Path:
-    """Return the path that a text stands for; a first ``~`` is the user's home."""
-    return Path(os.path.expanduser(words))
+    """Return the path that a text stands for; a first ``~`` is the user's home.
+
+    Raises:
+      JaxflError: if it is neither text nor a path.
+    """
+    try:
+        return Path(os.path.expanduser(words))
+    except TypeError:
+        raise JaxflError(f"A folder or file must be a path or a string, not {words!r}.") from None
 
 
 def text(value: Any) -> str:
@@ -264,10 +271,18 @@ def _limit(value: float, interval: str, allowed: tuple) -> str:
     return f"at least {SMALLEST:g} in size" if 0 < abs(value) < SMALLEST else ""
 
 
+def _end(text: str) -> float:
+    """Return the end of an interval; whole ones are exact, however large."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
 def _inside(value: float, interval: str) -> bool:
     if interval[0] not in "[(" or interval[-1] not in ")]":
         raise ValueError(interval)
-    low, high = (float(end) for end in interval[1:-1].split(","))
+    low, high = map(_end, interval[1:-1].split(","))
     above = value >= low if interval[0] == "[" else value > low
     below = value <= high if interval[-1] == "]" else value < high
     return above and below and not math.isnan(value)

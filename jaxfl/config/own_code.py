@@ -21,6 +21,7 @@ LIBRARIES = {Path(path) for name, path in sysconfig.get_paths().items() if name.
 
 _folders = set()  # of loaded files: their helpers are found beside them
 _loaded = {}  # modules by file and content: an object that is named twice is one object, with one program
+_helpers = {}  # what was in the files of helpers, by their modules' names, when these were loaded
 
 
 class OwnCodeError(JaxflError):
@@ -64,6 +65,7 @@ def load(path: Path, attribute: str) -> Any:
     if not path.is_file():
         raise JaxflError(f"There is no file {path.absolute()} to take {attribute!r} from; check the path.")
     known = path.resolve(), path.read_bytes()
+    _forget_changed_helpers()
     if known not in _loaded:
         _loaded[known] = _executed(path)
     module = sys.modules[f"{USER}{path.stem}"] = _loaded[known]
@@ -107,6 +109,32 @@ def _helpers_of(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+        for name, file in _helper_files().items():
+            _helpers.setdefault(name, _content(file))
+
+
+def _helper_files() -> dict[str, Path]:
+    """Return the files of the modules that lie beside the user's files, by the modules' names."""
+    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in [*sys.modules.items()]}
+    return {
+        name: file
+        for name, file in files.items()
+        if file.parent in _folders and name != "__main__" and not name.startswith(USER)
+    }
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""
+
+
+def _forget_changed_helpers() -> None:
+    """Load all own modules anew if the file of a helper has changed since: any of them may have used it."""
+    files = _helper_files()
+    if any(_content(file) != _helpers.get(name, _content(file)) for name, file in files.items()):
+        for name in files:
+            del sys.modules[name]
+        _helpers.clear()
+        _loaded.clear()
 
 
 def require_call(what: str, function: Callable, *arguments: str, **options: Any) -> None:

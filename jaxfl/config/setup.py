@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from jaxfl.config.options import check, within
+from jaxfl.errors import JaxflError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +179,9 @@ class Setup:
         return {name: value for part in vars(self).values() for name, value in vars(part).items()}
 
     def check(self) -> None:
-        """Refuse values of another type, or out of their range, see `jaxfl.config.options.check`."""
+        """Refuse empty text, values of another type and those out of range, see `options.check`."""
         for part in vars(self).values():
             check("the run", part)
+            for name, value in vars(part).items():
+                if "" in (value if isinstance(value, tuple) else (value,)):
+                    raise JaxflError(f"the run: --{name.replace('_', '-')} must not be empty.")

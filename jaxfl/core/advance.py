@@ -38,7 +38,7 @@ def advance(
     """
     if job.on_host:
         return _in_windows(job, first, end, keys, state, probed)
-    if job.programs.host:
+    if job.programs.algorithm.host:
         return _one_by_one(job, first, end, keys, state)
     runs, cohorts = len(job.keys), together([of_rounds(of_run, first, end) for of_run in job.cohorts])
     conditions = conditions_of(job, first, end)
@@ -96,14 +96,14 @@ def one_round(
     """
     state, reports = _program(job, keys)(state, federation, cohort, conditions)
     (report,) = _per_round(jax.device_get(reports))
-    if job.programs.host is None:
+    if job.programs.algorithm.host is None:
         return state, report
     cohort = jax.tree.map(lambda leaf: leaf[0], cohort)
     if report.lost is not None:
         cohort = jax.device_get(answering(federation, cohort, report.lost))
     if not anybody(cohort):
         return state, report
-    return _with_host_step(job, job.programs.host, keys, state, cohort, report)
+    return _with_host_step(job, job.programs.algorithm.host, keys, state, cohort, report)
 
 
 def _with_host_step(

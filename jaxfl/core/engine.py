@@ -103,7 +103,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     programs, federation, key = job.programs, job.federation, job.keys[i]
     if job.on_host:
         hyper, init_key = traced(job.configs[i]), streams(key).init
-        return host_state.initial(programs.init, init_key, federation, hyper), None, 0.0
+        return host_state.initial(programs.algorithm.init, init_key, federation, hyper), None, 0.0
     state, report, seconds = initial_state(programs, federation, job.configs[i], key), None, 0.0
     if programs.prepare:
         passed, cohort = _stopwatch(programs), _members(job)
@@ -122,7 +122,7 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
 
 def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:
     """Return a run's state before its preparation and its rounds."""
-    return programs.init(streams(run_key).init, federation, traced(config))
+    return programs.algorithm.init(streams(run_key).init, federation, traced(config))
 
 
 def _members(job: Job) -> Cohort:
@@ -144,7 +144,7 @@ def _at_rest(job: Job, state: Any) -> Any:
     if isinstance(state, host_state.OnHost):
         return state
     return host_state.taken_over(
-        job.programs.init, job.keys[0], job.federation, traced(job.configs[0]), state
+        job.programs.algorithm.init, job.keys[0], job.federation, traced(job.configs[0]), state
     )
 
 
@@ -249,11 +249,11 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
     if job.on_host:
         yield from _needed_in_windows(job, start, key)
         return
-    state = jax.eval_shape(programs.init, job.keys[0], federation, traced(job.configs[0]))
+    state = jax.eval_shape(programs.algorithm.init, job.keys[0], federation, traced(job.configs[0]))
     axis = () if runs == 1 else (runs,)
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(axis + leaf.shape, leaf.dtype), state)
     state = federation.form(state, runs > 1)
-    end = min(job.rounds, start + (job.eval_every if programs.host is None else 1))
+    end = min(job.rounds, start + (job.eval_every if programs.algorithm.host is None else 1))
     cohorts = together([of_rounds(of_run, start, end) for of_run in job.cohorts])
     advance = programs.rounds if runs == 1 else programs.rounds_of_runs
     score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, end)
@@ -270,7 +270,7 @@ def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tup
     """Yield the programs of a job whose clients' state is in host memory, see `_needed`."""
 
     def form(federation):
-        state = jax.eval_shape(job.programs.init, job.keys[0], federation, traced(job.configs[0]))
+        state = jax.eval_shape(job.programs.algorithm.init, job.keys[0], federation, traced(job.configs[0]))
         return federation.form(state)
 
     start = min(start, job.rounds - 1)
@@ -286,7 +286,7 @@ def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tup
 def depends_on_length(job: Job, rounds: int) -> bool:
     """Return whether rounds differ in a run of `rounds` rounds: programs are traced for both lengths."""
     programs, federation, key = job.programs, job.federation, job.keys[0]
-    state = jax.eval_shape(programs.init, key, federation, traced(job.configs[0]))
+    state = jax.eval_shape(programs.algorithm.init, key, federation, traced(job.configs[0]))
     everyone, first = all_clients(federation, job.rounds), of_rounds(job.cohorts[0], 0, 1)
     calls = [(programs.rounds, first), (programs.received, everyone), (programs.personal, everyone)]
     calls += [(programs.prepare, everyone)] if programs.prepare else []

@@ -5,7 +5,6 @@ A chunk of rounds is one compiled program whose state is donated. The key of rou
 for bit.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +57,7 @@ class Programs(NamedTuple):
     """An algorithm's programs. Runs that share them (other seeds, other rates) share the compilations.
 
     Args:
-      init: ``(key, federation, hyper) -> state``; not compiled as a whole, so that drawing a network is one
+      algorithm: the algorithm. Its `init` is not compiled as a whole, so that drawing a network is one
         program for all methods.
       prepare: ``(key, state, federation, cohort) -> (state, report)``, the phase before the first round, or
         None.
@@ -70,21 +69,15 @@ class Programs(NamedTuple):
       of_run: ``(states, federation, i) -> state`` of run i.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same for the models that clients deploy.
-      host: the algorithm's host step or None.
-      matrices: the algorithm's numbers for pairs of clients, ``state -> {name: (N, N)}``, or None.
-      embeddings: the algorithm's vectors of clients, ``state -> per group (n_g, d)``, or None.
     """
 
-    init: Callable
+    algorithm: Algorithm
     prepare: Program | None
     rounds: Program
     rounds_of_runs: Program
     of_run: Program
     received: Program
     personal: Program
-    host: Callable | None
-    matrices: Callable | None
-    embeddings: Callable | None
 
     @property
     def compilations(self) -> int:
@@ -180,14 +173,11 @@ def as_programs(algorithm: Algorithm) -> Programs:
     score_received = Program(received)
     same = algorithm.personal is algorithm.receive
     return Programs(
-        init=algorithm.init,
+        algorithm=algorithm,
         prepare=Program(prepare) if algorithm.prepare else None,
         rounds=Program(rounds, donate=(1,)),
         rounds_of_runs=Program(rounds_of_runs, donate=(1,)),
         of_run=Program(of_run),
         received=score_received,
         personal=score_received if same else Program(personal),
-        host=algorithm.host,
-        matrices=algorithm.matrices,
-        embeddings=algorithm.embeddings,
     )

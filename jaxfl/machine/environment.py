@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 PACKAGES = (
     "jaxfl",
@@ -33,6 +34,7 @@ def environment() -> dict:
         "device": f"{device.platform} {device.device_kind}",
         "devices": jax.device_count(),
         "processes": jax.process_count(),
+        "float": str(jnp.result_type(float)),
         "git": _revision(),
     }
 

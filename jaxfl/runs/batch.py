@@ -162,7 +162,7 @@ def _together(runs: list[Planned], data: Data) -> tuple[int, str]:
     """Return how many runs are one program, and the same in words, with the reason if not all are."""
     if len(runs) == 1:
         return 1, "alone"
-    if runs[0].variant.programs.host:
+    if runs[0].variant.programs.algorithm.host:
         return 1, "one after another, because the server's step is outside of the compiled program"
     if runs[0].setup.machine.client_state == "host":
         return 1, "one after another, because --client-state host keeps the clients of only one in memory"

@@ -193,7 +193,13 @@ class Deployed:
         return self.predictor.predict(model, self.predictor.shared, self.predictor.stacked, x)
 
     def _checked(self, images: Any) -> np.ndarray:
-        images, shape, dtype = np.asarray(images), self.images.shape, self.images.dtype
+        try:
+            images, shape, dtype = np.asarray(images), self.images.shape, self.images.dtype
+        except (ValueError, TypeError, jax.errors.TracerArrayConversionError):
+            raise JaxflError(
+                "The images must be one array of numbers that are known, not lists of different lengths, and "
+                "not an argument of jax.jit or jax.vmap."
+            ) from None
         if images.ndim == 2 and of_vectors(shape):
             images = images[:, None, None]
         if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:

@@ -22,6 +22,7 @@ ONE_MOMENT = 1.0  # seconds
 
 _deadline = ContextVar("deadline", default=math.inf)  # by time.monotonic()
 _request: ContextVar["StopRequest | None"] = ContextVar("request", default=None)  # of nested `deferred`
+_signals: ContextVar[list[int] | None] = ContextVar("signals", default=None)  # exit codes, see `heeded`
 
 
 class Interrupted(KeyboardInterrupt):
@@ -71,6 +72,8 @@ class StopRequest:
                 return
             raise Interrupted("Stopped.", 128 + number)
         self._code, self._noted_at = 128 + number, now
+        if (signals := _signals.get()) is not None:
+            signals.append(self._code)
         again = "press Ctrl-C again to end" if number == signal.SIGINT else "another SIGTERM ends"
         # Not by print, which this handler may have interrupted.
         os.write(2, f"\nThe rounds in progress will end and be saved; {again} at once.\n".encode())
@@ -124,6 +127,19 @@ def deferred() -> Iterator[StopRequest]:
             yield request
     finally:
         _request.reset(token)
+
+
+@contextlib.contextmanager
+def heeded() -> Iterator[None]:
+    """Raise `Interrupted` after a block that a signal could not stop, because its last rounds ran."""
+    signals: list[int] = []
+    token = _signals.set(signals)
+    try:
+        yield
+    finally:
+        _signals.reset(token)
+    if signals:
+        raise Interrupted("All rounds were done and saved when this was to stop.", signals[0])
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def _conditions(setup: Setup, federation: Federation) -> Conditions:
 def form_of_state(variant: Variant, setup: Setup, federation: Federation):
     """Return a run's state with shapes in place of arrays, into which a checkpoint is read."""
     key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
-    return jax.eval_shape(variant.programs.init, key, federation, hyper)
+    return jax.eval_shape(variant.programs.algorithm.init, key, federation, hyper)
 
 
 def newest_state(
@@ -101,7 +101,7 @@ def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) 
     if setup.machine.client_state == "device":
         return jax.device_put(state) if federation.mesh is None else federation.place(state)
     key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
-    return taken_over(variant.programs.init, key, federation, hyper, state)
+    return taken_over(variant.programs.algorithm.init, key, federation, hyper, state)
 
 
 def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
@@ -127,7 +127,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
         )
     if setup.run.topology == "none":  # other methods of a comparison may have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
-    if setup.machine.client_state == "host" and (variant.programs.host or variant.programs.prepare):
+    if setup.machine.client_state == "host" and (variant.programs.algorithm.host or variant.programs.prepare):
         raise beyond_cohort(f"{variant.label} has a step that uses all clients")
     if not variant.built_in:
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)

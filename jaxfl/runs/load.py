@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxfl.config.options import as_path
 from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
@@ -68,6 +69,10 @@ class Loaded:
         if len(self.personal.mean):
             done += f", accuracy {100 * self.personal.mean[-1]:.1f} %"
         return f"<{self.config['label']}, seed {options['seed']}: {done}; {self.folder}>"
+
+    def __getstate__(self) -> dict:
+        """Return the content of a pickle: not the data set and the models, which are loaded again if used."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def personal(self) -> Accuracies:
@@ -143,8 +148,8 @@ class Loaded:
         """Return images of the data set as a client sees them: unchanged, unless there is a `--shift`.
 
         Args:
-          client: id of the client.
-          rows: (B,) positions in `source`, at least one.
+          client: id of the client; -1 is the last one.
+          rows: (B,) int, positions in `source`.
 
         Returns:
           (B, H, W, C), in raw units: what ``models[client].predict`` takes.
@@ -152,15 +157,15 @@ class Loaded:
         Raises:
           JaxflError: if the data set is not available, or there is no such client or row.
         """
-        setup, clients = restore_setup(self.folder, self.config), len(self.partition.train)
+        setup, client = restore_setup(self.folder, self.config), self.models.number(client)
         rows, count = np.asarray(rows), len(self.source.labels)
-        if not 0 <= client < clients:
-            raise JaxflError(f"There is no client {client}; they go from 0 to {clients - 1}.")
+        if rows.dtype.kind not in "iu" or rows.ndim != 1 or not rows.size:
+            raise JaxflError("rows must be a list of whole numbers, at least one: positions in run.source.")
         if (missing := rows[(rows < 0) | (rows >= count)]).size:
             raise JaxflError(f"There is no row {missing[0]}; they go from 0 to {count - 1}.")
         if not setup.data.shift:
             return self.source.images[rows]
-        drawn = draw_shift(setup, self.source, clients)
+        drawn = draw_shift(setup, self.source, len(self.models))
         _, std = training_moments(self.source)
         return seen(drawn, self.source.images, std, client, rows)
 
@@ -173,7 +178,7 @@ class Loaded:
         """Write models as safetensors, with a card that says what they are and how to use them.
 
         Args:
-          folder: new or empty folder.
+          folder: new or empty folder; a first ``~`` is the home.
           clients: ids of the clients; all by default. A model that clients share is written once.
 
         Returns:
@@ -182,7 +187,7 @@ class Loaded:
         Raises:
           JaxflError: if safetensors is not installed, the folder is not empty, or as in `models`.
         """
-        return export(self.models, Path(folder), clients)
+        return export(self.models, as_path(folder), clients)
 
     def frame(self) -> "pandas.DataFrame":
         """Return a row per round: loss, bytes, accuracies if evaluated (also per architecture), seconds.
@@ -218,7 +223,8 @@ class Loaded:
         )
 
     def _accuracies(self, key: str) -> Accuracies:
-        scored, clients = [record for record in self.metrics if key in record], len(self.partition.train)
+        scored = [record for record in self.metrics if key in record]
+        clients = sum(model["clients"] for model in self.config["models"])
         return Accuracies(
             np.array([record["round"] for record in scored], int),
             np.array([record[key]["mean"] for record in scored], float),
@@ -232,6 +238,7 @@ def load(folder: Path, changed_code: bool = False) -> Loaded:
     Raises:
       JaxflError: if the folder holds no run, or its files are damaged.
     """
+    folder = folder.absolute()  # the working directory may change before all of it is read
     config = store.read_config(folder)
     if not store.holds(folder, store.RESULT):
         return Loaded(folder, config, store.read_metrics(folder), None, changed_code=changed_code)

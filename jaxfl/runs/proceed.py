@@ -236,11 +236,11 @@ def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:
 def _about_clients(job: Job, state) -> dict[str, dict]:
     """Return what a method knows about clients, by the kinds of `store.ABOUT_CLIENTS` and by name."""
     known = {}
-    if job.programs.matrices:
-        known["matrices"] = job.programs.matrices(state)
-    if job.programs.embeddings:
+    if job.programs.algorithm.matrices:
+        known["matrices"] = job.programs.algorithm.matrices(state)
+    if job.programs.algorithm.embeddings:
         names = (model.name for model in job.federation.models)
-        known["embeddings"] = dict(zip(names, job.programs.embeddings(state), strict=True))
+        known["embeddings"] = dict(zip(names, job.programs.algorithm.embeddings(state), strict=True))
     return known
 
 
@@ -260,10 +260,10 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
     if summary["findings"]:
         pictures |= {name: partial(of, summary["findings"]) for name, of in method.pictures.items()}
     counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
-    if job.programs.matrices:
+    if job.programs.algorithm.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)
         pictures["matrices.png"] = partial(plot.draw_matrices, matrices, np.concatenate([*counts.values()]))
-    if job.programs.embeddings:
+    if job.programs.algorithm.embeddings:
         embeddings = store.read_about_clients(folder, "embeddings", run.done)
         pictures["embeddings.png"] = partial(plot.draw_embeddings, embeddings, counts)
     if job.federation.links.size:

@@ -41,7 +41,7 @@ class Variant(NamedTuple):
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm that the method builds; rates are read from the state."""
-        return _algorithm(self.method.build, jax.tree.structure(self.config))
+        return self.programs.algorithm
 
     @property
     def built_in(self) -> bool:
@@ -67,6 +67,8 @@ def choose(
     method, given = registry.method(choice)
     named = choice if isinstance(choice, str) else None
     own = own or {}
+    if twice := sorted(given.keys() & options.keys()):
+        raise JaxflError(f"{choice} gives {twice[0]}, which is given once more beside it; leave one out.")
     config = method.config(**(common or {}) | given | own | options)
     return variant_of(named, method, config, told=own)
 
@@ -82,23 +84,24 @@ def variant_of(choice: str | None, method: Method, config: Any, told: Collection
         if field.name in {*given, *told}
         or (field.name not in common and getattr(config, field.name) != field.default)
     }
-    return Variant(name, choices.join(method.name, shown), method, config, _programs(method.build, config))
+    # An object is built anew each time: functions that it calls may have been redefined since, in a notebook.
+    programs = (_kept_programs if name else _programs)(method.build, jax.tree.structure(config))
+    return Variant(name, choices.join(method.name, shown), method, config, programs)
 
 
-def _programs(build: Callable, config: Any) -> Programs:
-    """Return a method's programs: the same for all configurations that differ only in rates."""
-    return _programs_without_rates(build, jax.tree.structure(config))
+def _programs(build: Callable, options: Any) -> Programs:
+    """Return a method's programs, which are the same for all configurations that differ only in rates.
 
-
-@functools.lru_cache(maxsize=64)
-def _programs_without_rates(build: Callable, options: Any) -> Programs:
-    return as_programs(_algorithm(build, options))
-
-
-@functools.lru_cache(maxsize=64)
-def _algorithm(build: Callable, options: Any) -> Algorithm:
+    Args:
+      build: of the method.
+      options: structure of a configuration, whose leaves are rates.
+    """
     with own_code():
-        return checked(build(jax.tree.unflatten(options, [Unread()] * options.num_leaves)), build)
+        made = build(jax.tree.unflatten(options, [Unread()] * options.num_leaves))
+        return as_programs(checked(made, build))
+
+
+_kept_programs = functools.lru_cache(maxsize=64)(_programs)
 
 
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
