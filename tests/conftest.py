@@ -58,7 +58,7 @@ EDGES = (
 
 
 def long(*values):
-    """Return a row of a parametrised test that runs only with the long tests; another row represents it."""
+    """Return a row that runs only with the long tests; another row stands for it, unless all are costly."""
     return pytest.param(*values, marks=pytest.mark.long)
 
 
@@ -141,12 +141,15 @@ def cohort(federation, ids, t: int = 0, rounds: int = 3, places=None) -> Cohort:
 
 
 def assert_same(actual, expected, tolerance: float = 0.0):
-    """Assert that the leaves of two trees are equal, dtypes included, or equal up to a tolerance."""
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    """Assert that two trees have leaves of the same names, shapes, dtypes and values, up to a tolerance."""
+    found, wanted = jax.tree.leaves_with_path(actual), jax.tree.leaves_with_path(expected)
+    assert [path for path, _ in found] == [path for path, _ in wanted]
+    for (path, a), (_, b) in zip(found, wanted, strict=True):
+        name = jax.tree_util.keystr(path)
         if tolerance:
-            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=name, strict=True)
         else:
-            np.testing.assert_array_equal(a, b, strict=True)
+            np.testing.assert_array_equal(a, b, name, strict=True)
 
 
 def differ(one, other) -> bool:
@@ -216,18 +219,19 @@ def pytest_unconfigure(config):
 @pytest.fixture(scope="module", autouse=True)
 def new_programs():
     """Forget programs, so that a module's counts of compilations do not depend on the modules before it."""
-    variant._programs_without_rates.cache_clear()
+    variant._kept_programs.cache_clear()
 
 
 @contextmanager
 def optimising():
     """Optimise programs as for users; they round differently from quickly compiled ones."""
+    before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", True)
-        variant._programs_without_rates.cache_clear()
+        jax.config.update("jax_disable_most_optimizations", before)
+        variant._kept_programs.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -56,8 +56,8 @@ def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: 
 
 def _stray(program: str, word: str, arguments: list[str], defaults: Iterable[Any]) -> str:
     """Return the message about a word that is no flag and no flag's value."""
-    place = len(arguments) - 1 - arguments[::-1].index(word)
-    flags = [name.partition("=")[0] for name in arguments[:place] if name.startswith("-")]
+    place = max(i for i, given in enumerate(arguments) if given == word or given.endswith(f"={word}"))
+    flags = [name.partition("=")[0] for name in arguments[: place + 1] if name.startswith("-")]
     kinds = {name.replace("_", "-"): kind for part in defaults for name, kind in hints(type(part)).items()}
     last = kinds.get(flags[-1].removeprefix("--").removeprefix("no-")) if flags else None
     option, equals, value = word.partition("=")

@@ -22,7 +22,8 @@ from jaxfl.machine import placement
 from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
 
-PerGroup = tuple  # one entry per architecture group
+PerGroup = tuple
+"""A tuple with one entry per architecture, in the order of the groups of a `Federation`."""
 NOBODY = np.iinfo(np.int32).max  # an id that no client has
 
 

@@ -154,7 +154,7 @@ def _refuse_code_within(folder: Path, config: dict) -> None:
 
 def _require_same_floats(folder: Path, config: dict) -> None:
     """Refuse a run whose numbers are double where JAX's are single now, or the other way round."""
-    then, now = config["environment"].get("float", "float32"), str(jnp.result_type(float))
+    then, now = config.get("environment", {}).get("float", "float32"), str(jnp.result_type(float))
     if then != now:
         raise JaxflError(
             f"{folder} was computed in {then}, but JAX computes in {now} now; begin with "

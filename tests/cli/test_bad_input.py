@@ -75,8 +75,9 @@ def write_weights():
 
 
 def contents(folder):
-    """Return all files, except what Python itself keeps of a module that it loads."""
-    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    """Return the bytes of all files, except what Python itself keeps of a module that it loads."""
+    paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.is_file() and path.read_bytes() for path in paths}
 
 
 def assert_refused(capsys, arguments, words):
@@ -109,6 +110,7 @@ REFUSED = [
     ("run fedavg @own.args --lam 1", "--lam is an option of compfl, compfl-dd, ", "not of jaxfl run fedavg"),
     ("run fedavg --rounds 2 --seed 1 3 --seed 1", "does not know what to do with '3'; --seed takes a single"),
     ("run compfl --lr 0.1 --kd false", "--kd is a switch and takes no value."),
+    ("run compfl --kd=false", "--kd is a switch and takes no value."),
     (
         "run fedavg --rounds 2 momentum=0.9",
         "does not know what to do with 'momentum=0.9'; write --momentum 0.9.",
@@ -142,6 +144,7 @@ REFUSED = [
     ("list everything", "no method, model, partition, topology, shift or schedule 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers outside of their range
+    ("run fedavg @own.args --lr much", "--lr must be a number, not 'much'"),
     ("run fedavg @own.args --lr 0", "--lr must lie in (0, inf), but is 0.0"),
     ("run fedavg @own.args --lr -1", "--lr must lie in (0, inf), but is -1.0"),
     ("run fedavg @own.args --lr nan", "--lr must lie in (0, inf), but is nan"),
@@ -383,14 +386,6 @@ def test_mistakes_are_refused_in_one_sentence(folder, capsys, command, words):
     assert contents(folder) == before
 
 
-def test_a_value_of_the_wrong_type_is_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["run", "fedavg", "--lr", "much"])
-    out, err = capsys.readouterr()
-    assert end.value.code == 2
-    assert "--lr must be a number, not 'much'" in " ".join((out + err).split())
-
-
 def test_the_installed_command_refuses(folder):
     command = Path(sysconfig.get_path("scripts")) / "jaxfl"
     ended = subprocess.run([command, "run", "fedpr"], cwd=folder, capture_output=True, text=True)
@@ -530,9 +525,9 @@ def test_damaged_runs_are_refused(folder, tmp_path, capsys, monkeypatch, damage)
     run = Path(shutil.copytree(folder / "runs" / "fedavg-own", tmp_path / "run"))
     (run / "result.json").unlink()
     damage(run)
-    before = {path: path.is_file() and path.read_bytes() for path in contents(tmp_path)}
+    before = contents(tmp_path)
     assert_refused(capsys, ["resume", "run"], words)
-    assert {path: path.is_file() and path.read_bytes() for path in contents(tmp_path)} == before
+    assert contents(tmp_path) == before
 
 
 def result(**changes):
@@ -600,11 +595,11 @@ def test_the_trap_springs_when_it_is_unpickled(tmp_path, monkeypatch):
     ],
 )
 def test_python_refuses_the_same(folder, method, options, sentence):
-    before = sorted(folder.rglob("*"))
+    before = contents(folder)
     with pytest.raises(jaxfl.JaxflError) as error:
         jaxfl.run(method, **options)
     assert sentence in str(error.value)
-    assert sorted(folder.rglob("*")) == before
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -614,13 +609,13 @@ def test_python_refuses_the_same(folder, method, options, sentence):
             lambda: jaxfl.compare("fedper", seeds="3"),
             "jaxfl.compare: --seeds must be a whole number, but is '3'",
         ),
-        (lambda: jaxfl.resume(3), "A run's folder must be a path or a string, not 3."),
+        (lambda: jaxfl.resume(3), "A folder or file must be a path or a string, not 3."),
         (lambda: jaxfl.resume("run", devices=0), "jaxfl.resume: --devices must lie in [1, inf), but is 0"),
         (
             lambda: jaxfl.report("run", target="0.7"),
             "jaxfl.report: --target must be a tuple of numbers, but is '0.7'",
         ),
-        (lambda: jaxfl.load(None), "A run's folder must be a path or a string, not None."),
+        (lambda: jaxfl.load(None), "A folder or file must be a path or a string, not None."),
     ],
 )
 def test_python_refuses_options_of_other_functions_as_well(call, sentence):

@@ -210,13 +210,18 @@ REFUSED = [
 ]
 
 
+def contents():
+    """Return the bytes of all files here, except what Python itself keeps of a module that it loads."""
+    paths = (path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.is_file() and path.read_bytes() for path in paths}
+
+
 def refused(capsys, command):
-    """Return the standard error of a command, which must end with code 2 and leave nothing behind."""
-    before = sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)
+    """Return the standard error of a command, which must end with code 2 and leave all files as they were."""
+    before = contents()
     with pytest.raises(SystemExit) as end:
         main(command.split())
-    assert end.value.code == 2
-    assert sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts) == before
+    assert end.value.code == 2 and contents() == before
     return capsys.readouterr().err
 
 

@@ -6,38 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, assert_same, tiny_partition, tiny_source
+from conftest import assert_same, differ
 
+from core.conftest import CLIENTS, CONFIG
 from jaxfl.core import engine
 from jaxfl.core.answers import Ledger, draw_dropouts, lost_answers, spent
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.flops import Operations
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
-from jaxfl.core.rounds import Conditions, as_programs
-from jaxfl.data.federation import federate
+from jaxfl.core.rounds import Conditions
 from jaxfl.machine.clock import Deadline, Device, until
-from jaxfl.models import zoo
-from jaxfl.registry import METHODS
 from jaxfl.runs.result import records
 
-CLIENTS, ROUNDS, KEY = (3, 2), 3, jax.random.key(0)
-CONFIG = METHODS["fedper"].config(epochs=1, batch_size=4)
+ROUNDS, KEY = 3, jax.random.key(0)
 NOBODY = tuple(np.zeros((ROUNDS, n), bool) for n in CLIENTS)
 SOME = (np.array([[0, 1, 0], [1, 1, 1], [0, 0, 0]], bool), np.array([[1, 0], [1, 1], [0, 1]], bool))
-
-
-@pytest.fixture(scope="module")
-def federation():
-    source = tiny_source()
-    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in (5, 4)]
-    return federate(source, tiny_partition(source), tuple(zip(models, CLIENTS, strict=True)))
-
-
-@pytest.fixture(scope="module")
-def programs():
-    """Return the programs of FedPer, which has state on the server and on the clients."""
-    return as_programs(METHODS["fedper"].build(CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +29,7 @@ def play(programs, federation):
     """Return a function that runs rounds one by one: (cohorts, conditions, rates) -> (state, reports)."""
 
     def play(cohorts, conditions=None, rates=(CONFIG.lr,) * ROUNDS):
-        state, reports = programs.init(KEY, federation, traced(CONFIG)), []
+        state, reports = programs.algorithm.init(KEY, federation, traced(CONFIG)), []
         for t, rate in enumerate(rates):
             now = slice(t, t + 1)
             of_round = Cohort(np.arange(t, t + 1, dtype=np.int32), tree_at(cohorts, now), ROUNDS)
@@ -174,12 +158,14 @@ def test_a_client_first_receives_then_computes_then_sends(seconds, done):
     assert until(seconds, Device(100, 10), 200, 30, 20) == done
 
 
-def test_dropouts_do_not_depend_on_groups_and_number_of_rounds_and_grow_with_the_rate():
+def test_dropouts_depend_only_on_seed_round_and_client_and_grow_with_the_rate():
     drawn = draw_dropouts((30, 20), 0.3, 40, seed=1)
     assert [of_group.shape for of_group in drawn] == [(40, 30), (40, 20)]
     assert 0.25 < np.concatenate(drawn, 1).mean() < 0.35
     (whole,), longer = draw_dropouts((50,), 0.3, 40, seed=1), draw_dropouts((30, 20), 0.3, 50, seed=1)
     assert_same(np.concatenate(drawn, 1), whole)
     assert_same(tuple(of_group[:40] for of_group in longer), drawn)
+    assert len(np.unique(whole, axis=0)) == 40
+    assert differ(draw_dropouts((30, 20), 0.3, 40, seed=2), drawn)
     more = draw_dropouts((30, 20), 0.6, 40, seed=1)
     assert all((few <= many).all() for few, many in zip(drawn, more, strict=True))

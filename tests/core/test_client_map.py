@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import cohort
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import engine, flops, loops, memory
 from jaxfl.core.client_map import map_clients, visit_clients
-from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.machine.placement import mesh_of
 from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
@@ -21,17 +21,16 @@ OWN = (jnp.arange(3.0), jnp.arange(10.0, 12.0))
 KEY = jax.random.key(0)
 
 
-def cohort(*present, places=(3, 2)):
-    """Return a round with the clients at these positions of each group, in this order."""
-
-    def slots(present, clients, places):
-        index = [*present] + [clients] * (places - len(present))
-        return Slots(np.array(index, np.int32), np.arange(places) < len(present))
-
-    return Cohort(np.int32(0), tuple(map(slots, present, (3, 2), places)), rounds=1)
+@pytest.fixture(scope="module")
+def everyone(federation):
+    """Return a round with all clients."""
+    return cohort(federation, range(5))
 
 
-EVERYONE, SOME = cohort((0, 1, 2), (0, 1)), cohort((2, 0), (1,))
+@pytest.fixture(scope="module")
+def some(federation):
+    """Return a round without two of the clients."""
+    return cohort(federation, (2, 0, 4))
 
 
 def rows_of(federation, positions):
@@ -59,9 +58,9 @@ def mapped(federation, of_round, own):
     return map_clients(one_product, KEY, federation, of_round, NOTHING, own)
 
 
-def test_clients_are_mapped_and_counted_inside_scan(federation):
+def test_clients_are_mapped_and_counted_inside_scan(federation, everyone):
     def body(own, _):
-        return mapped(federation, EVERYONE, own), None
+        return mapped(federation, everyone, own), None
 
     own, operations = counted(lambda: loops.scan(body, OWN, length=4)[0], federation)
     np.testing.assert_array_equal(own[0], OWN[0] + 4)
@@ -69,9 +68,9 @@ def test_clients_are_mapped_and_counted_inside_scan(federation):
         np.testing.assert_array_equal(of_group, 4 * 10 * group.size)
 
 
-def test_clients_are_mapped_and_counted_inside_a_loop_of_any_length(federation):
+def test_clients_are_mapped_and_counted_inside_a_loop_of_any_length(federation, everyone):
     def run(times):
-        return loops.fori_loop(0, times, lambda i, own: mapped(federation, EVERYONE, own), OWN)
+        return loops.fori_loop(0, times, lambda i, own: mapped(federation, everyone, own), OWN)
 
     for times in (0, 3):
         own, operations = counted(lambda times=times: run(jnp.int32(times)), federation)
@@ -80,9 +79,9 @@ def test_clients_are_mapped_and_counted_inside_a_loop_of_any_length(federation):
 
 
 @pytest.mark.parametrize("condition", [True, False])
-def test_only_the_branch_that_runs_is_counted(federation, condition):
+def test_only_the_branch_that_runs_is_counted(federation, everyone, condition):
     def run():
-        both = lambda own: mapped(federation, EVERYONE, own)  # noqa: E731
+        both = lambda own: mapped(federation, everyone, own)  # noqa: E731
         return loops.cond(jnp.bool_(condition), both, lambda own: own, OWN)
 
     own, operations = counted(run, federation)
@@ -103,20 +102,20 @@ def visits(federation, of_round):
     return visit_clients(visitor, empty, KEY, federation, of_round)
 
 
-def test_clients_are_visited_one_after_another_by_their_ids(federation):
-    book, numbers, entries = jax.jit(lambda: visits(federation, SOME))()
+def test_clients_are_visited_one_after_another_by_their_ids(federation, some):
+    book, numbers, entries = jax.jit(lambda: visits(federation, some))()
     assert book.tolist() == [0, 2, 4, -1, -1] and entries == 3
     own = [float(jax.random.uniform(jax.random.fold_in(KEY, client))) for client in (0, 2, 4)]
     assert numbers.tolist() == [*own, 0.0, 0.0]
 
 
-def test_the_order_of_places_and_empty_places_change_no_visit(federation):
-    other = cohort((0, 2), (1,), places=(3, 1))
-    assert jax.tree.all(jax.tree.map(np.array_equal, visits(federation, SOME), visits(federation, other)))
+def test_the_order_of_places_and_empty_places_change_no_visit(federation, some):
+    other = cohort(federation, (0, 2, 4), places=(3, 1))
+    assert jax.tree.all(jax.tree.map(np.array_equal, visits(federation, some), visits(federation, other)))
 
 
-def test_visits_are_counted(federation):
-    _, operations = counted(lambda: visits(federation, SOME), federation)
+def test_visits_are_counted(federation, some):
+    _, operations = counted(lambda: visits(federation, some), federation)
     assert operations.clients[0].tolist() == [
         10 * int(federation.groups[0].size[i]) * (i != 1) for i in range(3)
     ]
@@ -124,7 +123,7 @@ def test_visits_are_counted(federation):
 
 
 @pytest.mark.parametrize(("at_once", "devices"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_weighted_sum_over_clients_is_that_of_their_parts(federation, at_once, devices):
+def test_a_weighted_sum_over_clients_is_that_of_their_parts(federation, some, at_once, devices):
     """Only present clients count, with and without padding to the places of devices and of `at_once`."""
     here = dataclasses.replace(federation, mesh=mesh_of(devices), clients_at_once=at_once)
 
@@ -134,7 +133,7 @@ def test_a_weighted_sum_over_clients_is_that_of_their_parts(federation, at_once,
         return own + 1, {"own": there * (own + 1) * jnp.ones((2, 3)), "id": there * client.id.astype(float)}
 
     weights = jnp.array([0.5, 2.0, 0.0]), jnp.array([3.0, 0.0])
-    run = lambda: map_clients(client, KEY, here, SOME, NOTHING, OWN, weights)  # noqa: E731
+    run = lambda: map_clients(client, KEY, here, some, NOTHING, OWN, weights)  # noqa: E731
     ((first, one), (second, two)), operations = counted(run, here)
     np.testing.assert_array_equal(first, OWN[0] + 1)
     np.testing.assert_array_equal(second, OWN[1] + 1)

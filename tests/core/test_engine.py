@@ -14,6 +14,7 @@ from conftest import (
     assert_same,
     cohort,
     comparable,
+    differ,
     long,
     optimising,
     tiny_links,
@@ -27,13 +28,16 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from methods.cases import CASES
 
+from core.conftest import CLIENTS, CONFIG
 from jaxfl.core import engine, flops, host_state, tree
 from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
 from jaxfl.core.cohorts import SPARE, align, all_clients, balance, by_client, draw_cohorts, draw_newcomers
 from jaxfl.core.job import Job, traced
+from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, Report, as_programs
 from jaxfl.core.score import Score, score
+from jaxfl.core.streams import PUBLIC, SERVER, SHARED_BATCHES, streams
 from jaxfl.core.window import LISTS, around, on_host, round_on
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.data.shift import Drawn
@@ -44,25 +48,8 @@ from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
 
-CLIENTS = (3, 2)
 ROUNDS = 5
 KEY = jax.random.key(0)
-CONFIG = METHODS["fedper"].config(epochs=1, batch_size=4)
-
-
-@pytest.fixture(scope="module")
-def federation():
-    """Return five clients with two small architectures; images are floats."""
-    source = tiny_source()
-    source = source._replace(images=source.images.astype(np.float32))
-    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in (5, 4)]
-    return federate(source, tiny_partition(source), tuple(zip(models, CLIENTS, strict=True)))
-
-
-@pytest.fixture(scope="module")
-def programs():
-    """Return the programs of FedPer, which has state on the server and on the clients."""
-    return as_programs(METHODS["fedper"].build(CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +71,6 @@ def simulate(programs, federation, config, cohorts, key, eval_every, start=0, st
     for chunks in engine.simulate(job, start, None if state is None else [state]):
         assert list(chunks) == [0]
         yield chunks[0]
-
-
-def assert_equal(actual, expected):
-    """Assert that two trees have equal values."""
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 # ---- cohorts
@@ -127,6 +109,14 @@ def test_cohorts_depend_only_on_seed_and_round():
     assert len(set(map(tuple, longer))) > 1
     for clients in (4, 6), (1, 7, 2):
         assert ids(draw_cohorts(clients, 0.4, 30, seed=1), clients) == longer
+
+
+def test_newcomers_are_drawn_by_group_and_seed_and_take_part_in_no_round():
+    apart, others = (draw_newcomers((10, 10), 0.3, seed) for seed in (1, 2))
+    assert differ(*apart) and differ(apart, others)
+    drawn = ids(draw_cohorts((10, 10), 0.5, 20, 1, apart), (10, 10))
+    assert {len(of_round) for of_round in drawn} == {7}  # half of the others
+    assert sorted(set().union(*drawn)) == np.flatnonzero(~np.concatenate(apart)).tolist()
 
 
 def test_places_are_as_many_as_the_fullest_round_needs():
@@ -195,11 +185,14 @@ def test_chunks_of_any_length_give_the_same_run(cohorts, name):
         return reports, ends
 
     reports, ends = run(1)
-    assert_equal(run(2), (reports, {rounds: ends[rounds] for rounds in (2, 4, 5)}))
+    assert_same(run(2), (reports, {rounds: ends[rounds] for rounds in (2, 4, 5)}))
 
 
-def test_a_run_that_is_over_yields_no_chunk(programs, federation, cohorts):
-    assert not list(simulate(programs, federation, CONFIG, cohorts, KEY, 1, start=ROUNDS, state="anything"))
+def test_a_run_that_is_over_yields_no_chunk_and_compiles_nothing(federation, cohorts):
+    programs = as_programs(METHODS["fedper"].build(CONFIG))
+    state = jax.eval_shape(programs.algorithm.init, KEY, federation, traced(CONFIG))
+    assert not list(simulate(programs, federation, CONFIG, cohorts, KEY, 1, start=ROUNDS, state=state))
+    assert programs.compilations == 0
 
 
 def test_a_resumed_run_continues_like_the_uninterrupted_one(programs, federation, cohorts, undisturbed):
@@ -215,7 +208,7 @@ def test_a_resumed_run_continues_like_the_uninterrupted_one(programs, federation
         state=undisturbed[start - 1].state,
     )
     for chunk, expected in zip(resumed, undisturbed[start:], strict=True):
-        assert_equal(
+        assert_same(
             (chunk.first, chunk.state, chunk.reports, chunk.scores),
             (expected.first, expected.state, expected.reports, expected.scores),
         )
@@ -229,7 +222,7 @@ def test_scoring_many_clients_in_parts_gives_the_same_scores(monkeypatch, progra
     whole = evaluate()
     monkeypatch.setattr("jaxfl.core.cohorts.SCORED_AT_ONCE", 2)
     compilations = programs.compilations
-    assert_equal(evaluate(), whole)
+    assert_same(evaluate(), whole)
     assert programs.compilations == compilations + 1
     for scores, n in zip(whole["personal"], CLIENTS, strict=True):
         assert scores.right.shape == (n, CLASSES)
@@ -252,8 +245,8 @@ def test_runs_with_client_state_on_the_host_are_the_same(programs, kept_on_host,
     for chunk in run:
         lasts.append(chunk.first + len(chunk.reports) - 1)
         expected = undisturbed[lasts[-1]]
-        assert_equal((chunk.state, chunk.scores), (expected.state, expected.scores))
-        assert_equal(
+        assert_same((chunk.state, chunk.scores), (expected.state, expected.scores))
+        assert_same(
             chunk.reports,
             [report for one in undisturbed[chunk.first :] for report in one.reports][: len(chunk.reports)],
         )
@@ -332,7 +325,9 @@ def test_a_window_has_only_the_images_of_its_clients(shift):
     federation = federate(source, partition, models, drawn=shift)
     window = around(on_host(federation), cohort(federation, [3, 1], places=[2])).federation
     there = {image.tobytes() for image in np.asarray(window.images)}
-    assert not there & {image.tobytes() for image in source.images[partition.train[4]]}
+    for absent in 2, 4:
+        assert not there & {image.tobytes() for image in source.images[partition.train[absent]]}
+    assert not window.images[-1].any()
 
     def seen(where, place):
         client = jax.tree.map(lambda leaf: leaf[place], where.groups[0])
@@ -366,7 +361,9 @@ def test_seeds_in_one_program_give_the_same_as_separate_runs(programs, federatio
     joined = align([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
     joined = jax.tree.map(lambda *leaves: np.stack(leaves), *joined)
     keys = jax.random.split(KEY, 3)
-    states = [jax.tree.map(jnp.copy, programs.init(key, federation, traced(CONFIG))) for key in keys]
+    states = [
+        jax.tree.map(jnp.copy, programs.algorithm.init(key, federation, traced(CONFIG))) for key in keys
+    ]
     numbers = np.arange(2, dtype=np.int32)
     tolerance = 0 if at_once == 1 else 1e-6
 
@@ -379,11 +376,7 @@ def test_seeds_in_one_program_give_the_same_as_separate_runs(programs, federatio
     for i, (key, state, cohorts) in enumerate(zip(keys, states, drawn, strict=True)):
         cohorts = Cohort(numbers, balance(cohorts, sizes, federation), rounds=2)
         alone, _ = programs.rounds(key, state, federation, cohorts)
-        jax.tree.map(
-            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=tolerance, atol=tolerance),
-            together,
-            alone,
-        )
+        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +403,7 @@ def test_runs_with_different_convolutions_differ_only_by_rounding(model):
 
     first, *others = map(trained, CONVOLUTIONS)
     for other in others:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), other, first)
+        assert_same(other, first, tolerance=1e-6)
 
 
 # ---- several devices
@@ -474,7 +467,7 @@ def test_each_device_holds_an_equal_share_of_the_clients_state(seeds):
     (resumed,) = engine.simulate(job, 1, kept[0])
     for chunk, expected in zip(resumed.values(), kept[1], strict=True):
         assert_shared(chunk.state)
-        assert_equal(chunk.state, expected)
+        assert_same(chunk.state, expected)
 
 
 # ---- scores of cohorts
@@ -495,10 +488,10 @@ def test_scoring_cohorts_changes_no_bit_of_training(federation, choice, options)
 
     plain, scored = run(False), run(True)
     unscored = [report._replace(scores={}) for report in scored.reports]
-    assert_equal((scored.state, unscored, scored.scores), (plain.state, plain.reports, plain.scores))
-    assert_equal(scored.reports[-1].scores["personal"], scored.scores["personal"])
+    assert_same((scored.state, unscored, scored.scores), (plain.state, plain.reports, plain.scores))
+    assert_same(scored.reports[-1].scores["personal"], scored.scores["personal"])
     if choice == "fedper":  # it trains only in rounds, so a client receives what it deployed before
-        assert_equal(scored.reports[1].scores["received"], scored.reports[0].scores["personal"])
+        assert_same(scored.reports[1].scores["received"], scored.reports[0].scores["personal"])
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -529,7 +522,7 @@ def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
         for w, slots in zip(weights, cohort.groups, strict=True)
     )
     scores = [jax.jit(lambda p=p: score(p, KEY, federation, cohort))() for p in (shared, copies)]
-    assert_equal(*scores)
+    assert_same(*scores)
     finite = np.concatenate([of_group.finite for of_group in scores[0]])
     assert finite.any() and not finite.all()
     assert sum(of_group.right.sum() for of_group in scores[0]) > 0
@@ -599,9 +592,12 @@ def counting(calls):
         info = report(cohort, state.added, scalars=1)
         return Count(state.steps + 1, present(state, cohort), state.added), info
 
+    def prepare(key, state, federation, cohort):
+        return state, report(cohort, state.added, scalars=1)
+
     def host(key, state, federation, cohort):
-        calls.append((int(cohort.round), int(state.steps), jax.random.key_data(key).tolist()))
-        assert_equal(state.present, present(state, cohort))
+        calls.append((int(cohort.round), int(state.steps)))
+        assert_same(state.present, present(state, cohort))
         flops.add(jnp.ones(3))  # as by a client map
         jax.jit(lambda x: flops.add(x))(4.0)  # inside a program that does not return it: not counted
         return state._replace(added=state.added + 10), report(cohort, 0.0, scalars=10)
@@ -612,7 +608,7 @@ def counting(calls):
     def predictors(key, state, federation, cohort):
         return tuple(Predictor(state.added, None, one_class) for _ in federation.groups)
 
-    return Algorithm(init, predictors, step, predictors, host)
+    return Algorithm(init, predictors, step, predictors, host, prepare=prepare)
 
 
 def rows_of_class(label, federation, cohorts, t):
@@ -624,32 +620,61 @@ def rows_of_class(label, federation, cohorts, t):
             for i, present in zip(slots.index[t], slots.mask[t], strict=True)
         ]
         counts = [np.bincount(federation.labels[of_client], minlength=CLASSES) for of_client in rows]
-        there, its_class = np.array(counts), np.arange(CLASSES) == label
+        there, its_class = np.array(counts, np.int32), np.arange(CLASSES) == label
         none = np.zeros(len(rows), np.int32)
-        predicted = there.sum(1, keepdims=True) * its_class
+        predicted = there.sum(1, keepdims=True, dtype=np.int32) * its_class
         scores.append(Score(there * its_class, there, predicted, none, none, none == 0))
     return tuple(scores)
 
 
-def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts):
-    calls = []
-    programs = as_programs(counting(calls))
-    run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
-    chunks = list(run)
+@pytest.fixture(scope="module")
+def counted(federation, cohorts):
+    """Return the chunks of a run with all phases, the calls of its host step, and all keys, in order."""
+    calls, keys = [], []
 
-    rounds, steps, keys = zip(*calls, strict=True)
-    assert rounds == tuple(range(ROUNDS))
-    assert steps == tuple(range(1, ROUNDS + 1))
-    assert len(set(map(tuple, keys))) == ROUNDS
+    def is_key(given):
+        there = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
+        return there and jnp.issubdtype(given.dtype, jax.dtypes.prng_key)
+
+    def noting(f):
+        def noted(*arguments):
+            keys.extend(filter(is_key, arguments))
+            return f(*arguments)
+
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Program, "__call__", noting(Program.__call__))
+        programs = as_programs(counting(calls))
+        its = programs.algorithm
+        programs = programs._replace(algorithm=its._replace(init=noting(its.init), host=noting(its.host)))
+        run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
+        return list(run), calls, keys
+
+
+def test_each_phase_of_a_run_has_its_own_stream(counted):
+    _, _, keys = counted
+    of, at = streams(KEY), jax.random.fold_in
+    wanted = [of.init, of.prepare]
+    for t in range(ROUNDS):
+        wanted += [of.rounds, of.scores, at(of.host, t), at(of.scores, t)]
+        wanted += [at(of.scores, t)] * (t in (1, 3, 4))  # of all clients, at the end of a chunk
+    assert_same(jax.random.key_data(jnp.stack(keys)), jax.random.key_data(jnp.stack(wanted)))
+    assert len(np.unique(jax.random.key_data(jnp.stack(of)), axis=0)) == len(of)
+    assert len({PUBLIC, SERVER, SHARED_BATCHES}) == 3
+
+
+def test_the_host_step_follows_every_round_with_its_cohort(federation, cohorts, counted):
+    chunks, calls, _ = counted
+    assert calls == [(t, t + 1) for t in range(ROUNDS)]  # rounds, and steps so far
     assert chunks[-1].state.added == 10 * ROUNDS
     for t, report in enumerate(report for chunk in chunks for report in chunk.reports):
         for loss, up, down, slots in zip(*report.info[:3], cohorts, strict=True):
             assert (loss == 10.0 * t).all()
-            assert_equal(up, 11 * slots.mask[t])
-            assert_equal(down, 11 * slots.mask[t])
+            assert_same((up, down), (np.int32(11) * slots.mask[t],) * 2)
         assert report.flops.server == 3
-        assert_equal(report.scores["received"], rows_of_class(t % CLASSES, federation, cohorts, t))
-        assert_equal(report.scores["personal"], rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
+        assert_same(report.scores["received"], rows_of_class(t % CLASSES, federation, cohorts, t))
+        assert_same(report.scores["personal"], rows_of_class((t + 1) % CLASSES, federation, cohorts, t))
 
 
 def test_bad_rows_of_one_client_do_not_reach_the_others():
@@ -757,13 +782,13 @@ def test_the_phase_before_the_first_round_runs_once_with_all_clients(programs, f
     for at, of_runs in enumerate(engine.simulate(job)):
         for i, chunk in of_runs.items():
             expected = runs[i][at]
-            assert_equal(
+            assert_same(
                 (chunk.state, chunk.reports, chunk.scores, chunk.preparation),
                 (expected.state, expected.reports, expected.scores, expected.preparation),
             )
     (resumed,) = alone(prepared, keys[0], start=4, state=runs[0][1].state)
     assert resumed.preparation is None
-    assert_equal(resumed.state, runs[0][2].state)
+    assert_same(resumed.state, runs[0][2].state)
     assert prepared.prepare.compilations == 1 and programs.prepare is None
 
 
@@ -822,17 +847,20 @@ def test_places_that_pad_runs_belong_to_no_client(federation):
 
 def test_newcomers_join_at_the_rate_of_the_last_round(federation, cohorts):
     """Newcomers get the scheduled rate of the last round that was run, even if the run ends early."""
-    seen = []
+    seen, drawn = [], []
 
     def rounds(key, state, federation, of_rounds, score_key, conditions):
         seen.append((conditions.rate.tolist(), of_rounds.round.tolist(), of_rounds.part))
+        drawn.extend([key, score_key])
         return state, Report(Info((np.zeros(1),), (), ()), (), {})
 
     apart = set_apart(federation, [np.arange(n) == n - 1 for n in CLIENTS])
-    programs: Any = SimpleNamespace(host=None, rounds=rounds)
+    programs: Any = SimpleNamespace(algorithm=SimpleNamespace(host=None), rounds=rounds)
     factors = [Conditions(np.arange(1.0, ROUNDS + 1))]
     engine.join(Job(programs, apart, [CONFIG], [cohorts], [KEY], 2, conditions=factors), 0, {}, last=2)
     assert seen == [([3.0], [2], True)]
+    own, _, scores = jax.random.split(streams(KEY).join, 3)
+    assert_same(*(jax.random.key_data(jnp.stack(keys)) for keys in (drawn, [own, scores])))
 
 
 def test_parts_are_joined_in_the_order_of_clients():

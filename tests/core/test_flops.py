@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SIZES, tiny_partition, tiny_source
+from conftest import CLASSES, SIZES
 
+from core.conftest import CLIENTS, HIDDEN
 from jaxfl.core import flops
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.engine import Chunk
@@ -18,24 +19,15 @@ from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
 from jaxfl.core.score import Score
 from jaxfl.core.training import Training, fit
-from jaxfl.data.federation import federate
 from jaxfl.machine.clock import profile
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.runs.result import joined, records
 
-CLIENTS, HIDDEN, INPUTS = (3, 2), (5, 4), 64
+INPUTS = 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client
 EPOCHS, BATCH = 2, 3  # batches of unequal size
 KEY = jax.random.key(0)
-
-
-@pytest.fixture(scope="module")
-def federation():
-    """Return five unequal clients with two MLPs."""
-    source = tiny_source()
-    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden) for hidden in HIDDEN]
-    return federate(source, tiny_partition(source), tuple(zip(models, CLIENTS, strict=True)))
 
 
 def reports(federation, choice, participation=1.0, rounds=1, **options):
@@ -44,7 +36,7 @@ def reports(federation, choice, participation=1.0, rounds=1, **options):
     config = method.config(epochs=EPOCHS, batch_size=BATCH, **options)
     cohorts = draw_cohorts(CLIENTS, participation, rounds, seed=3)
     programs = as_programs(method.build(config))
-    state = jax.tree.map(jnp.copy, programs.init(KEY, federation, traced(config)))
+    state = jax.tree.map(jnp.copy, programs.algorithm.init(KEY, federation, traced(config)))
     of_rounds = Cohort(np.arange(rounds, dtype=np.int32), cohorts, rounds)
     _, found = programs.rounds(KEY, state, federation, of_rounds)
     return [jax.tree.map(lambda leaf, t=t: leaf[t], found) for t in range(rounds)], cohorts

@@ -33,7 +33,7 @@ SETUP = Setup.of(
 @pytest.fixture
 def chosen():
     """Return FedAvg, with programs that no other test has compiled."""
-    variant._programs_without_rates.cache_clear()
+    variant._kept_programs.cache_clear()
     return variant.choose("fedavg", epochs=1, batch_size=7)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,12 @@ class Own(Training):
     """Of the server."""
 
 
-def test_schedules_change_these_rates_of_the_methods():
+DOCUMENT = Path(__file__).parents[2] / "docs" / "rounds.md"
+
+
+def test_schedules_change_the_rates_that_the_documentation_names():
+    found: Any = re.search(r"It changes `lr` and the other rates .*?\((.*?)\)", DOCUMENT.read_text(), re.S)
+    named = {flag.replace("-", "_") for flag in re.findall("`--([a-z-]+)`", found[1])}
     followers = {}
     for name, method in METHODS.items():
         for rate in client_rates(method.config):
@@ -78,6 +84,7 @@ def test_schedules_change_these_rates_of_the_methods():
         "public_lr": ["fccl"],
         "eta": ["pfedme"],
     }
+    assert followers.keys() == named
 
 
 def test_a_factor_multiplies_clients_rates_wherever_the_state_holds_options():

@@ -1,18 +1,26 @@
 """Local training beyond plain SGD: batches of other sources, corrections, tallies, augmentation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import PUBLIC, SIZES, assert_same
 from matplotlib.colors import rgb_to_hsv
 from scipy import ndimage
 
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation, colour, crop, cutout, flip, rotate
+from jaxfl.core.cohorts import all_clients
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_rows
+from jaxfl.core.job import traced
+from jaxfl.core.score import score
+from jaxfl.core.streams import AUGMENTATION
 from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit, local_optimizer
 from jaxfl.data.federation import Batch
+from jaxfl.registry import METHODS
 
 KEY = jax.random.key(0)
 PLAIN = Training(epochs=2, batch_size=3)
@@ -117,7 +125,7 @@ def trained(federation, **departures):
 
 def test_a_correction_changes_gradients_before_the_optimiser(federation):
     plain, identity = trained(federation), trained(federation, correction=optax.identity())
-    jax.tree.map(np.testing.assert_array_equal, plain, identity)
+    assert_same(plain, identity)
     stopped = trained(federation, correction=optax.set_to_zero())
     decay = (1 - PLAIN.lr * PLAIN.weight_decay) ** 2  # weights decay at least so much, momentum adds to it
     initial = federation.models[0].init(KEY).params["fc1"]["linear"]["kernel"]
@@ -134,7 +142,7 @@ def test_gradients_are_clipped_before_they_are_corrected():
 
 def test_a_given_optimizer_replaces_the_usual_one(federation):
     frozen = trained(federation, optimizer=optax.sgd(0.0))
-    jax.tree.map(np.testing.assert_array_equal, frozen.weights, federation.models[0].init(KEY))
+    assert_same(frozen.weights, federation.models[0].init(KEY))
 
 
 def test_each_phase_draws_other_batches(federation):
@@ -150,7 +158,7 @@ def test_a_tally_sums_what_the_loss_observes(federation):
 
     seen = trained(federation, loss=observing, tally={"rows": jnp.int32(0)})
     assert seen.tally == {"rows": PLAIN.epochs * int(client.size)}
-    jax.tree.map(np.testing.assert_array_equal, seen._replace(tally=None), trained(federation))
+    assert_same(seen._replace(tally=None), trained(federation))
 
 
 def test_batch_orders_do_not_depend_on_padding():
@@ -223,6 +231,26 @@ def test_colours_change_within_bounds_and_grey_stays_grey():
     assert -0.1 <= hue.min() < -0.09 and 0.09 < hue.max() <= 0.1
 
 
+@pytest.mark.parametrize("name", ["fedmd", "feddf"])  # the public images train clients and the server
+def test_only_own_training_images_are_augmented(monkeypatch, federation, name):
+    """Batches are as long as their lists, so the number of images tells whose they are."""
+    seen = []
+    noting = lambda names: lambda key, images: seen.append(len(images)) or images  # noqa: E731
+    monkeypatch.setattr("jaxfl.core.examples.augmentation", noting)
+    config = METHODS[name].config(augment=("flip",), batch_size=100)
+    algorithm = METHODS[name].build(config)
+
+    def trained_and_scored(key, cohort):
+        state = algorithm.init(key, federation, traced(config))
+        if algorithm.prepare:
+            state, _ = algorithm.prepare(key, state, federation, cohort)
+        state, _ = algorithm.step(key, state, federation, cohort)
+        return score(algorithm.personal(key, state, federation, cohort), key, federation, cohort)
+
+    jax.eval_shape(trained_and_scored, KEY, all_clients(federation, rounds=1))
+    assert set(seen) == {max(SIZES)} and max(SIZES) != PUBLIC
+
+
 @pytest.mark.parametrize("names", [(), ("flip",), ("crop", "flip"), ("rotate", "cutout", "colour")])
 def test_augmentation_changes_the_images_of_training_batches_and_not_their_labels(federation, names):
     client = one_client(federation)
@@ -232,5 +260,5 @@ def test_augmentation_changes_the_images_of_training_batches_and_not_their_label
     plain = own_rows(client, federation, Training()).take(places, real, KEY)
     assert np.array_equal(batch.x, plain.x) == (not names)
     np.testing.assert_array_equal(batch.y, plain.y)
-    raw = augmentation(names)(KEY, federation.images[client.rows[places]])
-    assert raw.shape == (4, 8, 8, 1)
+    changed = functools.partial(augmentation(names), jax.random.fold_in(KEY, AUGMENTATION))
+    assert_same(batch.x, federation.inputs(client.rows[places], changed))

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import chex
+import conftest
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,11 +35,9 @@ def floats(values):
 
 
 @pytest.fixture
-def cohort():
+def cohort(federation):
     """Return a cohort of client 2 and an empty place, and of clients 4 and 3."""
-    first = Slots(np.array([2, 3], np.int32), np.array([True, False]))
-    second = Slots(np.array([1, 0], np.int32), np.array([True, True]))
-    return Cohort(np.int32(0), (first, second), rounds=1)
+    return conftest.cohort(federation, [2, 4, 3], places=[2, 2])
 
 
 def test_ids_are_those_of_the_places(federation, cohort):

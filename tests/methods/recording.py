@@ -52,6 +52,11 @@ def sharing(state, federation, t):
     return {"shared": by_group(state.shared), "personal": by_client(state.kept, federation)}
 
 
+def global_and_personal(state, federation, t):
+    """Return global models by group and personal ones by client."""
+    return {"shared": by_group(state.shared), "personal": by_client(state.personal, federation)}
+
+
 def own_models(state, federation, t):
     """Return the clients' own models."""
     return {"own": by_client(state.weights, federation)}

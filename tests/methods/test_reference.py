@@ -28,6 +28,7 @@ from methods.recording import at
 
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
+DIGITS = {"rtol": 1e-9, "atol": 1e-9}
 COHORT_SEED = 7  # every client is absent at times, and one round has no client of the second group
 FIRST = {method: next(iter(case.comparisons)) for method, case in CASES.items() if case.comparisons}
 WHOLE = ("fedavg", "per-fedavg")  # all comparisons run with every change; of other methods the first one
@@ -81,8 +82,9 @@ def test_method_on_four_devices_agrees_with_its_reference(method, name):
 def test_reference_with_another_option_disagrees(method, name, option, value):
     run, setting = jaxfl_run(method, name)
     other = dataclasses.replace(setting.options, **{option: value})
-    with pytest.raises(AssertionError):
-        assert_agree(run, reference_run(method, setting._replace(options=other)))
+    actual, expected = leaves(run), leaves(reference_run(method, setting._replace(options=other)))
+    common = actual.keys() & expected.keys()  # an option may decide what clients hold
+    assert not all(np.allclose(actual[path], expected[path], **DIGITS, equal_nan=True) for path in common)
 
 
 def assert_agree(actual, expected):
@@ -90,7 +92,7 @@ def assert_agree(actual, expected):
     actual, expected = leaves(actual), leaves(expected)
     assert actual.keys() == expected.keys()
     for path, value in actual.items():
-        np.testing.assert_allclose(value, expected[path], rtol=1e-9, atol=1e-9, err_msg=path)
+        np.testing.assert_allclose(value, expected[path], **DIGITS, err_msg=path)
 
 
 def leaves(tree):

@@ -94,7 +94,7 @@ def value_and_gradients(f, x, kernel):
     ("size", "stride", "padding"), [(5, 1, 0), (5, 2, 2), (3, 1, 1), (3, 2, 0), (1, 2, 0)]
 )
 def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
-    library = lax_conv(size, stride, padding, depthwise)
+    library = functools.partial(library_conv, stride=stride, padding=padding)
     with jax.enable_x64(True), using(name):
         x, kernel = normal(0, 2, 9, 8, 3), normal(1, size, size, *((3,) if depthwise else (3, 4)))
         ours = on_images(depthwise_conv if depthwise else conv, stride=stride, padding=padding)
@@ -102,18 +102,13 @@ def test_convolutions_equal_lax_conv(name, size, stride, padding, depthwise):
         assert_close(actual, value_and_gradients(library, x, kernel), atol=1e-12)
 
 
-def lax_conv(size, stride, padding, depthwise):
-    """Return JAX's own convolution of images of three channels."""
-
-    def library(x, kernel):
-        sides, groups = [(padding, padding)] * 2, 3 if depthwise else 1
-        kernel = kernel.reshape(size, size, -1, 3 if depthwise else 4)
-        return lax.conv_general_dilated(
-            x, kernel, (stride,) * 2, sides, dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=groups,
-        )  # fmt: skip
-
-    return library
+def library_conv(x, kernel, stride=1, padding=0):
+    """Return JAX's own convolution, with a kernel (height, width, channels) a depthwise one."""
+    sides, layout = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
+    groups, kernel = (x.shape[-1], kernel[:, :, None]) if kernel.ndim == 3 else (1, kernel)
+    return lax.conv_general_dilated(
+        x, kernel, (stride,) * 2, sides, dimension_numbers=layout, feature_group_count=groups
+    )
 
 
 @pytest.mark.parametrize("depthwise", [False, True])
@@ -129,7 +124,7 @@ def test_backward_passes_written_by_hand_can_be_differentiated(stride, depthwise
         x, kernel = normal(0, 2, 6, 7, 3), normal(1, 3, 3, *((3,) if depthwise else (3, 4)))
         ours = on_images(depthwise_conv if depthwise else conv, stride=stride, padding=1)
         actual = value_and_gradients(steepness(ours), x, kernel)
-        library = steepness(lax_conv(3, stride, 1, depthwise))
+        library = steepness(functools.partial(library_conv, stride=stride, padding=1))
         assert_close(actual, value_and_gradients(library, x, kernel), rtol=1e-10, atol=1e-10)
 
 
@@ -384,32 +379,26 @@ def normalised(x):
     return (x - x.mean(axis=(0, 1, 2), keepdims=True)) / np.sqrt(x.var(axis=(0, 1, 2), keepdims=True) + 1e-5)
 
 
-def library_conv(x, layer, stride=1, padding=0):
-    """Return JAX's convolution with the kernel of a layer."""
-    sides, layout = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, layer["kernel"], (stride,) * 2, sides, dimension_numbers=layout)
-
-
 def test_bottleneck_and_dense_layer_match_formulas_by_hand():
-    def bottleneck(params, x):
-        first = normalised(library_conv(x, params["conv1"]))
-        second = normalised(library_conv(jax.nn.relu(first), params["conv2"], 2, 1))
-        third = normalised(library_conv(jax.nn.relu(second), params["conv3"]))
-        shortcut = normalised(library_conv(x, params["shortcut"], 2))
+    def bottleneck(kernels, x):
+        first = normalised(library_conv(x, kernels["conv1"]))
+        second = normalised(library_conv(jax.nn.relu(first), kernels["conv2"], 2, 1))
+        third = normalised(library_conv(jax.nn.relu(second), kernels["conv3"]))
+        shortcut = normalised(library_conv(x, kernels["shortcut"], 2))
         return jax.nn.relu(third + shortcut), (first, second, third)
 
-    def layer(params, x):
-        first = normalised(library_conv(jax.nn.relu(normalised(x)), params["conv1"]))
-        second = library_conv(jax.nn.relu(first), params["conv2"], 1, 1)
+    def layer(kernels, x):
+        first = normalised(library_conv(jax.nn.relu(normalised(x)), kernels["conv1"]))
+        second = library_conv(jax.nn.relu(first), kernels["conv2"], 1, 1)
         return jnp.concatenate([x, second], -1), (first, second)
 
-    def last_layer(params, x):
-        joined, (first, _) = layer(params, x)
+    def last_layer(kernels, x):
+        joined, (first, _) = layer(kernels, x)
         joined = normalised(joined)
         return jax.nn.relu(joined).mean((1, 2)), (first, joined)
 
-    def transition(params, x):
-        y = library_conv(jax.nn.relu(normalised(x)), params["conv"])
+    def transition(kernels, x):
+        y = library_conv(jax.nn.relu(normalised(x)), kernels["conv"])
         return (y[:, ::2, ::2] + y[:, 1::2, ::2] + y[:, ::2, 1::2] + y[:, 1::2, 1::2]) / 4, (y,)
 
     for by_hand, module in [
@@ -420,7 +409,9 @@ def test_bottleneck_and_dense_layer_match_formulas_by_hand():
     ]:
         model = Model("one block", (Block("block", module),), (6, 6, 4), 1)
         weights, x = initial(model), normal(1, 3, 6, 6, 4)
-        expected, taps = by_hand(weights.params["block"], x)
+        layers = weights.params["block"].items()
+        kernels = {name: layer["kernel"] for name, layer in layers if "kernel" in layer}
+        expected, taps = by_hand(kernels, x)
         depths = tuple(range(1, len(taps) + 1))
         assert model.convolution_count == len(taps)
         output, _, found = jax.jit(functools.partial(model.apply_with_taps, depths=depths, train=True))(
@@ -607,21 +598,23 @@ def test_the_norm_option_decides_whether_a_network_has_batchnorm(name, norm):
 
 
 @pytest.mark.parametrize(
-    ("factory", "blocks"),
+    ("factory", "blocks", "full"),
     [
-        (zoo.cnn1, 4),
-        (zoo.cnn2, 5),
-        (zoo.cnn3, 9),
-        (zoo.cnn4, 10),
-        (zoo.mobilenet_v1, 15),
-        (zoo.mobilenet_v2, 20),
-        (zoo.mobilenet_v3, 15),
+        (zoo.cnn1, 4, 97_384),
+        (zoo.cnn2, 5, 228_712),
+        (zoo.cnn3, 9, 2_510_178),
+        (zoo.cnn4, 10, 5_980_938),
+        (zoo.mobilenet_v1, 15, 3_217_226),
+        (zoo.mobilenet_v2, 20, 2_236_682),
+        (zoo.mobilenet_v3, 15, 1_528_106),
     ],
 )
 @pytest.mark.parametrize("width", [long(0.003), 0.37, long(4.0)])
-def test_pfedclub_networks_have_their_blocks_at_any_width(factory, blocks, width):
+def test_pfedclub_networks_have_their_blocks_at_any_width(factory, blocks, full, width):
+    """Their parameters grow with the square of the width; the least are single channels."""
     model = factory(shape=COLOUR, classes=10, width=width)
-    assert len(model.blocks) == blocks and model.size > 0
+    assert len(model.blocks) == blocks
+    assert model.size / full == pytest.approx(width**2, rel=0.12, abs=0.0016)
 
 
 @pytest.mark.parametrize(  # every kind of block; those of deep networks are tested above

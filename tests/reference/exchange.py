@@ -11,11 +11,6 @@ from reference import nets
 from reference.training import descend, log_softmax, plain_loss, softmax
 
 
-def start(clients, initial, matrix):
-    """Start with own models and a matrix."""
-    return {"own": {i: initial[client.group] for i, client in enumerate(clients)}, "matrix": matrix}
-
-
 def soft_predictions(logits, options):
     """Return softmax(logits / T), (R, classes), which most methods exchange."""
     return softmax(logits / options.temperature)
@@ -84,9 +79,3 @@ def divergence(logits, t, options):
 def absolute_error(logits, t, options):
     """Return |logits - t|, averaged over images and classes, and its gradient."""
     return np.abs(logits - t).mean(), np.sign(logits - t) / t.size
-
-
-def scores(state, clients, draws, options, x):
-    """Score own models, which clients deploy; they receive no others."""
-    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
-    return {"received": own, "deployed": own}

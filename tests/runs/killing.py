@@ -19,6 +19,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
@@ -56,6 +58,29 @@ MOMENTS = {
     "writing pictures and the result": (files, "write_pictures"),
     "cutting back for a resume": (store, "trim"),
 }
+
+
+def press(monkeypatch, times=1, evaluation=3, number=signal.SIGINT):
+    """Send this process SIGINT, as Ctrl-C does, or another signal, during an evaluation."""
+    evaluate, calls = engine.evaluate, itertools.count(1)
+
+    def pressed(*arguments):
+        if next(calls) == evaluation:
+            for _ in range(times):
+                signal.raise_signal(number)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(engine, "evaluate", pressed)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables of processes with one device, which compile as this one and share its cache."""
+    return {
+        **os.environ,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or str(folder / "cache"),
+    }
 
 
 def half_a_line(knock):

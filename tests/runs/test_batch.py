@@ -1,18 +1,17 @@
 """Runs that share a program: each computes what it computes alone, whatever happens to the others."""
 
-import itertools
 import json
 import shutil
-import signal
 import weakref
 
 import jax
 import numpy as np
 import pytest
 from conftest import comparable, long
+from killing import press
 
 from jaxfl import cli
-from jaxfl.core import engine, memory
+from jaxfl.core import memory
 from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, proceed, store
 from jaxfl.runs import compare as comparing
@@ -231,14 +230,7 @@ def test_the_command_says_why_a_run_runs_alone(options, tmp_path, capsys, monkey
 
 
 def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_path, capsys, monkeypatch):
-    evaluate, calls = engine.evaluate, itertools.count(1)
-
-    def pressed(*arguments):
-        if next(calls) == ROUNDS // 2:
-            signal.raise_signal(signal.SIGINT)
-        return evaluate(*arguments)
-
-    monkeypatch.setattr(engine, "evaluate", pressed)
+    press(monkeypatch, evaluation=ROUNDS // 2)
     monkeypatch.setattr(memory, "most_that_fit", lambda *arguments: 1)
     with pytest.raises(SystemExit) as end:
         compare(options, tmp_path / "run", *GRID)
@@ -247,13 +239,8 @@ def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_
 
 
 def test_ctrl_c_in_the_last_rounds_on_a_partition_begins_no_other(options, tmp_path, capsys, monkeypatch):
-    evaluate, prepare, prepared = engine.evaluate, comparing.prepare, []
-
-    def pressed(*arguments):
-        signal.raise_signal(signal.SIGINT)
-        return evaluate(*arguments)
-
-    monkeypatch.setattr(engine, "evaluate", pressed)
+    prepare, prepared = comparing.prepare, []
+    press(monkeypatch, evaluation=1)
     monkeypatch.setattr(comparing, "prepare", lambda *given: prepared.append(given) or prepare(*given))
     short = ["--rounds", "2", "--partition-seeds", "2", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as end:

@@ -1,4 +1,7 @@
-"""Random configurations, partitions and files: each works, or is refused without a traceback."""
+"""Random configurations, partitions and files: each works, or is refused without a traceback.
+
+A share of each test's examples must be accepted, so that what works is tried as well.
+"""
 
 import json
 import shutil
@@ -7,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import long, tiny_source
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from methods.cases import short
 
@@ -27,8 +30,21 @@ from jaxfl.runs import proceed, store
 
 def fuzz(examples):
     """Return settings that draw the same examples every time, so that failures can be reproduced."""
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    checks = [HealthCheck.too_slow]
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
+
+
+def accepted(examples, is_accepted, **strategies):
+    """Return the share of random examples that are accepted; `is_accepted` checks and judges one."""
+    outcomes = []
+
+    @fuzz(examples)
+    @given(**strategies)
+    def judge(**drawn):
+        outcomes.append(is_accepted(**drawn))
+
+    judge()
+    return np.mean(outcomes)
 
 
 class Begins(BaseException):
@@ -41,7 +57,7 @@ def stops_before_rounds(monkeypatch):
 
     def begin(job, start, states):
         (config,), (cohorts,), (key,), federation = job.configs, job.cohorts, job.keys, job.federation
-        state = jax.eval_shape(job.programs.init, key, federation, traced(config))
+        state = jax.eval_shape(job.programs.algorithm.init, key, federation, traced(config))
         slots = jax.tree.map(lambda leaf: leaf[:1], cohorts)
         first = Cohort(np.zeros(1, np.int32), slots, rounds=job.rounds)
         score_key = key if job.score_cohort else None
@@ -51,8 +67,8 @@ def stops_before_rounds(monkeypatch):
     monkeypatch.setattr(proceed, "simulate", begin)
 
 
-def is_clean(capsys, words):
-    """Return whether a command gets to its rounds, ends, or exits with code 2 and without a traceback."""
+def begins(capsys, words):
+    """Return whether a command gets to its rounds or its end; else it must be refused without a traceback."""
     capsys.readouterr()
     try:
         cli.main(words)
@@ -60,7 +76,8 @@ def is_clean(capsys, words):
         return True
     except SystemExit as end:
         said = capsys.readouterr()
-        return end.code == 2 and "Traceback" not in said.err
+        assert end.code == 2 and "Traceback" not in said.err
+        return False
     return True
 
 
@@ -77,12 +94,14 @@ TEXTS = st.sampled_from(["", "\0", *WORDS.split()]) | st.text(max_size=5)
 FLAGS = sorted(hints(Setup).keys() - {"dataset", "devices"})
 
 
-def fitting(hint):
-    """Return a strategy of values that fit a type, or nearly fit it."""
-    kinds = alternatives(hint)
-    small = st.integers(-1, 8).map(str) | st.floats(0, 1).map(str) | TEXTS
-    named = st.sampled_from([kind for kind in kinds if isinstance(kind, str)] or ["none"])
-    return small | named
+def given_to(hint, sensible):
+    """Return a strategy of values of an option, sensible for its type or any; None for a switch."""
+    if True in alternatives(hint):
+        return st.none()
+    if not sensible:
+        return st.integers(-1, 8).map(str) | st.floats(0, 1).map(str) | TEXTS
+    numbers = {int: st.integers(1, 8).map(str), float: st.floats(0, 1).map(str)}
+    return st.one_of([numbers.get(kind, st.just(str(kind).lower())) for kind in alternatives(hint)])
 
 
 @st.composite
@@ -92,16 +111,19 @@ def commands(draw):
     annotations = hints(Setup) | hints(method.config)
     own = sorted(hints(method.config))
     chosen = {"models": "mlp,hidden=3", "partition": "iid", "clients": "4"}
+    sensible = draw(st.booleans())
     for name in draw(st.lists(st.sampled_from(FLAGS) | st.sampled_from(own), unique=True, max_size=3)):
-        chosen[name] = draw(fitting(annotations[name]))
-    return ["run", method.name, *(f"--{name.replace('_', '-')}={text}" for name, text in chosen.items())]
+        chosen[name] = draw(given_to(annotations[name], sensible))
+    values = {name: "" if value is None else f"={value}" for name, value in chosen.items()}
+    return ["run", method.name, *(f"--{name.replace('_', '-')}{value}" for name, value in values.items())]
 
 
-@fuzz(20)
-@given(words=commands())
-def test_random_options_begin_or_are_refused(stops_before_rounds, dataset, tmp_path, capsys, words):
-    assert is_clean(capsys, [*words, *dataset, "--run-dir", str(tmp_path / "run")])
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+def test_random_options_begin_or_are_refused(stops_before_rounds, dataset, tmp_path, capsys):
+    def begun(words):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return begins(capsys, [*words, *dataset, "--run-dir", str(tmp_path / "run")])
+
+    assert accepted(20, begun, words=commands()) >= 1 / 3
 
 
 def sensible(hint):
@@ -153,19 +175,16 @@ def sensible_commands(draw):
 
 @pytest.mark.long
 def test_random_sensible_options_run_or_are_refused(dataset, tmp_path, capsys):
-    finished = []
+    folder = tmp_path / "run"
 
-    @fuzz(50)
-    @given(words=sensible_commands())
-    def run_or_refuse(words):
-        folder = tmp_path / "run"
-        words += ["--clients", "5", "--rounds", "2", "--eval-every", "1", "--run-dir", str(folder)]
-        assert is_clean(capsys, [*words, *dataset])
-        finished.append((folder / store.RESULT).exists())
+    def finished(words):
         shutil.rmtree(folder, ignore_errors=True)
+        words += ["--clients", "5", "--rounds", "2", "--eval-every", "1", "--run-dir", str(folder)]
+        ended = begins(capsys, [*words, *dataset])
+        assert ended == (folder / store.RESULT).exists()
+        return ended
 
-    run_or_refuse()
-    assert sum(finished) > len(finished) / 2
+    assert accepted(50, finished, words=sensible_commands()) > 1 / 2
 
 
 # --- run folders
@@ -190,32 +209,48 @@ def begun(dataset, tmp_path_factory):
     return folder
 
 
-@fuzz(30)
-@given(data=st.data())
-def test_random_configurations_resume_or_are_refused(begun, stops_before_rounds, tmp_path, capsys, data):
-    folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
-    config = json.loads((folder / store.CONFIG).read_text())
-    place = config if data.draw(st.integers(0, 3)) == 0 else config["options"]
-    for name in data.draw(st.lists(st.sampled_from(sorted(place)), min_size=1, max_size=3)):
-        place[name] = data.draw(JSON)
-    (folder / store.CONFIG).write_text(json.dumps(config))
-    assert is_clean(capsys, ["resume", str(folder)])
+def alike(value):
+    """Return a strategy of JSON values of the same type, which suit most options."""
+    match value:
+        case bool():
+            return st.booleans()
+        case int():
+            return st.integers(1, 4)
+        case float():
+            return st.sampled_from([0.01, 0.3, 0.9])
+    return st.just(value)
 
 
-@fuzz(30)
-@given(data=st.data())
-def test_runs_with_random_bytes_resume_or_are_refused(begun, stops_before_rounds, tmp_path, capsys, data):
-    folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+def test_random_configurations_resume_or_are_refused(begun, stops_before_rounds, tmp_path, capsys):
+    def resumed(data):
+        folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+        config = json.loads((folder / store.CONFIG).read_text())
+        place = config if data.draw(st.integers(0, 3)) == 0 else config["options"]
+        sensible = data.draw(st.booleans())
+        for name in data.draw(st.lists(st.sampled_from(sorted(place)), min_size=1, max_size=3)):
+            place[name] = data.draw(alike(place[name]) if sensible else JSON)
+        (folder / store.CONFIG).write_text(json.dumps(config))
+        return begins(capsys, ["resume", str(folder)])
+
+    assert accepted(30, resumed, data=st.data()) >= 1 / 3
+
+
+def test_runs_with_random_bytes_resume_or_are_refused(begun, stops_before_rounds, tmp_path, capsys):
     lines = b"".join(json.dumps({"round": t, "loss": 1.0}).encode() + b"\n" for t in (1, 2, 3))
-    (folder / store.METRICS).write_bytes(lines)
-    for name in (store.CONFIG, store.PARTITION, store.METRICS):
+
+    def resumed(data):
+        folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+        (folder / store.METRICS).write_bytes(lines)
+        name = data.draw(st.sampled_from([store.CONFIG, store.PARTITION, store.METRICS]))
         content = bytearray((folder / name).read_bytes())
-        for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=2)):
+        for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
             content[place] = data.draw(st.integers(0, 255))
         (folder / name).write_bytes(content)
-    rounds = [record["round"] for record in store.read_metrics(folder)]
-    assert rounds == list(range(1, len(rounds) + 1))
-    assert is_clean(capsys, ["resume", str(folder)])
+        rounds = [record["round"] for record in store.read_metrics(folder)]
+        assert rounds == list(range(1, len(rounds) + 1))
+        return begins(capsys, ["resume", str(folder)])
+
+    assert accepted(30, resumed, data=st.data()) >= 1 / 3
 
 
 # --- data and partitions
@@ -239,37 +274,68 @@ def arrays(*dtypes):
     )
 
 
-@fuzz(200)
-@given(images=arrays("u1", "f4", "f8", "i4", "?", "U3"), labels=arrays("i4", "u1", "f4"), split=st.booleans())
-@example(images=np.zeros((5, 2, 2), "u1"), labels=np.zeros(5, "i4"), split=False)
-def test_random_data_fit_or_are_refused(tmp_path, images, labels, split):
+@st.composite
+def data_sets(draw):
+    """Draw arrays of a data set, in half of which one array is any other."""
+    rows, shape = draw(st.integers(1, 12)), draw(st.lists(st.integers(1, 4), min_size=2, max_size=3))
+    pixels = np.arange(rows * np.prod(shape)).reshape(rows, *shape)
+    found = {"images": pixels.astype(draw(st.sampled_from(["u1", "f4", "f8"])))}
+    found["labels"] = np.arange(rows) % draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        found["split"] = np.arange(rows) % 3 > 0
+    anything = arrays("u1", "f4", "f8", "i4", "?", "U3")
+    return found | draw(st.dictionaries(st.sampled_from(["images", "labels", "split"]), anything, max_size=1))
+
+
+def test_random_data_fit_or_are_refused(tmp_path):
     path = tmp_path / "fuzz.npz"
-    np.savez(path, images=images, labels=labels, **({"split": np.ones(labels.shape, bool)} if split else {}))
-    try:
-        source = sources.load(str(path))
-    except JaxflError:
-        return
-    assert source.images.ndim == 4 and len(source.images) == len(source.labels) == len(source.train)
-    assert source.labels.min() >= 0 and source.labels.max() < source.classes
+
+    def fit(given):
+        np.savez(path, **given)
+        try:
+            source = sources.load(str(path))
+        except JaxflError:
+            return False
+        order = sources.numbers(source)
+        assert sorted(order) == list(range(len(source.images)))
+        np.testing.assert_array_equal(source.images.ravel(), given["images"][order].ravel())
+        np.testing.assert_array_equal(source.labels, given["labels"][order])
+        assert source.images.ndim == 4 and source.train.shape == source.labels.shape
+        assert source.labels.min() >= 0 and source.labels.max() < source.classes
+        return True
+
+    assert accepted(200, fit, given=data_sets()) >= 1 / 3
 
 
-@fuzz(200)
-@given(
-    changes=st.dictionaries(
-        st.sampled_from(ARRAYS),
-        arrays("i4", "i8", "u8", "f4"),
-        min_size=1,
-        max_size=2,
+def shifted():
+    """Return a strategy of functions that shift the entries of an array and perhaps change its integers."""
+    return st.builds(
+        lambda by, dtype: lambda array: np.roll(array, by).astype(dtype),
+        st.integers(0, 3),
+        st.sampled_from(["i4", "i8", "u8"]),
     )
-)
-def test_partitions_with_random_arrays_fit_or_are_refused(begun, dataset, tmp_path, changes):
+
+
+def test_partitions_with_random_arrays_fit_or_are_refused(begun, dataset, tmp_path):
+    source = sources.load(dataset[1])
     with np.load(begun / store.PARTITION) as file:
-        np.savez(tmp_path / "fuzz.npz", **dict(file) | changes)
-    try:
-        loaded = partitions.load(tmp_path / "fuzz.npz", sources.load(dataset[1]))
-    except JaxflError:
-        return
-    assert_fits(loaded, sources.load(dataset[1]))
+        saved = dict(file)
+
+    def fit(changes):
+        changed = saved | {name: change(saved[name]) for name, change in changes.items()}
+        np.savez(tmp_path / "fuzz.npz", **changed)
+        try:
+            loaded = partitions.load(tmp_path / "fuzz.npz", source)
+        except JaxflError:
+            return False
+        assert_fits(loaded, source)
+        for name in partitions.PARTS:
+            np.testing.assert_array_equal(np.concatenate(getattr(loaded, name)), changed[name])
+        return True
+
+    others = arrays("i4", "i8", "u8", "f4").map(lambda other: lambda array: other)
+    changes = st.dictionaries(st.sampled_from(ARRAYS), shifted() | others, min_size=1, max_size=2)
+    assert accepted(200, fit, changes=changes) >= 1 / 3
 
 
 def assert_fits(partition, source):
@@ -284,33 +350,41 @@ def assert_fits(partition, source):
 
 @st.composite
 def dealt(draw):
-    """Draw what a user's own partitioner may return for 40 rows and 5 clients."""
-    return draw(
-        st.lists(
-            st.lists(st.integers(-1, 41), max_size=6).map(lambda rows: np.array(rows, int)),
-            min_size=4,
-            max_size=6,
-        )
-    )
+    """Draw what a user's own partitioner may return for 40 rows and 5 clients, half of it with a mistake."""
+    sizes = draw(st.lists(st.integers(4, 8), min_size=5, max_size=5))
+    rows = np.random.default_rng(draw(st.integers(0, 99))).permutation(40)
+    *parts, _ = np.split(rows, np.cumsum(sizes))
+    if draw(st.booleans()):
+        parts[draw(st.integers(0, 4))] = np.array(draw(st.lists(st.integers(-1, 41), max_size=6)), int)
+        del parts[: draw(st.integers(0, 1))]
+    return parts
 
 
-@fuzz(200)
-@given(parts=dealt(), test=st.sampled_from(["own", "source"]), share=st.sampled_from([0.0, 0.2, 0.9]))
-def test_random_partitioners_fit_or_are_refused(parts, test, share):
+def test_random_partitioners_fit_or_are_refused():
     source = tiny_source()
-    try:
-        partition = partitions.divide(
-            source,
-            lambda labels, clients, rng: parts,
-            5,
-            0,
-            test=test,
-            labels="independent",
-            validation_fraction=share,
-        )
-    except JaxflError:
-        return
-    assert_fits(partition, source)
+
+    def fit(parts, test, share):
+        try:
+            partition = partitions.divide(
+                source,
+                lambda labels, clients, rng: parts,
+                5,
+                0,
+                test=test,
+                labels="independent",
+                validation_fraction=share,
+            )
+        except JaxflError:
+            return False
+        assert_fits(partition, source)
+        for client, rows in enumerate(parts):
+            kept = [partition.train[client], partition.validation[client]]
+            kept += [partition.test[client]] if test == "own" else []
+            assert sorted(np.concatenate(kept)) == sorted(rows)
+        return True
+
+    kinds = {"test": st.sampled_from(["own", "source"]), "share": st.sampled_from([0.0, 0.2, 0.9])}
+    assert accepted(200, fit, parts=dealt(), **kinds) >= 1 / 3
 
 
 @pytest.mark.parametrize(
@@ -329,6 +403,7 @@ def test_methods_train_on_random_partitions(tmp_path_factory, method, data):
     train = tuple(data.draw(rows) for _ in range(5))
     test = tuple(data.draw(rows) for _ in range(5))
     none = tuple(np.empty(0, np.int32) for _ in range(5))
+    participation = data.draw(st.sampled_from([0.2, 0.6, 1.0]))
     relabel = np.tile(np.arange(3, dtype=np.int32), (5, 1))
     folder = tmp_path_factory.mktemp("fuzz")
     np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
@@ -342,12 +417,14 @@ def test_methods_train_on_random_partitions(tmp_path_factory, method, data):
         partition=str(folder / "mine.npz"),
         models=["mlp,hidden=3"],
         clients=5,
-        participation=data.draw(st.sampled_from([0.2, 0.6, 1.0])),
+        participation=participation,
         epochs=1,
         rounds=3,
         eval_every=1,
         devices=1,
         quiet=True,
     )
-    assert len(store.read_metrics(folder / "run")) == 3
-    assert 0 <= run.result["accuracy"]["mean"] <= 1
+    assert [len(line["clients"]) for line in run.metrics] == 3 * [round(5 * participation)]
+    assert np.isfinite(run.loss).all()
+    right = run.personal.per_client * [len(rows) for rows in test]
+    np.testing.assert_allclose(right, right.round(), atol=1e-6)  # of a client, a number of its test images

@@ -5,7 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import comparable, long
+from conftest import long
+from folders import metrics
 
 import jaxfl
 from jaxfl import cli
@@ -37,10 +38,6 @@ def run(dataset, tmp_path_factory):
 def source(run):
     """Return a run whose clients have heads of their own."""
     return run("fedper", "--lr", "0.3")
-
-
-def metrics(folder):
-    return [comparable(record) for record in store.read_metrics(folder)]
 
 
 def per_client(folder):

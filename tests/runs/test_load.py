@@ -38,6 +38,12 @@ def begun(folder, method, *options):
     return jaxfl.load(folder / "run")
 
 
+def assert_as_scored(run):
+    """Assert that every client's model has the accuracy that the run has recorded for this client."""
+    for model, rows, share in zip(run.models, run.partition.test, run.personal.per_client[-1], strict=True):
+        assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == share == model.accuracy
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a run of FedPer without its images; every client numbers its two classes itself."""
@@ -80,11 +86,8 @@ def test_models_predict_what_was_scored(run):
     """Models take raw images, give labels of the data set and reach the run's accuracy, without the data."""
     assert len(run.models) == 4
     assert any((model.relabel != np.arange(CLASSES)).any() for model in run.models)
-    for client, model in enumerate(run.models):
-        rows = run.partition.test[client]
-        predicted = model.predict(SOURCE.images[rows])
-        assert (predicted == SOURCE.labels[rows]).mean() == model.accuracy
-        assert model.accuracy == run.personal.per_client[-1, client]
+    assert_as_scored(run)
+    for model in run.models:
         everything = model.predict(SOURCE.images)  # also images of the class that the client lacks
         (known,) = np.nonzero(model.relabel >= 0)
         assert len(known) == 2 and set(everything) <= set(known)
@@ -143,7 +146,7 @@ def test_missing_clients_data_and_checkpoints_are_refused(run, tmp_path):
 def test_models_of_host_state_or_public_images_need_no_data(tmp_path, words):
     run = begun(tmp_path, *words)
     (tmp_path / "tiny.npz").unlink()
-    assert run.models[3].predict(SOURCE.images[:5]).shape == (5,)
+    assert_as_scored(run)
 
 
 def test_models_drawn_at_random_are_those_that_were_scored(tmp_path):
@@ -177,8 +180,7 @@ def test_models_drawn_at_random_are_those_that_were_scored(tmp_path):
         **options,
     )
     assert (made.personal.per_client[0] != made.personal.per_client[1]).any()
-    for model, rows in zip(made.models, made.partition.test, strict=True):
-        assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
+    assert_as_scored(made)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +189,7 @@ def test_models_drawn_at_random_are_those_that_were_scored(tmp_path):
 def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
     """Models fitted to images predict with the data set, and are refused without it."""
     run = begun(tmp_path, method, "--models", "mlp,hidden=3")
-    for model, rows in zip(run.models, run.partition.test, strict=True):
-        assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == model.accuracy
+    assert_as_scored(run)
     if "samples" in method:
         assert {"classifier", "classifier-2", "classifier-3"} < run.models[0].weights.keys()
         card = run.export(tmp_path / "export", [0])[-1].read_text()

@@ -1,7 +1,5 @@
 """One run in two real processes on this machine, each with one device; also if one of them is lost."""
 
-import json
-import os
 import socket
 import subprocess
 import sys
@@ -9,7 +7,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import arrays_of, comparable, long
+from conftest import long
+from folders import metrics, state
+from killing import environment
 
 from jaxfl import cli
 
@@ -101,16 +101,11 @@ def together(folder, arguments, amendment="", numbers=(0, 1), may_write=(0,)):
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = os.environ | {
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_NUM_CPU_DEVICES": "1",
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or str(folder / "cache"),
-    }
     meet = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process"]
     running = [
         subprocess.Popen(
             [sys.executable, "-c", COMMAND.format(may_write, amendment), *arguments, *meet, str(number)],
-            env=settings,
+            env=environment(folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -123,16 +118,6 @@ def together(folder, arguments, amendment="", numbers=(0, 1), may_write=(0,)):
         for process in running:
             process.kill()
     return [(process.returncode, *words) for process, words in zip(running, said, strict=True)]
-
-
-def state(folder):
-    """Return the arrays of the last checkpoint, by name."""
-    return arrays_of(folder.absolute() / "checkpoints" / str(ROUNDS))
-
-
-def lines(folder):
-    """Return the metrics, without what differs when the same run is repeated."""
-    return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def comparison(method, dataset):
@@ -186,7 +171,7 @@ def assert_same_runs(some, others):
     """Assert that two folders of a method have the same metrics, files and states for every seed."""
     for seed in SEEDS:
         one, two = some / seed, others / seed
-        assert lines(one) == lines(two)
+        assert metrics(one) == metrics(two)
         assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
         jax.tree.map(np.testing.assert_array_equal, state(one), state(two))
 
@@ -197,7 +182,7 @@ def resumed(folder, compared):
     for code, _, said in together(folder.parent, ["resume", str(folder)]):
         assert code == 0, said
     undisturbed = compared / "fedavg" / "seed-0"
-    assert lines(folder) == lines(undisturbed)
+    assert metrics(folder) == metrics(undisturbed)
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(undisturbed))
 
 
@@ -211,7 +196,7 @@ def test_a_divided_state_of_two_processes_is_resumed_by_one(dataset, tmp_path):
     for code, _, said in together(tmp_path, command, amendment, may_write=(0, 1)):
         assert code == 130, said
     cli.main(["resume", str(tmp_path / "two")])
-    assert lines(tmp_path / "one") == lines(tmp_path / "two")
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
     jax.tree.map(np.testing.assert_array_equal, state(tmp_path / "one"), state(tmp_path / "two"))
 
 

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import arrays_of, comparable, drawing, long
+from conftest import comparable, drawing, long
+from folders import copied_before_checkpoints, metrics, state
 
 import jaxfl
 from jaxfl import cli, registry
@@ -48,15 +49,11 @@ FEDERATION = (
 def compared(dataset, tmp_path_factory):
     """Return a folder with compared/METHOD/seed-S/, the comparison, and stopped/METHOD/seed-S/ROUNDS."""
     folder = tmp_path_factory.mktemp("runs")
-    save = checkpoint.save
 
-    def copy_and_save(path, rounds, *rest):
-        stopped = folder / "stopped" / path.relative_to(folder / "compared") / str(rounds)
-        shutil.copytree(path, stopped)
-        save(path, rounds, *rest)
+    def stopped(run, rounds):
+        return folder / "stopped" / run.relative_to(folder / "compared") / str(rounds)
 
-    with pytest.MonkeyPatch.context() as patch, drawing():
-        patch.setattr(checkpoint, "save", copy_and_save)
+    with copied_before_checkpoints(stopped), drawing():
         compare(dataset, folder / "compared")
     return folder
 
@@ -78,16 +75,6 @@ def name(method):
 
 def read(path):
     return json.loads(path.read_text())
-
-
-def metrics(folder):
-    """Return what `comparable` keeps of every round."""
-    return [comparable(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def state(folder):
-    """Return the arrays of the last checkpoint, by name."""
-    return arrays_of(folder / "checkpoints" / str(ROUNDS))
 
 
 def assert_same_run(folder, other):
@@ -510,7 +497,11 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     assert "was begun with lr 0.05, not 0.01; choose another --run-dir" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         compare(dataset, folder, "--rounds", str(ROUNDS + 1))
-    assert f"with `jaxfl resume RUN --rounds {ROUNDS + 1}` and repeat" in capsys.readouterr().err
+    assert "compfl,kd=false has rounds that depend on the length of the run" in capsys.readouterr().err
+    assert read(kept / "config.json")["options"]["rounds"] == ROUNDS  # fedavg's have not become longer either
+    with pytest.raises(SystemExit):
+        compare(dataset, folder, "--rounds", str(ROUNDS - 1))
+    assert "and cannot become shorter; repeat this command with --rounds 6" in capsys.readouterr().err
     with pytest.raises(JaxflError, match="compared is a comparison; name one of .*, or repeat its command"):
         jaxfl.resume(folder)
     with pytest.raises(SystemExit):
@@ -525,6 +516,14 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
         assert_same_run(continued, original / continued.relative_to(folder))
     rows, other = ((path / "table.csv").read_text().splitlines() for path in (folder, original))
     assert sorted(rows) == sorted(other)
+
+
+def test_a_comparison_of_more_rounds_makes_its_runs_longer(dataset, tmp_path):
+    words = ["compare", "fedavg", *dataset, *FEDERATION, "--seeds", "2"]
+    for folder, rounds in (("run", 2), ("run", ROUNDS), ("whole", ROUNDS)):
+        cli.main([*words, "--rounds", str(rounds), "--run-dir", str(tmp_path / folder)])
+    for seed in ("seed-0", "seed-1"):
+        assert_same_run(*(tmp_path / folder / "fedavg" / seed for folder in ("run", "whole")))
 
 
 def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_path, capsys):

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from conftest import comparable
+from folders import copied_before_checkpoints, metrics
 
 import jaxfl
 from jaxfl import cli
@@ -62,25 +63,15 @@ def whole(dataset, tmp_path_factory):
 def stopped(dataset, whole, tmp_path_factory):
     """Return a folder of the same run, asked to stop, and of its copies just before each checkpoint."""
     _, targets, _ = whole
-    folder, save = tmp_path_factory.mktemp("stopped"), checkpoint.save
-
-    def copy_and_save(path, rounds, *rest):
-        shutil.copytree(path, folder / str(rounds))
-        save(path, rounds, *rest)
-
+    folder = tmp_path_factory.mktemp("stopped")
     asked = ["--target", *map(str, targets), "--stop-at-target", "--run-dir", str(folder / "run")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", copy_and_save)
+    with copied_before_checkpoints(lambda _, rounds: folder / str(rounds)):
         cli.main(["run", "fedper", *dataset, *FEDERATION, *asked])
     return folder
 
 
 def result(folder):
     return comparable(json.loads((folder / "result.json").read_text()))
-
-
-def metrics(folder):
-    return [comparable(record) for record in store.read_metrics(folder)]
 
 
 def test_a_run_stops_at_its_last_target(whole, stopped):
@@ -127,8 +118,13 @@ def test_a_report_takes_targets_that_runs_were_not_given(whole, stopped, tmp_pat
     assert (
         by_title[f"rounds to {100 * later:g} %"] == f"{end:.2f}" and by_title["simulated s to 100 %"] == "-"
     )
-    # A run with targets is no other experiment; one that stops at them is.
     assert len(jaxfl.report(full, stopped / "run", target=first, out=tmp_path / "report").rows) == 2
+
+
+def test_a_run_with_targets_is_no_other_experiment_unless_it_stops_at_them(whole, stopped):
+    full, ended = (store.read_config(run) for run in (whole[0], stopped / "run"))
+    asked = full | {"options": full["options"] | {"target": ended["options"]["target"]}}
+    assert experiment(asked) == experiment(full) != experiment(ended)
 
 
 def test_each_run_of_a_program_stops_when_it_reaches_the_target(whole, dataset, tmp_path):

@@ -80,9 +80,6 @@ def scored(there, elsewhere):
     return Method("scored", build, METHODS["fedper"].config, "a mistake")
 
 
-DIVIDES = Method("divides", divides_by_steps, Training, "a mistake")
-
-
 def draws_in_python(state, info, federation, cohort):
     return moved(state, random.random()), info
 
@@ -122,7 +119,7 @@ def nothing(state, info, federation, cohort):
         long(altered(means_over_places), trial.ignores_empty_places, "empty places change state.shared[0]"),
         long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
-        long(altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
+        (altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
     ],
 )

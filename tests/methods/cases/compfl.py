@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from conftest import CLASSES, SHAPE, assert_same
+from conftest import assert_same
 from reference import nets
 from reference.sharing import divide
 from reference.training import average, cross_entropy, descend, log_softmax, softmax
@@ -16,11 +16,10 @@ from reference.training import average, cross_entropy, descend, log_softmax, sof
 from jaxfl.algorithms.experts.compfl import distils, select
 from jaxfl.algorithms.experts.compfl_client import runnable
 from jaxfl.core.protocol import Cohort
-from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group, orders
-from methods.rounds import TRAINING, mixed, reported, run
+from methods.rounds import TRAINING, mixed, mlp, reported, run
 
 
 class Adapted(NamedTuple):
@@ -39,18 +38,23 @@ class Adapted(NamedTuple):
     predictions: np.ndarray
 
 
-def start(clients, initial, options):
-    """Start with the extractors on the server and every client with heads for all that it can run."""
+def by_size(initial):
+    """Return the numbers of the architectures, the smallest first."""
 
     def parameters(j):
         return sum(leaf.size for name, leaf in initial[j].items() if not nets.is_statistic(name))
 
-    by_size = sorted(range(len(initial)), key=parameters)
+    return sorted(range(len(initial)), key=parameters)
+
+
+def start(clients, initial, options):
+    """Start with the extractors on the server and every client with heads for all that it can run."""
+    order = by_size(initial)
     parts = [divide(weights, nets.in_head, options) for weights in initial]
     return {
         "experts": {j: theta for j, (_, theta) in enumerate(parts)},
         "heads": {
-            i: {j: parts[j][0] for j in by_size[: by_size.index(client.group) + 1]}
+            i: {j: parts[j][0] for j in order[: order.index(client.group) + 1]}
             for i, client in enumerate(clients)
         },
         "trained": {},  # {client: its own expert as trained in the last round}
@@ -227,11 +231,6 @@ def traffic(model, models, t):
     return model.body.size, sum(other.body.size for other in downloads)
 
 
-def mlp(hidden):
-    """Return an expert of the given size."""
-    return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
-
-
 def the_warmup_ends_at_the_exact_round():
     """In single precision 0.3 x 50 is more than 15."""
     for rounds, warmup, first in (50, 0.3, 15), (100, 0.29, 29), (7, 0.5, 4), (10, 0.0, 0):
@@ -251,7 +250,7 @@ def without_cooperation_it_is_fedper():
         assert_same(reported(report), reported(expected), tolerance=1e-5)
 
 
-SMALLEST = mlp(3)
+SMALLEST = mlp(hidden=3)
 OPTIONS = {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 SOON = {"eps": 0.6, "warmup": 0.25}  # clients train experts of others, and distil from the second round on
 
@@ -286,7 +285,7 @@ compfl = Case(
                 "accuracy_on": "validation",
             },
             [("kd_direction", "forward"), ("accuracy_on", "train")],
-            ((SMALL, 2), (mlp(5), 2), (SMALLEST, 1)),
+            ((SMALL, 2), (mlp(), 2), (SMALLEST, 1)),
         ),
         "without anchors, heads from prototypes": Comparison(
             SOON | {"align": False, "head_init": "proto"},

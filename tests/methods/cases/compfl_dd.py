@@ -9,17 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, EDGES, SHAPE, SIZES, assert_same, differ
+from conftest import EDGES, SIZES, assert_same, differ
 from reference import nets
 from reference.sharing import divide
 from reference.training import descend
 
 from jaxfl.algorithms.experts.compfl_client import runnable
 from jaxfl.data.federation import set_apart
-from jaxfl.models import zoo
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
-from methods.cases.compfl import adapt, objective, soft_labels
-from methods.cases.compfl_mm import by_size
+from methods.cases.compfl import SMALLEST, adapt, by_size, draws_before_use, objective, soft_labels
 from methods.recording import by_client, by_group, orders
 from methods.rounds import TRAINING, convolving, federated, initial, one_round, run
 
@@ -182,11 +180,6 @@ def draws_of_server(key, options):
     return of_visit
 
 
-def draws_before_use(key, client, models, options):
-    """Draw an order for one head."""
-    return {"adapt": orders(key, client.size, 1)[0]}
-
-
 def given(state, federation):
     """Let the experts start where the reference has them."""
     return state._replace(at=jnp.asarray(STARTS[: len(state.at)], jnp.int32))
@@ -242,12 +235,6 @@ def no_walker_begins_at_a_newcomer():
     assert sorted(np.asarray(at)) == [1, 4]
 
 
-def mlp(hidden):
-    """Return an expert of the given size."""
-    return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
-
-
-SMALLEST = mlp(3)
 OPTIONS = {"eps": 0.6, "warmup": 0.25, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 
 compfl_dd = Case(

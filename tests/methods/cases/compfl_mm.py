@@ -5,26 +5,15 @@ Clients hold a copy of every expert; those that cannot run it relay. In a round 
 """
 
 import jax
-from conftest import CLASSES, SHAPE
 from reference import nets
 from reference.sharing import divide
 from reference.training import descend
 
 from jaxfl.algorithms.experts.compfl_client import runnable
-from jaxfl.models import zoo
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
-from methods.cases.compfl import adapt, objective, soft_labels
+from methods.cases.compfl import SMALLEST, adapt, by_size, draws_before_use, objective, soft_labels
 from methods.cases.dfedavg import gossip, neighbours
 from methods.recording import by_client, orders
-
-
-def by_size(initial):
-    """Return the numbers of the architectures, the smallest first."""
-
-    def parameters(j):
-        return sum(leaf.size for name, leaf in initial[j].items() if not nets.is_statistic(name))
-
-    return sorted(range(len(initial)), key=parameters)
 
 
 def start(clients, initial, options):
@@ -104,11 +93,6 @@ def draws(key, client, models, options):
     }
 
 
-def draws_before_use(key, client, models, options):
-    """Draw an order for one head."""
-    return {"adapt": orders(key, client.size, 1)[0]}
-
-
 def view(state, federation, t):
     """Return the whole state, by client and expert."""
     experts = runnable(federation.models)
@@ -133,12 +117,6 @@ def traffic(model, models, t):
     return lambda i: sizes[-1 if t == 0 else 0] * len(neighbours(i, (0, 1, 3))), 0
 
 
-def mlp(hidden):
-    """Return an expert of the given size."""
-    return zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=hidden)
-
-
-SMALLEST = mlp(3)
 OPTIONS = {"lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 
 compfl_mm = Case(

@@ -2,17 +2,12 @@
 
 import jax
 from conftest import EDGES, SIZES, assert_same, differ
-from reference import nets
+from reference import nets, own_models
 from reference.training import descend, plain_loss
 
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics
 from methods.rounds import TRAINING, equal, run
-
-
-def start(clients, initial, options):
-    """Start every client with its own model."""
-    return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
 
 def step(state, clients, cohort, options):
@@ -48,12 +43,6 @@ def neighbours(i, present):
     return sorted(
         {b if a == i else a for a, b in EDGES if i in (a, b) and a in present and b in present} - {i}
     )
-
-
-def scores(state, clients, draws, options, x):
-    """Score own models, received and deployed."""
-    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
-    return {"received": own, "deployed": own}
 
 
 def traffic(model, models, t):
@@ -98,9 +87,9 @@ def gossip_keeps_the_mean_of_all():
 
 dfedavg = Case(
     "dfedavg",
-    start,
+    own_models.start,
     step,
-    scores,
+    own_models.scores,
     view=recording.own_models,
     traffic=traffic,
     comparisons={

@@ -27,7 +27,7 @@ def step(state, clients, cohort, options):
         w = sharing.model(state["fedavg"], clients, i)
         pulled = proximal(plain_loss(clients[i]), w, options.lam)
         personal[i], _ = descend(personal[i], pulled, draw["personal"], options)
-    trained, losses = fedavg.train(state["fedavg"], clients, cohort, options)
+    trained, losses = sharing.trained_jointly(state["fedavg"], clients, cohort, options)
     averaged = sharing.averaged(state["fedavg"], clients, trained, fedavg.stays, options)
     return {"fedavg": averaged, "personal": personal}, losses
 

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, SHAPE, assert_same, tiny_cnn
-from reference import nets
+from reference import nets, own_models
 from reference.training import descend, log_softmax, plain_loss, softmax
 
 from jaxfl.algorithms.public_images.draftfed import global_set
 from jaxfl.mechanisms.public_images import shuffled
 from jaxfl.models import zoo
+from methods import recording
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
-from methods.recording import orders, own_models
+from methods.recording import orders
 from methods.rounds import TRAINING, convolving, run
 
 
@@ -33,11 +34,6 @@ class Draft(NamedTuple):
     depth: int
     taps: dict
     logits: np.ndarray
-
-
-def start(clients, initial, options):
-    """Start every client with its own model."""
-    return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
 
 def step(state, clients, cohort, options):
@@ -124,12 +120,6 @@ def distance(net, x, target, options):
     return loss
 
 
-def scores(state, clients, draws, options, x):
-    """Score own models, which clients deploy; they receive no others."""
-    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
-    return {"received": own, "deployed": own}
-
-
 # ---- what connects it with jaxfl
 
 
@@ -177,11 +167,11 @@ OPTIONS = {"global_size": 7, "draft_epochs": 2, "draft_batch": 3, "lam1": 0.6, "
 
 draftfed = Case(
     "draftfed",
-    start,
+    own_models.start,
     step,
-    scores,
+    own_models.scores,
     draws=draws,
-    view=own_models,
+    view=recording.own_models,
     images=drawn_once,
     traffic=traffic,
     short={"draft_batch": 4},

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, assert_same
-from reference import exchange, nets
+from reference import nets, own_models
 from reference.training import cross_entropy, descend, log_softmax, plain_loss, softmax
 
 from jaxfl.algorithms.public_images.fccl import standardised as of_jaxfl
@@ -166,7 +166,7 @@ fccl = Case(
     "fccl",
     start,
     step,
-    exchange.scores,
+    own_models.scores,
     prepare=prepare,
     draws_of_preparation=draws_of_preparation,
     view=view,

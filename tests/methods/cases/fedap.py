@@ -146,7 +146,7 @@ def newcomers_have_no_weight_in_mixtures():
     clients = len(SIZES)
     joining = set_apart(alike(), [np.arange(clients) == 1])
     closeness = initial("fedap", joining, **TRAINING).closeness
-    expected = np.array([[i != j and j != 1 for j in range(clients)] for i in range(clients)], float)
+    expected = np.array([[i != j and j != 1 for j in range(clients)] for i in range(clients)], np.float32)
     assert_same(closeness, expected / expected.sum(1, keepdims=True), tolerance=1e-6)
 
 

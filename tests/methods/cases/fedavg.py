@@ -8,7 +8,6 @@ import numpy as np
 import optax
 from conftest import SIZES, assert_same
 from reference import sharing
-from reference.training import descend, plain_loss
 
 from jaxfl.registry import METHODS
 from methods import recording
@@ -26,18 +25,9 @@ def start(clients, initial, options):
     return sharing.begun(clients, initial, stays, options)
 
 
-def train(state, clients, cohort, options):
-    """w_i <- SGD(w); return these and the losses."""
-    trained, losses = {}, {}
-    for i, draw in cohort.draws.items():
-        w = sharing.model(state, clients, i)
-        trained[i], losses[i] = descend(w, plain_loss(clients[i]), draw["train"], options)
-    return trained, losses
-
-
 def step(state, clients, cohort, options):
     """w_i <- SGD(w); w <- sum_i n_i w_i / sum_i n_i, or a step of the server's optimiser towards it."""
-    trained, losses = train(state, clients, cohort, options)
+    trained, losses = sharing.trained_jointly(state, clients, cohort, options)
     return sharing.served(state, clients, trained, stays, options), losses
 
 

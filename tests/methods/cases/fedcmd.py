@@ -8,15 +8,15 @@ included.
 import jax
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, SIZES, assert_same, cohort, differ, tiny_cnn, tiny_models
+from conftest import CLASSES, SHAPE, SIZES, assert_same, differ, tiny_cnn, tiny_models
 from reference import nets
 from reference.nets import block_of
+from reference.own_models import cosine, sent
 from reference.training import average, descend, plain_loss, softmax
 
 from jaxfl.algorithms.mixing.fedcmd_score import candidates
 from jaxfl.core import tree
 from jaxfl.models import zoo
-from jaxfl.registry import METHODS
 from methods.cases import NORMALISED, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group
 from methods.rounds import (
@@ -24,6 +24,7 @@ from methods.rounds import (
     EVERYONE,
     TRAINING,
     alike,
+    billed,
     equal,
     federated,
     initial,
@@ -33,15 +34,13 @@ from methods.rounds import (
     run,
 )
 
-EPS = 1e-8
-
 
 def start(clients, initial, options):
     """Start every client with the initial model and no votes."""
     blocks = {client.group: list(nets.BLOCKS[client.net]) for client in clients}
     dense = {g: [block for block in of_net if not is_conv(block)] for g, of_net in blocks.items()}
     return {
-        "shared": {g: sent_of(weights, options) for g, weights in enumerate(initial)},
+        "shared": {g: sent(weights, options) for g, weights in enumerate(initial)},
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
         "won": {g: dict.fromkeys(names, 0) for g, names in dense.items()},
         "scores": {g: dict.fromkeys(names, 0.0) for g, names in dense.items()},
@@ -53,18 +52,18 @@ def step(state, clients, cohort, options):
     """Assemble, train and vote, average; elect in the first phase."""
     own = dict(state["own"])
     begun = assembled(state, clients, list(cohort.draws), options)
-    trained, sent, losses, seen = {}, [], {}, {}
+    trained, answers, losses, seen = {}, [], {}, {}
     for i, draw in cohort.draws.items():
         client, seen[i] = clients[i], []
         loss = voting(client, seen[i], options)
         trained[i], losses[i] = descend(begun[i], loss, draw["train"], options)
-        sent.append((client.group, client.size, trained[i]))
+        answers.append((client.group, client.size, trained[i]))
     own |= trained
 
     phase_one = cohort.t < options.selection_rounds
     fedavg = options.selection == "fedavg"
     if options.base == "participants" or (phase_one and fedavg):
-        shared = average(state["shared"], sent)
+        shared = average(state["shared"], answers)
     else:
         shared = average(state["shared"], [(client.group, 1, own[i]) for i, client in enumerate(clients)])
 
@@ -228,10 +227,6 @@ def mean_cosine(kernel, other):
     return np.mean([cosine(a, b) for a, b in of_units])
 
 
-def cosine(a, b):
-    return a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), EPS)
-
-
 def scores(state, clients, draws, options, x):
     """Score the model assembled among all clients as received, the trained own model as deployed."""
     newest = assembled(state, clients, list(range(len(clients))), options)
@@ -247,12 +242,6 @@ def scores(state, clients, draws, options, x):
 def personal_layers(state, i):
     """Return client i's personal blocks."""
     return [block for block, is_personal in state["personal"][i].items() if is_personal]
-
-
-def sent_of(weights, options):
-    """Return the weights that clients send: under bn_stats="local" no running statistics."""
-    local = options.bn_stats == "local"
-    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def is_conv(block):
@@ -307,13 +296,18 @@ def two_cnns():
 # ---- what another method computes
 
 
+def layers(name, of_groups):
+    """Return one layer of each architecture."""
+    return [weights.params[name] for weights in of_groups]
+
+
 def with_a_personal_classifier_it_is_fedper():
     fixed = {"personal": "classifier", "selection_rounds": 0}
     for (fedcmd, report), (fedper, expected) in zip(
         run("fedcmd", mixed(), **fixed, **TRAINING), run("fedper", mixed(), **TRAINING), strict=True
     ):
-        assert_same([w.params["fc1"] for w in fedcmd.shared], fedper.shared, tolerance=1e-6)
-        assert_same([w.params["classifier"] for w in fedcmd.weights], fedper.kept, tolerance=1e-6)
+        assert_same(layers("fc1", fedcmd.shared), layers("fc1", fedper.shared), tolerance=1e-6)
+        assert_same(layers("classifier", fedcmd.weights), layers("classifier", fedper.kept), tolerance=1e-6)
         assert_same((report.loss, report.down), (expected.loss, expected.down), tolerance=1e-6)
 
 
@@ -352,14 +346,15 @@ def clients_without_a_mini_batch_do_not_vote():
 
 @pytest.mark.long
 def networks_that_resize_images_can_be_compared():
-    """The block that resizes has no parameters."""
+    """The block that resizes has no parameters, so nothing of it is sent."""
     resizing = federated((zoo.lenet5(shape=SHAPE, classes=CLASSES, width=0.1), len(SIZES)))
-    assert resizing.models[0].names[0] == "input"
-    options = {"personal": "fc2", "selection_rounds": 0}
+    (model,), options = resizing.models, {"personal": "fc2", "selection_rounds": 0}
+    assert model.names[0] == "input"
+    whole, personal = tree.scalars(model.form), tree.scalars(model.form.params["fc2"])
     for similarity in ("parameters", "updates"):
-        state = initial("fedcmd", resizing, similarity=similarity, **options)
-        build = METHODS["fedcmd"].build(METHODS["fedcmd"].config(similarity=similarity, **options))
-        jax.eval_shape(build.step, jax.random.key(1), state, resizing, cohort(resizing, EVERYONE))
+        up, down, _ = billed("fedcmd", resizing, similarity=similarity, **options)
+        assert up[0].tolist() == [whole] * len(SIZES)
+        assert down[0].tolist() == [whole - personal] * len(SIZES)
 
 
 def with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg():
@@ -370,7 +365,7 @@ def with_a_personal_first_layer_and_equal_weights_it_is_lg_fedavg():
         run("lg-fedavg", equal(), cohorts=ALWAYS, **TRAINING),
         strict=True,
     ):
-        assert_same([w.params["fc1"] for w in fedcmd.weights], lg_fedavg.kept, tolerance=1e-5)
+        assert_same(layers("fc1", fedcmd.weights), layers("fc1", lg_fedavg.kept), tolerance=1e-5)
         assert_same(report.loss, expected.loss, tolerance=1e-5)
 
 

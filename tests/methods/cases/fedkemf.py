@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 from conftest import CLASSES, SHAPE, differ
-from reference import exchange, nets
+from reference import nets, own_models
 from reference.distillation import distilled
 from reference.training import average, cross_entropy, descend, log_softmax, softmax
 
@@ -126,7 +126,7 @@ fedkemf = Case(
     "fedkemf",
     start,
     step,
-    exchange.scores,
+    own_models.scores,
     given=given,
     view=view,
     images=mnfl.drawn_anew,

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 from conftest import CLASSES, PUBLIC, assert_same
-from reference import exchange
+from reference import exchange, own_models
 from reference.training import descend, plain_loss
 
 from jaxfl.core.cohorts import all_clients
@@ -17,7 +17,8 @@ from methods.rounds import TRAINING, initial, mixed, run
 
 def start(clients, initial, options):
     """Start with own models; no clients have met."""
-    return exchange.start(clients, initial, np.zeros((len(clients), len(clients))))
+    matrix = np.zeros((len(clients), len(clients)))
+    return own_models.start(clients, initial, options) | {"matrix": matrix}
 
 
 def prepare(state, clients, draws, options, rounds):
@@ -77,7 +78,7 @@ fedmd = Case(
     "fedmd",
     start,
     step,
-    exchange.scores,
+    own_models.scores,
     draws=mnfl.draws,
     prepare=prepare,
     draws_of_preparation=draws_of_preparation,

@@ -45,7 +45,7 @@ def one_round_of_local_training_is_the_same_whatever_is_shared():
     )
     assert_same(tree.combine(fedper[0].shared, lg_fedavg[0].shared), fedavg[0].shared)
     assert_same(tree.combine(fedper[0].kept, lg_fedavg[0].kept), local[0].kept)
-    assert_same(fedper[1].up[0] + lg_fedavg[1].up[0], fedavg[1].up)
+    assert_same(fedper[1].up[0] + lg_fedavg[1].up[0], fedavg[1].up[0])
     for _, info in fedper, lg_fedavg, local:
         assert_same(info.loss, fedavg[1].loss)
 

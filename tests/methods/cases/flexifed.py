@@ -2,7 +2,7 @@
 
 import numpy as np
 from conftest import assert_same
-from reference import nets
+from reference import nets, own_models
 from reference.training import descend, plain_loss
 
 from jaxfl.algorithms.shared_entries.flexifed import STRATEGIES
@@ -74,12 +74,6 @@ def renamed(weights, client, level, block, options):
     }
 
 
-def scores(state, clients, draws, options, x):
-    """Score own models, which clients deploy; they receive no others."""
-    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
-    return {"received": own, "deployed": own}
-
-
 # ---- what another method computes, and which layers are common
 
 
@@ -111,7 +105,7 @@ flexifed = Case(
     "flexifed",
     start,
     step,
-    scores,
+    own_models.scores,
     view=recording.own_models,
     traffic=lambda model, models, t: model.size,
     comparisons={

@@ -221,6 +221,9 @@ heterofl = Case(
             [("clip_norm", 0.91), ("scaler", False), ("masked", False), ("bn_stats", "local")],
             ((NARROW_CNN, 3), (CONVOLVING, 2)),
         ),
+        "averaged statistics": Comparison(
+            {"static_bn": False}, [("momentum", 0.51)], ((NARROW_MLP, 3), (NORMALISED, 2))
+        ),
         "running statistics": local_statistics(
             ("scaler", True),
             ("masked", True),

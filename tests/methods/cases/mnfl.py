@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, assert_same
-from reference import exchange, nets
+from reference import exchange, nets, own_models
 from reference.exchange import mixture
 from reference.training import softmax
 
@@ -20,7 +20,8 @@ from methods.rounds import ALWAYS, TRAINING, mixed, run
 
 def start(clients, initial, options):
     """Start with own models and equal weights."""
-    return exchange.start(clients, initial, np.full((len(clients), len(clients)), 1 / len(clients)))
+    matrix = np.full((len(clients), len(clients)), 1 / len(clients))
+    return own_models.start(clients, initial, options) | {"matrix": matrix}
 
 
 def step(state, clients, cohort, options):
@@ -143,7 +144,7 @@ mnfl = Case(
     "mnfl",
     start,
     step,
-    exchange.scores,
+    own_models.scores,
     draws=draws,
     view=view,
     images=drawn_anew,

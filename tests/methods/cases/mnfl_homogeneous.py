@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from conftest import assert_same
 from reference import nets
+from reference.own_models import sent
 from reference.training import descend, plain_loss
 
 from methods.cases import Case, Comparison, local_statistics, mnfl
@@ -60,12 +61,6 @@ def transferred(state, clients, present, options):
                 for name, wbar in teacher.items()
             }
     return begun
-
-
-def sent(weights, options):
-    """Return what others get of a model: under bn_stats="local" no running statistics."""
-    local = options.bn_stats == "local"
-    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def scores(state, clients, draws, options, x):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import CLASSES, PUBLIC, assert_same
-from reference import exchange
+from reference import exchange, own_models
 
 from methods.cases import Case, Comparison, local_statistics, mnfl
 from methods.cases.fedmd import OPTIONS, start
@@ -17,7 +17,7 @@ def stepped(weigh):
         def weights(s):
             c = np.zeros_like(state["matrix"])
             present = list(s)
-            cosine = np.array([[cosine_of(s[n], s[m]) for m in present] for n in present])
+            cosine = np.array([[own_models.cosine(s[n], s[m]) for m in present] for n in present])
             c[np.ix_(present, present)] = weigh(cosine.reshape(len(present), len(present)), options)
             return c
 
@@ -27,10 +27,6 @@ def stepped(weigh):
         return {"own": models, "matrix": matrix}, losses
 
     return step
-
-
-def cosine_of(one, other):
-    return (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
 
 
 def by_similarity(cosine, options):
@@ -63,7 +59,7 @@ sim_pfd = Case(
     "sim-pfd",
     start,
     stepped(by_similarity),
-    exchange.scores,
+    own_models.scores,
     draws=mnfl.draws,
     view=mnfl.view,
     images=mnfl.drawn_anew,

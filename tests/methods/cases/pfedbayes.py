@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from conftest import SIZES, assert_same
 from reference import nets
+from reference.own_models import sent
 from reference.training import OPTIMIZERS, average, clipped, plain_loss, softmax
 
 from jaxfl.algorithms.sharing.pfedbayes import initial_posterior
@@ -45,12 +46,6 @@ def around(weights, rho):
         else:
             q |= {MU + name: w, RHO + name: np.full_like(w, rho)}
     return q
-
-
-def sent(q, options):
-    """Return the leaves of a distribution that reach the server."""
-    local = options.bn_stats == "local"
-    return {name: leaf for name, leaf in q.items() if not (local and nets.is_statistic(name))}
 
 
 def step(state, clients, cohort, options):
@@ -193,14 +188,6 @@ def normal_numbers(key, model, counts):
     return {"/".join(tree.names(path)): leaf for path, leaf in jax.tree.leaves_with_path(draw(key, counts))}
 
 
-def view(state, federation, t):
-    """Return global and personal distributions."""
-    return {
-        "shared": recording.by_group(state.shared),
-        "personal": recording.by_client(state.personal, federation),
-    }
-
-
 def traffic(model, models, t):
     """Count two numbers for each weight."""
     return 2 * model.size
@@ -247,7 +234,7 @@ pfedbayes = Case(
     scores,
     draws=draws,
     draws_before_use=draws_before_use,
-    view=view,
+    view=recording.global_and_personal,
     traffic=traffic,
     idle_rates={"momentum", "rho_0"},  # of an optimiser that is not the default; read only at the start
     comparisons={

@@ -6,19 +6,14 @@
 import jax.numpy as jnp
 import numpy as np
 from conftest import CLASSES, assert_same, differ
-from reference import nets
+from reference import nets, own_models
 from reference.training import cross_entropy, descend, log_softmax, softmax
 
+from methods import recording
 from methods.cases import Case, Comparison
-from methods.recording import own_models
 from methods.rounds import EVERYONE, TRAINING, initial, mixed, one_round, run
 
 UNTAUGHT = 1  # a client without a teacher
-
-
-def start(clients, initial, options):
-    """Start every client with its own model."""
-    return {"own": {i: initial[client.group] for i, client in enumerate(clients)}}
 
 
 def step(state, clients, cohort, options):
@@ -44,12 +39,6 @@ def taught(client, lessons, lam):
         return value + lam * divergence, through_body(dz)[1] | of_head
 
     return loss
-
-
-def scores(state, clients, draws, options, x):
-    """Score own models, which clients deploy; they receive no others."""
-    own = [nets.logits(client.net, state["own"][i], x) for i, client in enumerate(clients)]
-    return {"received": own, "deployed": own}
 
 
 # ---- what connects it with jaxfl
@@ -96,11 +85,11 @@ OF_SERVER = {"server_lr", "tau", "lam"}  # read between rounds, or with a teache
 
 pfedclub = Case(
     "pfedclub",
-    start,
+    own_models.start,
     step,
-    scores,
+    own_models.scores,
     given=given,
-    view=own_models,
+    view=recording.own_models,
     traffic=lambda model, models, t: (model.size, 0),  # no client has a teacher before a server's step
     all_clients=True,
     short={"server_epochs": 1, "candidates": 2},

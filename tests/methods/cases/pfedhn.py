@@ -6,13 +6,12 @@ The hypernetwork starts from numbers that both sides compute by one formula inst
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import SIZES
 from reference import nets, sharing
 from reference.training import average, clipped, descend, plain_loss
 
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics
-from methods.rounds import alike, initial
+from methods.rounds import federated, initial, mlp
 
 D, HIDDEN, DEPTH = 2, 3, 1
 
@@ -166,9 +165,10 @@ def view(state, federation, t):
 
 
 def the_default_embedding_size_is_a_quarter_of_the_clients_plus_one():
-    """The size is 1 + floor(N / 4)."""
-    state = jax.eval_shape(lambda: initial("pfedhn", alike()))
-    assert state.server[0].v.shape == (len(SIZES), 1 + len(SIZES) // 4)
+    for clients, size in (3, 1), (5, 2), (9, 3):
+        federation = federated((mlp(), clients), sizes=(2,) * clients)
+        state = jax.eval_shape(lambda: initial("pfedhn", federation))  # noqa: B023
+        assert state.server[0].v.shape == (clients, size)
 
 
 OPTIONS = {"embedding": D, "hidden": HIDDEN, "depth": DEPTH}

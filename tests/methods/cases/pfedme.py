@@ -66,14 +66,6 @@ def scores(state, clients, draws, options, x):
     return {"received": received, "deployed": deployed}
 
 
-def view(state, federation, t):
-    """Return global and personal models."""
-    return {
-        "shared": recording.by_group(state.shared),
-        "personal": recording.by_client(state.personal, federation),
-    }
-
-
 # ---- what another method computes
 
 
@@ -101,7 +93,7 @@ pfedme = Case(
     start,
     step,
     scores,
-    view=view,
+    view=recording.global_and_personal,
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison(

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from conftest import SIZES, assert_same
 from reference import nets
+from reference.own_models import cosine, sent
 from reference.training import average, descend, plain_loss
 
 from jaxfl.algorithms.mixing.pfedsim import generalises
@@ -59,9 +60,7 @@ def weights_of(phi, i):
 def similarity(one, other):
     """Return the mean over classes of the cosine of their weights, at least 0."""
     kernels = (weights[f"{nets.HEAD}/kernel"].T for weights in (one, other))
-    return max(
-        0, np.mean([a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*kernels, strict=True)])
-    )
+    return max(0, np.mean([cosine(a, b) for a, b in zip(*kernels, strict=True)]))
 
 
 def received(state, clients, i, options):
@@ -78,12 +77,6 @@ def received(state, clients, i, options):
 def deployed(state, clients, i):
     """Return the own model of a client that has trained in the second phase, else the global one."""
     return state["own"][i] | ({} if state["apart"][i] else state["shared"][clients[i].group])
-
-
-def sent(weights, options):
-    """Return the weights that clients send: under bn_stats="local" no running statistics."""
-    local = options.bn_stats == "local"
-    return {name: w for name, w in weights.items() if not (local and nets.is_statistic(name))}
 
 
 def scores(state, clients, draws, options, x):

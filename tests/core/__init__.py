@@ -1,0 +1,1 @@
+"""Tests of the engine and of what methods are made of."""
