@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import pkgutil
+import re
 import typing
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,11 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
         raise JaxflError(
             f"{name} is a {type(found).__name__}, not a jaxfl.Method; name an object that is one."
         )
+    if not isinstance(found.name, str) or not re.search(r"\w", found.name) or set(found.name) & {*"/\\,="}:
+        raise JaxflError(
+            f"The name of a method is part of its folders and tables; give it a word such as 'mine', not "
+            f"{found.name!r}."
+        )
     config = found.config
     if not (
         isinstance(config, type) and issubclass(config, Training) and "__dataclass_fields__" in vars(config)
@@ -70,6 +76,8 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
         raise JaxflError(f"{name}: config must be a subclass of jaxfl.Training, decorated by jaxfl.options.")
     if not callable(found.build):
         raise JaxflError(f"{name}: build must be a function that makes an Algorithm from a config.")
+    if not callable(found.needs):
+        raise JaxflError(f"{name}: needs must be a function of a config that returns a set of names.")
     own, shared = hints(found.config), [*hints(Setup), *hints(Processes), *OF_COMMANDS]
     for option in own:
         if option in shared:

@@ -82,10 +82,28 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
         step = getattr(algorithm, name)
         if step:
             _check_step(name, step, state, _shapes(name, step, key, state, federation, cohort), cohort)
+    _check_about_clients(algorithm, state, federation)
     for name in ("receive", "personal"):
         predict = getattr(algorithm, name)
         predictors = _shapes(name, predict, key, state, federation, cohort)
         _check_predictors(name, predict, predictors, federation, cohort)
+
+
+def _check_about_clients(algorithm: Algorithm, state: Any, federation: Federation) -> None:
+    """Refuse matrices that are not of pairs of clients, and embeddings that are not of clients."""
+    groups = [len(group.id) for group in federation.groups]
+    if matrices := algorithm.matrices:
+        made, wanted = _shapes("matrices", matrices, state), (sum(groups), sum(groups))
+        if not isinstance(made, dict) or any(jnp.shape(each) != wanted for each in made.values()):
+            raise JaxflError(f"{line_of(matrices)}: matrices must return {{name: array {wanted}}}.")
+    if embeddings := algorithm.embeddings:
+        made = _shapes("embeddings", embeddings, state)
+        of_clients = isinstance(made, tuple) and [jnp.shape(each)[:-1] for each in made]
+        if of_clients != [(clients,) for clients in groups]:
+            raise JaxflError(
+                f"{line_of(embeddings)}: embeddings must return a tuple with an array (clients, d) for each "
+                f"architecture; the numbers of clients are {groups}."
+            )
 
 
 def _with_empty_places(cohort: Cohort) -> Cohort:

@@ -1,12 +1,13 @@
 """Checks of hooks that authors pass to `jaxfl.mechanisms.sharing.sharing`; errors name the hook's line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxfl.config.own_code import line_of, require_call
+from jaxfl.core.training import Trained
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
 
@@ -43,6 +44,33 @@ def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
     if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
         raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a pair.")
     return tuple(made)
+
+
+def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
+    """Refuse a phase that trains blocks that the model does not have.
+
+    Raises:
+      JaxflError: with the line of the phases.
+    """
+    if not isinstance(blocks, tuple | list) or set(blocks) - set(known):
+        raise JaxflError(
+            f"{line_of(phases)}: a phase trains {blocks!r}, not a tuple of some of {', '.join(known)}, or "
+            "None for all."
+        )
+
+
+def require_trained(what: str, made: Any, received: Weights, hook: Callable) -> Trained:
+    """Return a client's training, refused unless its model has the form of the received one.
+
+    Raises:
+      JaxflError: with the hook's line.
+    """
+    if not isinstance(made, Trained):
+        raise JaxflError(
+            f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a Trained; descend returns one."
+        )
+    keep_form(f"{what}'s weights", made.weights, received, hook)
+    return made
 
 
 def require_weights(what: str, made: Any, hook: Callable) -> None:

@@ -26,7 +26,15 @@ from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.hooks import check_hooks, keep_form, pair, require_floats, require_weights
+from jaxfl.mechanisms.hooks import (
+    check_hooks,
+    keep_form,
+    pair,
+    require_blocks,
+    require_floats,
+    require_trained,
+    require_weights,
+)
 from jaxfl.models.model import Model, Weights
 
 
@@ -196,6 +204,7 @@ def local_training(
         every = tuple(dict.fromkeys((*participant.model.names, *weights.params)))  # in order, added ones last
         for number, (blocks, epochs) in enumerate(phases(participant.model)):
             blocks = every if blocks is None else blocks
+            require_blocks(blocks, every, phases)
             trained = descend(
                 objective(participant, blocks),
                 weights,
@@ -347,6 +356,7 @@ def sharing(
     def step(key, state, federation, cohort):
         def client(key, participant):
             trained = train(key, participant, federation)
+            require_trained("train", trained, participant.received, train)
             kept, shared = divide(participant.model, trained.weights)
             remembered, message = pair("Memory.update", memory.update(participant, trained), memory.update)
             keep_form("Memory.update", remembered, participant.memory, memory.update)
@@ -389,7 +399,8 @@ def sharing(
 
     def tuned(key, state, federation, cohort):
         def client(key, participant):
-            return tune(key, participant, federation).weights
+            tuned = tune(key, participant, federation)
+            return require_trained("tune", tuned, participant.received, tune).weights
 
         weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)

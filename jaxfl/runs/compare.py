@@ -346,6 +346,8 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
                     f"{run} has {has} rounds, not {wanted}, and cannot become shorter; repeat this command "
                     f"with --rounds {has}, or choose another --run-dir."
                 )
+            if has < wanted:  # which alone would make it longer
+                differing.sort(key=lambda each: each.startswith("rounds "))
             raise JaxflError(
                 f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
                 f"began it, or finish this run alone with `jaxfl resume {shlex.quote(str(run))}`."

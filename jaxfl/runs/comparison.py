@@ -66,7 +66,7 @@ class Comparison(NamedTuple):
         Raises:
           JaxflError: if it is in no row of the table.
         """
-        table = table_of(self.folder, label)
+        table = table_of(self.folder, str(label))
         if table is None:
             raise JaxflError(f"No run in {self.folder} has finished: there is nothing to compare.")
         return table

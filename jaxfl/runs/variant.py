@@ -10,7 +10,7 @@ import jax
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import Unread, check, hints, text
-from jaxfl.config.own_code import line_of, own_code
+from jaxfl.config.own_code import line_of, own_code, require_call
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.core.check import checked
 from jaxfl.core.protocol import Algorithm, Method
@@ -96,6 +96,7 @@ def _programs(build: Callable, options: Any) -> Programs:
       build: of the method.
       options: structure of a configuration, whose leaves are rates.
     """
+    require_call("build", build, "config")
     with own_code():
         made = build(jax.tree.unflatten(options, [Unread()] * options.num_leaves))
         return as_programs(checked(made, build))

@@ -162,6 +162,11 @@ REFUSED = [
         "Memory.update has the parameters (participant), but is called with (participant, trained)",
     ),
     ("run wrong.py:aggregates_alone", "def alone", "Memory.aggregate returns a Weights, not a pair"),
+    ("run wrong.py:trains_nothing", "def speechless", "train returns a NoneType, not a Trained"),
+    ("run wrong.py:trains_half", "def halved", "float16[", "which was float32["),
+    ("run wrong.py:trains_unknown", "def unknown_blocks", "a phase trains ('head',), not a tuple of some of"),
+    ("run wrong.py:other_pairs", "def of_five", "matrices must return {name: array (4, 4)}"),
+    ("run wrong.py:outside", "", "give it a word such as 'mine', not '../outside'"),
     ("run wrong.py:aggregates_parameters", "def parameters", "a dict as the shared model, not Weights"),
     (
         "run wrong.py:remembers_more",

@@ -12,8 +12,10 @@ from own import Dense, build
 import jaxfl
 from jaxfl.authoring import (
     Memory,
+    Phase,
     descend,
     gather,
+    local_training,
     map_clients,
     own_models,
     own_rows,
@@ -218,6 +220,28 @@ def parameters(shared, server, means, hyper):
     return means.model.params, server
 
 
+def speechless(key, participant, federation):
+    return None
+
+
+def halved(key, participant, federation):
+    trained = local_training(jaxfl.Training())(key, participant, federation)
+    return trained._replace(weights=jax.tree.map(lambda leaf: leaf.astype("float16"), trained.weights))
+
+
+def unknown_blocks(model):
+    return (Phase(("head",), 1),)
+
+
+def of_five(state):
+    return {"similarity": jnp.zeros((5, 5))}
+
+
+trains_nothing = method(lambda config: sharing(config, train=speechless))
+trains_half = method(lambda config: sharing(config, train=halved))
+trains_unknown = method(lambda config: sharing(config, train=local_training(config, phases=unknown_blocks)))
+other_pairs = method(lambda config: build(config)._replace(matrices=of_five))
+outside = jaxfl.Method("../outside", build, own.FedProx, "a mistake")
 integers = method(sums_integers)
 updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))
 aggregates_alone = method(lambda config: sharing(config, memory=Memory(aggregate=alone)))

@@ -49,6 +49,8 @@ class OwnBlock:
         """Apply the block, as Linen's `apply`; maps that a block with a convolution returns are its tap."""
         weights = Weights(variables["params"], variables.get("batch_stats", {}))
         y, stats = self.run(weights, x, train=train, key=(rngs or {}).get("dropout"), mask=mask)
+        if not isinstance(y, jax.Array):
+            raise JaxflError(f"{self.kind}: it returns a {type(y).__name__}, not an array.")
         new: dict[str, Any] = {"batch_stats": stats}
         axes = max((leaf.ndim for leaf in jax.tree.leaves(weights.params)), default=0)
         if "intermediates" in mutable and axes == 4 and y.ndim == 4:
