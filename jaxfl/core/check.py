@@ -81,7 +81,10 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
     for name in ("prepare", "step"):
         step = getattr(algorithm, name)
         if step:
-            _check_step(name, step, state, _shapes(name, step, key, state, federation, cohort), cohort)
+            made = _shapes(name, step, key, state, federation, cohort)
+            _check_step(name, step, state, made, cohort)
+            if (trained := made[1].trained) is not None:
+                _check_predictors(f"Info.trained of {name}", step, trained, federation, cohort)
     _check_about_clients(algorithm, state, federation)
     for name in ("receive", "personal"):
         predict = getattr(algorithm, name)
@@ -222,7 +225,7 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
     of_groups = predictors if isinstance(predictors, tuple) else ()
     if len(of_groups) != len(federation.groups) or not all(isinstance(one, Predictor) for one in of_groups):
         raise JaxflError(
-            f"{line_of(f)}: {name} returns {_form(predictors)}, not a tuple with a Predictor for each "
+            f"{line_of(f)}: {name} gives {_form(predictors)}, not a tuple with a Predictor for each "
             "architecture."
         )
     for one, model, slots in zip(of_groups, federation.models, cohort.groups, strict=True):
@@ -236,10 +239,11 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
         x = jax.ShapeDtypeStruct((IMAGES, *federation.images.shape[1:]), federation.mean.dtype)
         predict = own_code()(functools.partial(one.predict, model))
         scores = _shapes("predict", predict, one.shared, own, x)
-        if getattr(scores, "shape", None) != (IMAGES, model.classes):
+        fits = getattr(scores, "shape", None) == (IMAGES, model.classes)
+        if not fits or not jnp.issubdtype(scores.dtype, jnp.floating):
             raise JaxflError(
                 f"{line_of(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "
-                f"({IMAGES}, {model.classes}): an array (B, outputs)."
+                f"({IMAGES}, {model.classes}): an array (B, outputs) of floats."
             )
 
 
@@ -260,7 +264,7 @@ def _form(value: Any) -> str:
     """Describe a value in a few words."""
     match value:
         case jax.ShapeDtypeStruct() | jax.Array() | np.ndarray() | np.generic():
-            return f"an array {value.shape}"
+            return f"an array {value.shape} of {value.dtype}"
         case tuple() if type(value) is tuple:
             return f"a tuple of {', '.join(map(_form, value)) or 'nothing'}"
     return f"a {type(value).__name__}"

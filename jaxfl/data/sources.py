@@ -171,11 +171,15 @@ def from_arrays(
             f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
             "per label."
         )
+    if not isinstance(columns, Mapping):
+        raise JaxflError(f"{name}: columns of a Source must be a dict of arrays by name, not {columns!r}.")
+    if numbers is None:
+        numbers = np.arange(len(labels))
+    if not np.array_equal(np.sort(numbers, axis=None), np.arange(len(labels))):
+        raise JaxflError(f"{name}: numbers of a Source must be those from 0 to {len(labels) - 1}, each once.")
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
-    came_from = order if numbers is None else np.asarray(numbers)[order]
-    if not np.array_equal(np.sort(came_from), np.arange(len(labels))):
-        raise JaxflError(f"{name}: numbers of a Source must be those from 0 to {len(labels) - 1}, each once.")
+    came_from = np.asarray(numbers)[order]
     moved = came_from if (np.diff(came_from) < 0).any() else None
     return Source(name, images[order], labels[order], train[order], classes, columns, moved)
 

@@ -42,13 +42,13 @@ def unreadable(where: str | Path, error: OSError) -> JaxflError:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a text file.
+    """Return the content of a text file in UTF-8; a byte order mark, as some editors put first, is left out.
 
     Raises:
       JaxflError: if it cannot be read, or is no text.
     """
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:

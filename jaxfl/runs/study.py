@@ -16,7 +16,7 @@ import numpy as np
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.given import divide
-from jaxfl.config.options import hints
+from jaxfl.config.options import as_path, hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
@@ -76,12 +76,13 @@ class Cells(NamedTuple):
     results: dict[tuple[str, str], dict[Draw, dict]]
 
 
-def read(path: Path) -> Study:
+def read(path: str | Path) -> Study:
     """Read a study from a TOML file.
 
     Raises:
       JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
     """
+    path = as_path(path)
     said = _read_toml(path)
     for name in said:
         if name not in Study._fields:
@@ -162,10 +163,10 @@ def setting_name(setting: Mapping[str, Any]) -> str:
 
 def run(
     study: Study,
-    folder: Path,
+    folder: str | Path,
     *,
     part: tuple[int, int] = (1, 1),
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     changed_code: bool = False,
     max_seconds: float | None = None,
     observer: Observer = ONLY_WARNINGS,
@@ -189,7 +190,7 @@ def run(
       JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
-    number, parts = part
+    (number, parts), folder = part, as_path(folder)
     if parts < 1:
         raise JaxflError(f"--part {number}/{parts}: there must be at least one part.")
     if not 1 <= number <= parts:
@@ -210,7 +211,7 @@ def run(
                 variants, setup = _planned(study, setting)
                 made = compare(
                     variants,
-                    setup if data_dir is None else setup.replace(data_dir=data_dir),
+                    setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
                     study.seeds,
                     _folder(folder, setting),
                     partition_seeds=study.partition_seeds,

@@ -119,12 +119,22 @@ REFUSED = [
     (
         "run wrong.py:predicts_a_tuple",
         "predicts_a_tuple =",
-        "predict returns a tuple of an array (3, 2), a dict",
+        "predict returns a tuple of an array (3, 2) of float32, a dict",
     ),
     (
         "run wrong.py:predicts_labels",
         "lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].argmax(1)",
-        "an array (3,) for 3 images, not scores (3, 2)",
+        "an array (3,) of int32 for 3 images, not scores (3, 2)",
+    ),
+    (
+        "run wrong.py:predicts_whole_numbers",
+        "lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].astype(int)",
+        "an array (3, 2) of int32 for 3 images, not scores (3, 2): an array (B, outputs) of floats",
+    ),
+    (
+        "run wrong.py:trains_a_number",
+        "def step(key, state, federation, cohort):  # altered",
+        "Info.trained of step gives an array () of int32, not a tuple with a Predictor",
     ),
     ("run wrong.py:predicts_otherwise", "predicts_otherwise =", "is called with (model, shared, own, x)"),
     (

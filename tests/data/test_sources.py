@@ -339,6 +339,22 @@ def test_damaged_tfds_sets_are_refused(tmp_path):
         load("mnist", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("further", "sentence"),
+    [
+        ({"columns": None}, "columns of a Source must be a dict of arrays by name, not None"),
+        ({"columns": {"device": LABELS[:9]}}, "give each of 10 rows an integer or a word"),
+        ({"numbers": "words"}, "numbers of a Source must be those from 0 to 9"),
+        ({"numbers": LABELS}, "numbers of a Source must be those from 0 to 9"),
+        ({"classes": "2"}, "classes must be the number of classes, but is '2'"),
+    ],
+)
+def test_a_source_with_invalid_fields_is_refused(further, sentence):
+    arrays = {"images": IMAGES, "labels": LABELS, "train": LABELS == 0, "classes": 2}
+    with pytest.raises(JaxflError, match=sentence):
+        from_arrays("mine", **arrays | further)
+
+
 def test_small_windows_of_a_signal_are_images_of_height_one():
     """Windows are not taken for grey images in PyTorch's order, which are square or larger."""
 

@@ -414,6 +414,21 @@ def run(apply):
     return model.apply(*initial(model), jnp.ones((1, 3)), train=False)
 
 
+def drawn(params):
+    """Return a network of plain functions with these parameters."""
+    return from_functions("own", {"head": (lambda key, x: params, lambda params, x: x)}, (3,), 2)
+
+
+class Counting(nn.Module):
+    """A network whose statistics hold a whole number."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2)."""
+        self.variable("batch_stats", "count", lambda: jnp.zeros((), int))
+        return nn.Dense(2)(x)
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -449,6 +464,10 @@ def run(apply):
             lambda: from_functions("own", {"head": (lambda key, x: [x], lambda params, x: x)}, (3,), 2).size,
             "init returns a list; return a dict",
         ),
+        (lambda: drawn({"a/b": jnp.ones(2)}).size, "init names an array 'a/b'; leave out the slash"),
+        (lambda: drawn({"w": jnp.ones(2, int)}).size, "w is int32; make it a float"),
+        (lambda: from_linen("own", Counting(), (3,), 2).size, "count is int32; make it a float"),
+        (lambda: run(lambda params, x: x > 0), "returns an array of bool, not an array of floats"),
     ],
 )
 def test_invalid_networks_are_refused(make, sentence):

@@ -113,12 +113,16 @@ host_finds_a_set = with_host(
     lambda state, info: (state, info._replace(findings={"whom": {1}, "what": np.array(["text"])}))
 )
 host_keeps_a_number = with_host(lambda state, info: (jax.tree.map(lambda leaf: 0.5, state), info))
+trains_a_number = with_step(lambda state, info: (state, info._replace(trained=3)))
 losses = []
 keeps_a_loss = with_step(lambda state, info: losses.append(info.loss) or (state, info))
 lacks_up = with_step(lambda state, info: (state, jaxfl.Info(info.loss, down=info.down)))
 predicts_a_tuple = with_predict(lambda model, shared, own, x: model.apply(*shared, x, train=False))
 predicts_labels = with_predict(
     lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].argmax(1)
+)
+predicts_whole_numbers = with_predict(
+    lambda model, shared, own, x: model.apply(*shared, x, train=False)[0].astype(int)
 )
 predicts_by_params = with_predict(lambda model, shared, own, x: shared.parms @ x)
 predicts_otherwise = with_predict(lambda model, x: x)

@@ -253,6 +253,11 @@ def test_files_that_are_not_a_study_are_refused(text, words, tmp_path):
         study.read(tmp_path / "bad.toml")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_study(tmp_path):
+    (tmp_path / "marked.toml").write_bytes(b'\xef\xbb\xbfmethods = ["local"]')
+    assert study.read(str(tmp_path / "marked.toml")).methods == ("local",)
+
+
 def test_options_that_toml_or_a_plain_text_cannot_hold(tmp_path):
     """A study can give none, which TOML lacks, and a network with options as an option of a method."""
     options = '[options]\nclip_norm = "none"\n[axes]\nknowledge = ["mlp,hidden=8", "mlp,hidden=12"]'

@@ -158,9 +158,8 @@ def calls(network: Network, examples: int = EXAMPLES, train: bool = False) -> tu
         taken = jax.ShapeDtypeStruct(value.shape, value.dtype) if whole else None
         found.append(Call(layer, type(module).__name__, taken, y))
 
-    walk = Walk(told=told)
     jax.eval_shape(
-        lambda weights, x: network.run(weights, x, walk, train=train, key=key, mask=None),
+        lambda weights, x: network.run(weights, x, Walk(told=told), train=train, key=key, mask=None),
         leaves(network),
         _images(network, examples),
     )
@@ -206,6 +205,11 @@ class Section(OwnBlock):
         """Classes of the layers in it."""
         return "+".join(call.kind for call in calls(self.network)[self.start or 0 : self.stop])
 
+    @property
+    def where(self):
+        """Place where the network is defined."""
+        return line_of(self.network.kind)
+
     def draw(self, key, x):
         """Draw the whole network's weights and return the block's part.
 
@@ -217,7 +221,7 @@ class Section(OwnBlock):
         wanted = jax.eval_shape(self.network.outward, taken).shape[1:]
         if x.shape[1:] != wanted:
             raise JaxflError(
-                f"{line_of(self.network.kind)}: a block of {self.network.kind.__name__} ({self.kind}) takes "
+                f"{self.where}: a block of {self.network.kind.__name__} ({self.kind}) takes "
                 f"examples of shape {wanted}, not {x.shape[1:]}; give the network itself an option for that."
             )
         return Weights(*(self._named(part) for part in self.network.draw(key)))

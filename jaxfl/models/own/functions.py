@@ -22,6 +22,7 @@ class OwnBlock:
 
     Attributes:
       kind: distinguishes blocks with leaves of the same names and shapes.
+      where: file and line where the network or the function is defined.
       uncut: reason why a narrower network is not a slice of it.
     """
 
@@ -29,6 +30,11 @@ class OwnBlock:
 
     @property
     def kind(self) -> str:
+        """See the class."""
+        raise NotImplementedError
+
+    @property
+    def where(self) -> str:
         """See the class."""
         raise NotImplementedError
 
@@ -43,14 +49,22 @@ class OwnBlock:
     def lazy_init(self, key, x, *, train, mask) -> dict:
         """Draw variables, as Linen's `lazy_init`."""
         weights = self.draw(key, jnp.zeros(x.shape, x.dtype))
+        leaves: dict[Any, Any] = flatten_dict(weights.params) | flatten_dict(weights.stats)
+        for path, leaf in leaves.items():
+            if not _is_float(leaf):
+                raise JaxflError(
+                    f"{self.where}: {'/'.join(path)} is {leaf.dtype}; make it a float, because clients' "
+                    "parameters and statistics are averaged."
+                )
         return {"params": weights.params, "batch_stats": weights.stats}
 
     def apply(self, variables, x, *, train, mask, rngs=None, mutable=()) -> tuple[jax.Array, dict]:
         """Apply the block, as Linen's `apply`; maps that a block with a convolution returns are its tap."""
         weights = Weights(variables["params"], variables.get("batch_stats", {}))
         y, stats = self.run(weights, x, train=train, key=(rngs or {}).get("dropout"), mask=mask)
-        if not isinstance(y, jax.Array):
-            raise JaxflError(f"{self.kind}: it returns a {type(y).__name__}, not an array.")
+        if not isinstance(y, jax.Array) or not _is_float(y):
+            what = f"an array of {y.dtype}" if isinstance(y, jax.Array) else f"a {type(y).__name__}"
+            raise JaxflError(f"{self.where}: it returns {what}, not an array of floats.")
         new: dict[str, Any] = {"batch_stats": stats}
         axes = max((leaf.ndim for leaf in jax.tree.leaves(weights.params)), default=0)
         if "intermediates" in mutable and axes == 4 and y.ndim == 4:
@@ -68,20 +82,27 @@ class Functions(OwnBlock):
     function: Callable
 
     @property
-    def kind(self) -> str:
+    def where(self) -> str:
         """Place where the function is defined."""
         return line_of(self.function)
+
+    kind = where
 
     def draw(self, key, x):
         """Return the output of `init` as weights."""
         found = self.init(key, x)
         weights = found if isinstance(found, Weights) else Weights(found, {})
         for tree in weights:
-            leaves = flatten_dict(tree).values() if isinstance(tree, dict) else [None]
-            if not all(jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating) for leaf in leaves):
+            leaves = flatten_dict(tree) if isinstance(tree, dict) else {("",): None}
+            if not all(hasattr(leaf, "dtype") for leaf in leaves.values()):
                 raise JaxflError(
                     f"{line_of(self.init)}: init returns {_form(tree)}; return a dict (of dicts) of float "
                     "arrays by name, or Weights of two of them: parameters and statistics."
+                )
+            if divided := [name for path in leaves for name in path if "/" in name]:
+                raise JaxflError(
+                    f"{line_of(self.init)}: init names an array {divided[0]!r}; leave out the slash, which "
+                    "separates names in files of weights, or put a dict into the dict."
                 )
         return weights
 
@@ -136,5 +157,10 @@ def accepted(function: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: offered[name] for name in inspect.signature(function).parameters if name in offered}
 
 
+def _is_float(leaf: Any) -> bool:
+    """Return whether a leaf is an array of real numbers, which can be trained and averaged."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
 def _form(tree: Any) -> str:
-    return "arrays that are not all floats" if isinstance(tree, dict) else f"a {type(tree).__name__}"
+    return "entries that are not all arrays" if isinstance(tree, dict) else f"a {type(tree).__name__}"
