@@ -32,6 +32,7 @@ from jaxfl.terminal import print_result, print_table, shown
 
 def run(
     method: str | Method,
+    *,
     run_dir: str | Path | None = None,
     log: str | Callable | Sequence[str | Callable] = (),
     max_seconds: float | None = None,
@@ -136,8 +137,8 @@ def compare(
 
 def resume(
     run_dir: str | Path,
-    log: str | Callable | Sequence[str | Callable] = (),
     *,
+    log: str | Callable | Sequence[str | Callable] = (),
     rounds: int | None = None,
     devices: int | None = None,
     data_dir: str | Path | None = None,

@@ -31,8 +31,9 @@ class _Out(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Into a file or a pipe tables are wider than the 80 columns that rich assumes there.
-OUT = _Out(markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+# Names stay as they are: my.py:moon is no moon, and [1] no style. Into a file or a pipe tables are wider than
+# the 80 columns that rich assumes there.
+OUT = _Out(markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
 
 def announce(setup: Setup, data: Data) -> None:
@@ -78,8 +79,10 @@ def describe(partition: Partition, source: Source) -> str:
         f", {np.count_nonzero(owners > 1):,} of them on several clients" if sum(train) > len(rows) else ""
     )
     clients = "1 client" if len(train) == 1 else f"{len(train):,} clients"
+    kinds = {"training": train, "validation": [*map(len, partition.validation)], "test": test}
+    *first, last = [f"{span(rows)} {kind}" for kind, rows in kinds.items() if any(rows)]
     return (
-        f"{clients} with {span(train)} training and {span(test)} test rows each, "
+        f"{clients} with {', '.join(first)} and {last} rows each, "
         f"{partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
         f"{there:,} {examples(source)}{shared}"
     )

@@ -1,5 +1,6 @@
 """The commands of `jaxfl`: words in, tables out. The work in between is in the package."""
 
+import dataclasses
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +84,8 @@ def _run(arguments: list[str]) -> None:
     parsed = parse(f"run {choice}", arguments, method=default, federation=Setup(), **others)
     config, setup, where, logs, profile, limit, processes = parsed
     _join(processes)
-    variant = variant_of(choice, method, config)
+    # What a choice says holds, whatever flags and files of arguments say: as in a comparison.
+    variant = variant_of(choice, method, dataclasses.replace(config, **chosen))
     with Bar() as bar:
         options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
         folder, result = runs.run(variant, setup, where.run_dir, **options)

@@ -35,11 +35,15 @@ def main(arguments: list[str] | None = None) -> None:
     except JaxflError as error:
         if isinstance(error, OwnCodeError):  # its cause has only the frames of the user's files
             traceback.print_exception(error.__cause__, chain=False)
-        Console(stderr=True, soft_wrap=True).print(f"jaxfl: {error}", style="red", markup=False)
+        _say(str(error), style="red")
         leave(2)
     except KeyboardInterrupt as stopped:
-        Console(stderr=True, soft_wrap=True).print(f"jaxfl: {str(stopped) or 'Stopped.'}", markup=False)
+        _say(str(stopped) or "Stopped.")
         leave(stopped.code if isinstance(stopped, Interrupted) else CTRL_C)
+
+
+def _say(sentence: str, style: str | None = None) -> None:
+    Console(stderr=True, soft_wrap=True, markup=False, emoji=False).print(f"jaxfl: {sentence}", style=style)
 
 
 def _dispatch(arguments: list[str]) -> None:

@@ -17,6 +17,17 @@ from jaxfl.config.options import LARGEST, alternatives, parse, text
 from jaxfl.config.own_code import line_of, load
 from jaxfl.errors import JaxflError, nearest
 
+ELSEWHERE = {  # what papers and other programs call some choices
+    "fedopt": "fedavg,server_optimizer=adam",
+    "fedadam": "fedavg,server_optimizer=adam",
+    "fedyogi": "fedavg,server_optimizer=yogi",
+    "fedavgm": "fedavg,server_optimizer=sgd",
+    "pathological": "shards",
+    "pat": "shards",
+    "noniid": "shards",
+    "dir": "dirichlet",
+}
+
 
 def function(
     kind: str, table: Mapping[str, Callable], choice: str, given: Collection[str] = ()
@@ -173,6 +184,9 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
         raise JaxflError(f"{name} is a file; add the name of the {kind} in it: {name}:NAME.")
     if name not in table:
         advice = f"options follow a comma, NAME,{name}." if "=" in name else nearest(name, table)
+        ours = ELSEWHERE.get(name.lower(), "")
+        if ours.partition(",")[0] in table:
+            advice = f"here it is {ours}."
         raise JaxflError(f"There is no {kind} {name!r}; {advice}")
     return table[name]
 

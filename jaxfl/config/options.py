@@ -69,14 +69,21 @@ def _of_kind(annotation: Any) -> str:
 
 
 class Unread:
-    """A placeholder for a rate while a method is built; its value comes later, with `hyper`."""
+    """A placeholder for a value that is not there; a method that computes with it is refused.
+
+    Args:
+      why: the reason, and what to do.
+    """
+
+    def __init__(self, why: str):
+        self._why = why
 
     def _refuse(self, *_):
-        raise TypeError(  # whose line in the method is found by `jaxfl.config.own_code`
-            "build computes with a float option, which is traced and may change without a new program; read "
-            "it from the configuration that init is given as hyper (a Participant has it; predict gets what "
-            "a Predictor's shared holds)"
-        )
+        raise TypeError(self._why)  # whose line in the method is found by `jaxfl.config.own_code`
+
+    def __getattr__(self, name: str):
+        """Refuse attributes of arrays, such as shape."""
+        raise AttributeError(name) if name.startswith("_") else TypeError(self._why)
 
     __float__ = __int__ = __bool__ = __neg__ = __jax_array__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse

@@ -149,15 +149,19 @@ def require_call(what: str, function: Callable, *arguments: str, **options: Any)
     Raises:
       JaxflError: naming its file and line, its parameters and those that it must have.
     """
+    wanted = ", ".join([*arguments, *(f"{name}=" for name in options)])
+    if not callable(function):
+        raise JaxflError(f"{what} is {function!r}; give a function of ({wanted}).")
     try:
         signature = inspect.signature(function)
         signature.bind(*arguments, **options)
     except ValueError:  # some functions written in C do not tell their parameters
         return
     except TypeError as error:
-        wanted = ", ".join([*arguments, *(f"{name}=" for name in options)])
-        has = "" if not callable(function) else f" has the parameters {signature}, but"
-        raise JaxflError(f"{line_of(function)}: {what}{has} is called with ({wanted}): {error}.") from None
+        raise JaxflError(
+            f"{line_of(function)}: {what} has the parameters {signature}, but is called with ({wanted}): "
+            f"{error}."
+        ) from None
 
 
 def line_of(thing: Any) -> str:

@@ -48,9 +48,10 @@ class PartitionOptions:
     labels: Literal["unified", "independent", "permuted"] = "unified"
     """Whether a label means the same on all clients (unified), or each client numbers the classes that it is
     tested on (independent) or all classes of the data (permuted) in its own order."""
-    test: Literal["auto", "own", "source"] = "auto"
-    """Test rows: cut from the client's own rows, or the source's test rows of its classes. auto: source
-    for the partition `classes`, own for the others."""
+    test: Literal["auto", "own", "source", "split"] = "auto"
+    """Test rows: cut from the client's own rows (own), the source's test rows of its classes (source), or the
+    source's test rows among its own rows (split). auto: source for the partition `classes`; split for
+    `natural` if the data have a split and every client has rows of both parts; own for all others."""
     test_fraction: float = within("(0, 1)", 0.25)
     """Share of a client's rows that are test rows, if they are cut from its own."""
     validation_fraction: float | None = within("[0, 1)", None)

@@ -2,9 +2,11 @@
 
 import functools
 import gc
+import inspect
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxfl.config.own_code import in_a_line, line_of, own_code, require_call
+from jaxfl.config.own_code import PACKAGE, in_a_line, line_of, own_code, require_call
 from jaxfl.core import flops, tree
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step, messages
@@ -20,6 +22,7 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
 IMAGES = 3  # number of images that predictors are tried on
+MADE_BY = "made_by"  # attribute of an algorithm's functions: the method's build
 ROUND = ("key", "state", "federation", "cohort")
 
 
@@ -39,6 +42,8 @@ def checked(built: Any, build: Callable) -> Algorithm:
     for name, f in functions.items():
         require_call(name, f, *arguments.get(name, ROUND))
     guarded = {f: own_code()(f) for f in functions.values()}  # personal may be receive, which saves a program
+    for f in guarded.values():
+        setattr(f, MADE_BY, build)
     built = built._replace(**{name: guarded[f] for name, f in functions.items()})
     return built._replace(host=_keeping_form(built.host)) if built.host else built
 
@@ -75,7 +80,7 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
     for path, leaf in jax.tree.leaves_with_path(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise JaxflError(
-                f"{line_of(algorithm.init)}: init puts a random key into state{jax.tree_util.keystr(path)}; "
+                f"{_line(algorithm.init)}: init puts a random key into state{jax.tree_util.keystr(path)}; "
                 "nothing random belongs there, because step is given the round's key."
             )
     for name in ("prepare", "step"):
@@ -98,15 +103,22 @@ def _check_about_clients(algorithm: Algorithm, state: Any, federation: Federatio
     if matrices := algorithm.matrices:
         made, wanted = _shapes("matrices", matrices, state), (sum(groups), sum(groups))
         if not isinstance(made, dict) or any(jnp.shape(each) != wanted for each in made.values()):
-            raise JaxflError(f"{line_of(matrices)}: matrices must return {{name: array {wanted}}}.")
+            raise JaxflError(f"{_line(matrices)}: matrices must return {{name: array {wanted}}}.")
     if embeddings := algorithm.embeddings:
         made = _shapes("embeddings", embeddings, state)
         of_clients = isinstance(made, tuple) and [jnp.shape(each)[:-1] for each in made]
         if of_clients != [(clients,) for clients in groups]:
             raise JaxflError(
-                f"{line_of(embeddings)}: embeddings must return a tuple with an array (clients, d) for each "
+                f"{_line(embeddings)}: embeddings must return a tuple with an array (clients, d) for each "
                 f"architecture; the numbers of clients are {groups}."
             )
+
+
+def _line(f: Callable) -> str:
+    """Return the line of a function of an algorithm; of the build that asked for it if jaxfl has made it."""
+    code = getattr(inspect.unwrap(f), "__code__", None)
+    ours = code is not None and Path(code.co_filename).is_relative_to(PACKAGE)
+    return line_of(getattr(f, MADE_BY, f) if ours else f)
 
 
 def _with_empty_places(cohort: Cohort) -> Cohort:
@@ -136,7 +148,7 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
     except Exception as error:
         if isinstance(error, jax.errors.UnexpectedTracerError):
             raise JaxflError(
-                f"{line_of(f)}: in {name} a traced value is used outside the function that traced it, or "
+                f"{_line(f)}: in {name} a traced value is used outside the function that traced it, or "
                 "kept; around descend, fit and sweep use map_clients, fori_loop, scan and cond of "
                 "jaxfl.authoring, which count operations, not vmap and those of jax.lax; keep no traced "
                 "value in a list or an outer variable."
@@ -145,9 +157,9 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
             raise
         if "not a valid JAX type" in str(error):
             raise JaxflError(
-                f"{line_of(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
+                f"{_line(f)}: what {name} returns is not made of arrays: {in_a_line(error)}."
             ) from None
-        raise JaxflError(f"{line_of(f)}: {name} does not run: {in_a_line(error)}.") from error
+        raise JaxflError(f"{_line(f)}: {name} does not run: {in_a_line(error)}.") from error
     finally:
         gc.unfreeze()
 
@@ -167,7 +179,7 @@ def _any_traced(objects: Iterable[Any]) -> bool:
 
 def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> None:
     def refuse(what):
-        raise JaxflError(f"{line_of(step)}: {name} {what}.")
+        raise JaxflError(f"{_line(step)}: {name} {what}.")
 
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Info)):
         refuse(f"returns {_form(made)}, not (state, Info)")
@@ -225,13 +237,13 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
     of_groups = predictors if isinstance(predictors, tuple) else ()
     if len(of_groups) != len(federation.groups) or not all(isinstance(one, Predictor) for one in of_groups):
         raise JaxflError(
-            f"{line_of(f)}: {name} gives {_form(predictors)}, not a tuple with a Predictor for each "
+            f"{_line(f)}: {name} gives {_form(predictors)}, not a tuple with a Predictor for each "
             "architecture."
         )
     for one, model, slots in zip(of_groups, federation.models, cohort.groups, strict=True):
         if any(leaf.shape[:1] != slots.mask.shape for leaf in jax.tree.leaves(one.stacked)):
             raise JaxflError(
-                f"{line_of(f)}: a Predictor of {name} has stacked leaves without an entry for each client of "
+                f"{_line(f)}: a Predictor of {name} has stacked leaves without an entry for each client of "
                 "the cohort; put what clients share into shared."
             )
         require_call("predict", one.predict, "model", "shared", "own", "x")

@@ -31,7 +31,8 @@ class Steps(NamedTuple):
     number: int
 
 
-Epochs = int | float | Steps  # passes over some rows, whole or a fraction, or a number of mini-batches
+# Passes over some rows, whole or a fraction, or a number of mini-batches; () int32 may differ by client.
+Epochs = int | float | Steps | jax.Array
 
 
 @options
@@ -162,10 +163,17 @@ def batches_per_phase(epochs: Epochs, count):
     """
     if isinstance(epochs, Steps):
         return jnp.where(count > 0, jnp.int32(epochs.number), 0)
-    if epochs % 1:
-        share = Fraction(epochs).limit_denominator(1000)  # 0.1 is no binary fraction; products fit an int32
-        return (count * share.numerator + share.denominator - 1) // share.denominator
-    return count * int(epochs)
+    if isinstance(epochs, jax.Array):
+        return count * epochs
+    share = Fraction(epochs).limit_denominator(1000)  # 0.1 is no binary fraction; products fit an int32
+    return (count * share.numerator + share.denominator - 1) // share.denominator
+
+
+def _complete_passes(epochs: Epochs) -> int | jax.Array | None:
+    """Return the number of passes; None if the last one may end early: for a fraction or steps."""
+    if isinstance(epochs, jax.Array):
+        return epochs
+    return None if isinstance(epochs, Steps) or epochs % 1 else int(epochs)
 
 
 class Fitted(NamedTuple):
@@ -196,7 +204,8 @@ def fit(
       examples: where batches are taken from. For a tuple of m, the update gets m independent batches, one
         from each, and an epoch has 1/m of the steps, at least one, so that the number of rows in all stays
         the same.
-      epochs: passes over the rows; a fraction is rounded up to whole batches, see `batches_per_phase`.
+      epochs: passes over the rows; a fraction is rounded up to whole batches, see `batches_per_phase`. An
+        array () int32 may differ by client and round.
       batch_size: rows of a mini-batch.
       skip_single_row: whether the update needs at least two rows, see `has_batchnorm`.
       phase: number of this local phase within the client's round; phases with other numbers draw other
@@ -225,12 +234,13 @@ def fit(
     smallest = jnp.stack([part.size for part in parts]).min()
     total = batches_per_phase(epochs, count)
     rows_of_epoch = jnp.minimum(smallest, count * batch_size)
-    if isinstance(epochs, Steps) or epochs % 1:
+    complete = _complete_passes(epochs)
+    if complete is None:
         passes, rest = jnp.divmod(total, jnp.maximum(count, 1))
         rows = passes * rows_of_epoch + jnp.minimum(smallest, rest * batch_size)
         passes += (rest > 0).astype(rest.dtype)
     else:
-        passes = int(epochs)
+        passes = complete
         rows = passes * rows_of_epoch
     flops.add(flops.of(update, carry, batch, key) / batch_size * rows.astype(float))
 
@@ -253,8 +263,7 @@ def fit(
             carry, loss = update(carry, taken(positions, masks, batch_key), batch_key)
             return carry, so_far + loss
 
-        # The last epoch may end early only for a fraction or for steps.
-        left = count if isinstance(passes, int) else jnp.minimum(count, total - e * count)
+        left = jnp.minimum(count, total - e * count) if complete is None else count
         return jax.lax.fori_loop(jnp.zeros_like(left), left, step, carried)
 
     zero = jnp.zeros((), jnp.result_type(float))
@@ -330,7 +339,7 @@ def descend(
       examples: where batches are taken from, see `fit`.
       hyper: optimiser, rates, epochs and batch size, unless given below.
       blocks: names of the blocks that train; all by default.
-      epochs: passes over the examples; by default the epochs or steps of `hyper`.
+      epochs: passes over the examples, see `fit`; by default the epochs or steps of `hyper`.
       batch_size: rows of a mini-batch.
       phase: number of this local phase within the client's round, see `fit`.
       optimizer: any Optax optimiser; by default the one that `hyper` names.

@@ -56,7 +56,7 @@ def divide(
     clients: int | None,
     seed: int,
     *,
-    test: Literal["own", "source"],
+    test: Literal["own", "source", "split", "split or own"],
     labels: Literal["unified", "independent", "permuted"] = "unified",
     test_fraction: float = 0.25,
     validation_fraction: float = 0.0,
@@ -77,7 +77,9 @@ def divide(
       seed: not negative; the same seed gives the same partition.
       test: "own" shares out all rows of the source, then takes test rows from each client's share.
         "source" shares out the source's training rows; a client is tested on the source's test rows
-        of its classes, equally many of each.
+        of its classes, equally many of each. "split" shares out all rows, and a client's test rows are those
+        of its share that are the source's test rows. "split or own" is "split" if the source is divided and
+        every client's share has rows of both kinds, else "own".
       labels: "unified": a class means the same to everybody. Otherwise every client numbers classes in a
         random order of its own: "permuted" all classes of the source, "independent" those that it is tested
         on, which are its own with test="source" and all with test="own".
@@ -124,9 +126,22 @@ def divide(
     else:
         _require_disjoint(held)
         known = [np.arange(source.classes)] * clients
-        train, tested = _cut(held, test_fraction, test_rng)
+        if test == "split or own":
+            both = source.divided and all(len(np.unique(source.train[rows])) == 2 for rows in held)
+            test = "split" if both else "own"
+        if test == "split":
+            train, tested = _split(held, source.train, test_rng)
+            require_everyone(
+                "training", train, "take --test own, or data of which every client has training rows"
+            )
+            advice = "take --test own, or data of which every client has test rows"
+        else:
+            train, tested = _cut(held, test_fraction, test_rng)
+            advice = (
+                "raise test_fraction, give clients more rows (by min_samples, if the partition has that), or "
+                "take the data's test rows (--test source)"
+            )
         tested = [rows[:max_test] for rows in tested]
-        advice = "raise test_fraction, give clients more rows, or take the data's test rows (--test source)"
     require_everyone("test", tested, advice)
     train, validation = _cut(train, validation_fraction, validation_rng)
     if validation_fraction and not any(map(len, validation)):
@@ -173,8 +188,8 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
 
 
 def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public):
-    if test not in ("own", "source"):
-        raise JaxflError(f'test is {test!r}; it must be "own" or "source".')
+    if test not in ("own", "source", "split", "split or own"):
+        raise JaxflError(f'test is {test!r}; it must be "own", "source" or "split".')
     if labels not in ("unified", "independent", "permuted"):
         raise JaxflError(f'labels is {labels!r}; it must be "unified", "independent" or "permuted".')
     if clients is not None and clients < 1:
@@ -213,6 +228,11 @@ def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]
         left.append(rows[cut:])
         taken.append(rows[:cut])
     return left, taken
+
+
+def _split(held, train, rng) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Divide each client's rows as the source does: (training rows, test rows in a random order)."""
+    return [rows[train[rows]] for rows in held], [rng.permutation(rows[~train[rows]]) for rows in held]
 
 
 def _renumber(numbered, classes: int, rng) -> np.ndarray:

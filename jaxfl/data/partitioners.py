@@ -400,7 +400,5 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "listed": listed,
 }
 
-# Where test rows come from (see `jaxfl.data.partition.divide`), as the papers have it.
-TEST: dict[str, Literal["own", "source"]] = {
-    name: "source" if name == "classes" else "own" for name in PARTITIONS
-}
+# Where test rows come from (see `jaxfl.data.partition.divide`): for `classes` as in its paper; others "own".
+TEST: dict[str, Literal["own", "source", "split or own"]] = {"classes": "source", "natural": "split or own"}

@@ -44,6 +44,8 @@ class Source(NamedTuple):
       columns: further values of every row, (N,) integers or words by name, such as its owner or device.
       numbers: (N,) int, number of every row where it came from, before training images were put first; None
         where that is the same.
+      divided: whether the data themselves say which rows are for testing; if not, `train` leaves a fixed
+        fifth out.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Source(NamedTuple):
     classes: int
     columns: Mapping[str, np.ndarray] = MappingProxyType({})
     numbers: np.ndarray | None = None
+    divided: bool = True
 
 
 def load(name: str, data_dir: str | Path | None = None, labelled: bool = True) -> Source:
@@ -144,6 +147,7 @@ def from_arrays(
     classes: int,
     columns: Mapping[str, np.ndarray] = MappingProxyType({}),
     numbers: np.ndarray | None = None,
+    divided: bool = True,
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
 
@@ -155,6 +159,7 @@ def from_arrays(
       classes: number of classes.
       columns: further values of every row, (N,) integers or words by name.
       numbers: (N,) int, number of every row where it came from; None where these are in order.
+      divided: whether the data say themselves which rows are for testing, and `train` was not made up.
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
@@ -165,7 +170,7 @@ def from_arrays(
         raise JaxflError(f"{name}: classes must be the number of classes, but is {classes!r}.")
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
-        train = ~_stratified_fifth(name, labels)
+        train, divided = ~_stratified_fifth(name, labels), False
     elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(
             f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
@@ -181,7 +186,7 @@ def from_arrays(
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     came_from = np.asarray(numbers)[order]
     moved = came_from if (np.diff(came_from) < 0).any() else None
-    return Source(name, images[order], labels[order], train[order], classes, columns, moved)
+    return Source(name, images[order], labels[order], train[order], classes, columns, moved, divided)
 
 
 def _npz(path: Path, labelled: bool):

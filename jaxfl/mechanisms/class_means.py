@@ -51,7 +51,8 @@ def require(federation: Federation) -> None:
         least = min(shape[-1] for shape in shapes.values())
         raise JaxflError(
             "The method compares mean features of classes and needs the same number from all models: "
-            f"{found}; give each of --models the same number, such as features={least}."
+            f"{found}; give each of --models the same number, such as features={least} (networks of your own "
+            "are built with as many as you write)."
         )
     if not federation.unified:
         raise JaxflError(

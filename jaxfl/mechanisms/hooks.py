@@ -24,9 +24,9 @@ def check_hooks(
         ("keep", keep, "model"),
         ("train", train, "key", "participant", "federation"),
         ("tune", tune, "key", "participant", "federation"),
-        ("extend", extend, "model", "weights", "hyper"),
-        ("Memory.client", memory.client, "shared"),
-        ("Memory.server", memory.server, "shared"),
+        ("extend", extend, "key", "model", "weights", "hyper"),
+        ("Memory.client", memory.client, "model", "shared", "hyper"),
+        ("Memory.server", memory.server, "model", "shared", "hyper"),
         ("Memory.broadcast", memory.broadcast, "server"),
         ("Memory.update", memory.update, "participant", "trained"),
         ("Memory.aggregate", memory.aggregate, "shared", "server", "means", "hyper"),
@@ -74,16 +74,23 @@ def require_trained(what: str, made: Any, received: Weights, hook: Callable) -> 
 
 
 def require_weights(what: str, made: Any, hook: Callable) -> None:
-    """Refuse a shared model that is not `Weights`.
+    """Refuse a model that is not `Weights` of floats.
 
     Raises:
       JaxflError: with the hook's line.
     """
     if not isinstance(made, Weights):
         raise JaxflError(
-            f"{line_of(hook)}: {what} returns a {type(made).__name__} as the shared model, not Weights "
-            "(means.model._replace(params=...) makes them from new parameters)."
+            f"{line_of(hook)}: {what} returns a {type(made).__name__} as the model, not Weights "
+            "(weights._replace(params=...) makes them from new parameters)."
         )
+    for path, leaf in jax.tree.leaves_with_path(made):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise JaxflError(
+                f"{line_of(hook)}: {what} makes {name} {jnp.result_type(leaf)}; weights are floats, to "
+                "be trained and averaged."
+            )
 
 
 def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:

@@ -20,7 +20,7 @@ from jaxfl.config.options import options, within
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.sharing import Means, Memory
-from jaxfl.models.model import Weights
+from jaxfl.models.model import Model, Weights
 
 
 @options
@@ -65,8 +65,8 @@ def server_steps(config: ServerSteps) -> Memory:
         momentum = 0.9 if hyper.server_momentum is None else hyper.server_momentum
         return OPTIMIZERS[name](lr, momentum)
 
-    def start(x: Weights) -> Any:
-        return OPTIMIZERS[name](1.0, 0.9).init(x.params)  # the initial state does not depend on the rates
+    def start(model: Model, x: Weights, hyper: ServerSteps) -> Any:
+        return optimizer(hyper).init(x.params)
 
     def step(x: Weights, opt_state: Any, means: Means, hyper: ServerSteps) -> tuple[Weights, Any]:
         mean = means.model

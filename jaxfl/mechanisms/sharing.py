@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.config.options import options, within
+from jaxfl.config.options import Unread, options, within
 from jaxfl.config.own_code import require_call
 from jaxfl.core import tree
 from jaxfl.core.client_map import cohort_rows, gather, map_clients, per_group, scatter, sent_down, sent_up
@@ -56,7 +56,7 @@ class Participant(NamedTuple):
       client: its data and its model.
       received: the whole model that it starts from: received and kept leaves.
       memory: what it remembers, see `Memory`; None without.
-      broadcast: what the server sends besides the model, see `Memory`; None without.
+      broadcast: what the server sends besides the model, see `Memory`; without, its use is refused.
       hyper: the method's options.
     """
 
@@ -93,7 +93,17 @@ class Means(NamedTuple):
 
 
 def nothing(*_) -> None:
-    """Return None: no memory, no broadcast, no correction."""
+    """Return None: no memory, no correction."""
+
+
+NOT_SENT = Unread(
+    "the server sends nothing besides the model; give Memory a function broadcast, from the server's memory "
+    "to the part of it that clients receive"
+)
+
+
+def no_broadcast(server: Any) -> None:
+    """Return nothing that clients receive besides the model."""
 
 
 def no_message(participant: Participant, trained: Trained) -> tuple[None, None]:
@@ -110,8 +120,9 @@ class Memory(NamedTuple):
     """The memory of a method from round to round besides the model (FedDyn, SCAFFOLD).
 
     Args:
-      client: shared leaves (None where a leaf stays on the client) -> what a client remembers at the start.
-      server: shared leaves -> what the server remembers at the start.
+      client: ``(model, shared leaves, hyper)`` -> what a client of this architecture remembers at the start;
+        a leaf that stays on the client is None among the shared ones.
+      server: the same -> what the server remembers at the start.
       broadcast: the server's memory -> the part of it that clients receive with the model.
       update: ``(Participant, Trained) -> (the client's new memory, its message to the server)``.
       aggregate: ``(shared, server, Means, hyper) -> (shared, server)``, for each architecture; its result is
@@ -121,7 +132,7 @@ class Memory(NamedTuple):
 
     client: Callable = nothing
     server: Callable = nothing
-    broadcast: Callable = nothing
+    broadcast: Callable = no_broadcast
     update: Callable = no_message
     aggregate: Callable = take_mean
     by_rows: bool = True
@@ -304,7 +315,7 @@ def sharing(
     train: Train | None = None,
     tune: Train | None = None,
     memory: Memory = Memory(),  # noqa: B008
-    extend: Callable = lambda model, weights, hyper: weights,
+    extend: Callable = lambda key, model, weights, hyper: weights,
     predict: Callable = predict,
 ) -> Algorithm:
     """Build a method that shares a model or a part of it.
@@ -315,8 +326,8 @@ def sharing(
       train: local training; by default all blocks jointly.
       tune: training of a copy before it is used; the copy is never uploaded.
       memory: what clients and server remember, and how the server averages.
-      extend: ``(model, weights, hyper) -> weights``, adds the method's own blocks to the initial weights.
-        They train and decay like the others, unless `phases` names fewer.
+      extend: ``(key, model, weights, hyper) -> weights``, adds the method's own blocks to the initial
+        weights. They train and decay like the others, unless `phases` names fewer.
       predict: see `Predictor`.
     """
     train = train or local_training(config)
@@ -332,6 +343,7 @@ def sharing(
         def client(key, client, common, own):
             (shared, broadcast), (kept, remembered) = common, own
             received = tree.combine(shared, kept)
+            broadcast = NOT_SENT if memory.broadcast is no_broadcast else broadcast
             return f(key, Participant(client, received, remembered, broadcast, state.hyper))
 
         common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
@@ -339,12 +351,19 @@ def sharing(
         return map_clients(client, key, federation, cohort, common, own, weights=weights)
 
     def init(key, federation, hyper):
+        def extended(model, weights):
+            weights = extend(key, model, weights, hyper)
+            require_weights("extend", weights, extend)
+            return weights
+
         drawn = initial_weights(key, federation)
-        weights = per_group(lambda model, w: extend(model, w, hyper), federation.models, drawn)
-        kept, shared = zip(*per_group(divide, federation.models, weights), strict=True)
-        remembered = tuple(federation.of_each(memory.client(s), g) for g, s in enumerate(shared))
-        kept = each_client(kept, federation)
-        return State(hyper, shared, kept, remembered, tuple(map(memory.server, shared)))
+        models = federation.models
+        weights = per_group(extended, models, drawn)
+        kept, shared = zip(*per_group(divide, models, weights), strict=True)
+        remembered = per_group(lambda model, s: memory.client(model, s, hyper), models, shared)
+        remembered = tuple(map(federation.of_each, remembered, range(len(models))))
+        server = per_group(lambda model, s: memory.server(model, s, hyper), models, shared)
+        return State(hyper, shared, each_client(kept, federation), remembered, server)
 
     def receive(key, state, federation, cohort):
         return per_group(

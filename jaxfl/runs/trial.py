@@ -23,6 +23,7 @@ from jaxfl.core.schedule import is_options
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
+from jaxfl.mechanisms.sharing import sharing
 from jaxfl.models import zoo
 from jaxfl.runs.variant import Variant
 
@@ -335,6 +336,23 @@ def uses_every_rate(trial: Trial) -> str | None:
         )
 
 
+def is_not_fedavg(trial: Trial) -> str | None:
+    """Check that after a round of all clients the models are not those of FedAvg with the same options."""
+    algorithm, hyper = sharing(trial.variant.config), traced(trial.variant.config)
+    plain = trial._replace(algorithm=algorithm, play=Program(whole_round(algorithm)))
+
+    def models(trial):
+        state = trial.algorithm.init(jax.random.key(0), trial.federation, hyper)
+        done = played(trial, jax.random.key(1), state, cohort(trial.federation, EVERYONE))
+        return done.received, done.personal
+
+    if _apart(models(trial), models(plain), "differs"):
+        return None
+    return (
+        "after a round the models are those of FedAvg: fine if an option or a rare case makes the difference"
+    )
+
+
 PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "all numbers are finite, whoever takes part": stays_finite,
     "initial state and rounds are the same when they are repeated": is_repeatable,
@@ -343,7 +361,10 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "clients who are absent keep what they have": leaves_the_absent_alone,
     "bytes are only those of clients who take part": counts_what_is_sent,
 }
-EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {"every rate has an effect": uses_every_rate}
+EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {
+    "every rate has an effect": uses_every_rate,
+    "it is not FedAvg": is_not_fedavg,
+}
 
 
 # ---- helpers

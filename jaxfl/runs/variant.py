@@ -89,6 +89,13 @@ def variant_of(choice: str | None, method: Method, config: Any, told: Collection
     return Variant(name, choices.join(method.name, shown), method, config, programs)
 
 
+RATE_WHILE_BUILDING = Unread(
+    "build computes with a float option, which is traced and may change without a new program; read it from "
+    "the configuration that init is given as hyper (a Participant has it; predict gets what a Predictor's "
+    "shared holds)"
+)
+
+
 def _programs(build: Callable, options: Any) -> Programs:
     """Return a method's programs, which are the same for all configurations that differ only in rates.
 
@@ -98,7 +105,7 @@ def _programs(build: Callable, options: Any) -> Programs:
     """
     require_call("build", build, "config")
     with own_code():
-        made = build(jax.tree.unflatten(options, [Unread()] * options.num_leaves))
+        made = build(jax.tree.unflatten(options, [RATE_WHILE_BUILDING] * options.num_leaves))
         return as_programs(checked(made, build))
 
 

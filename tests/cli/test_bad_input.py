@@ -98,6 +98,9 @@ REFUSED = [
     ("broken.py:fedprox", "no command 'broken.py:fedprox'"),  # the file is not even loaded
     ("run", "needs a METHOD first: jaxfl run METHOD"),
     ("run fedpr", "no method 'fedpr'; did you mean 'fedper'?"),
+    ("run fedadam", "no method 'fedadam'; here it is fedavg,server_optimizer=adam."),
+    ("run fedavg --partition pathological", "no partition 'pathological'; here it is shards."),
+    ("run fedavg -jr 0.5", "has no option -jr; here it is --participation."),
     ("run fedavg,lr", "'lr' in 'fedavg,lr' is not an option; write it as option=value"),
     ("run fedavg,lrr=1", "fedavg has no option 'lrr'; did you mean 'lr'?"),
     ("run fedavg,lr=much", "fedavg: lr must be a number, not 'much'"),

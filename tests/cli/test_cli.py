@@ -119,6 +119,18 @@ def test_list_has_every_name(capsys):
     assert "head_init" in out and "min_samples" in out
 
 
+def test_names_are_not_taken_for_pictures(folder, capsys):
+    (folder / "my.py").write_text(
+        "from jaxfl.authoring import Method, Training, sharing\n"
+        "moon = Method('moon', sharing, Training, 'FedAvg')\n"
+        "fire = Method('fire', sharing, int, 'wrong')\n"
+    )
+    assert "my.py:moon: FedAvg" in printed(capsys, "list my.py:moon")
+    with pytest.raises(SystemExit):
+        main(["check", "my.py:fire"])
+    assert "jaxfl: my.py:fire: config must be" in capsys.readouterr().err
+
+
 def test_every_option_is_explained(capsys):
     """Every option has an explanation and its default; a method's own options precede those of all."""
     for options in [*map(choices.described, PARTITIONS.values()), *map(described, MODELS.values())]:

@@ -202,7 +202,7 @@ REFUSED = [
     (
         f"{RUN} --schedule wrong.py:no_schedule",
         "",
-        "a schedule is called with (rounds): 0.5 is not a callable",
+        "a schedule is 0.5; give a function of (rounds)",
     ),
     (f"{RUN} --dataset wrong.py:source_of_nothing", "def source_of_nothing", "is called with (data_dir)"),
     (

@@ -60,10 +60,10 @@ def test_an_epoch_takes_every_real_row_once():
 
 @pytest.mark.parametrize(
     ("epochs", "batches"),  # an epoch of 7 rows has 4
-    [(0.1, 1), (0.6, 3), (2 / 3, 3), (1.0, 4), (1.5, 6), (Steps(3), 3), (Steps(9), 9)],
+    [(0.1, 1), (0.6, 3), (2 / 3, 3), (1.0, 4), (1.5, 6), (Steps(3), 3), (Steps(9), 9), (jnp.int32(2), 8)],
 )
-def test_epochs_may_be_fractions_or_steps(epochs, batches):
-    """A fraction or number of steps takes the first batches of whole epochs, and only these count."""
+def test_epochs_may_be_fractions_or_steps_or_arrays(epochs, batches):
+    """All take the first batches of whole epochs, and only these count."""
     np.testing.assert_array_equal(positions(seven(), epochs), positions(seven(), 3)[:batches])
 
     def update(carry, batch, key):

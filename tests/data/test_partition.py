@@ -310,7 +310,7 @@ SOURCE = toy_source()
 
 
 def divided(name, seed=0, clients=6, **options):
-    return divide(SOURCE, PARTITIONS[name], clients, seed, test=TEST[name], **options)
+    return divide(SOURCE, PARTITIONS[name], clients, seed, test=TEST.get(name, "own"), **options)
 
 
 def test_the_partitioner_is_not_called_if_no_row_is_left():
@@ -461,7 +461,7 @@ REFUSALS = {
     ),
     "no clients": (iid, {"clients": 0}, "federation of 0 clients"),
     "seed": (iid, {"seed": -1}, "seed is -1"),
-    "test": (iid, {"test": "theirs"}, 'must be "own" or "source"'),
+    "test": (iid, {"test": "theirs"}, 'must be "own", "source" or "split"'),
     "labels": (iid, {"labels": "mixed"}, 'must be "unified", "independent" or "permuted"'),
     "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
@@ -530,6 +530,29 @@ def test_natural_clients_keep_their_names(tmp_path):
     assert partition.load(tmp_path / "named.npz", SOURCE).names == named.names
     mixed = partition.divide(SOURCE, iid, 3, 0, test="own", by=whose)
     assert mixed.names == ()
+
+
+def test_natural_clients_are_tested_on_the_test_rows_among_their_own():
+    """That needs a split that came with the data, with rows of both parts for every client."""
+    whose = np.resize(np.array(["zoe", "al", "bo"]), len(SOURCE.labels))
+    by_column = partial(natural, column="whose")
+
+    def drawn(source, test=TEST["natural"]):
+        return partition.divide(source, by_column, None, 0, test=test, by=whose)
+
+    def follows(source, part):
+        return [source.train[rows].all() for rows in part.train] + [
+            not source.train[rows].any() for rows in part.test
+        ]
+
+    found = drawn(SOURCE)
+    assert all(follows(SOURCE, found)) and sum(map(len, (*found.train, *found.test))) == len(SOURCE.labels)
+    assert not all(follows(SOURCE, drawn(SOURCE, test="own")))
+    without = SOURCE._replace(train=SOURCE.train | (whose == "bo"))
+    for source in (SOURCE._replace(divided=False), without):
+        assert flat(drawn(source)) == flat(drawn(source, test="own"))
+    with pytest.raises(JaxflError, match="Client 1 is left without test rows; take --test own"):
+        drawn(without, test="split")
 
 
 def test_a_partition_of_other_data_is_refused(tmp_path):

@@ -157,13 +157,13 @@ def test_held_out_images_belong_to_no_client_and_come_from_every_class(name, tmp
             lambda *arguments: PARTITIONS[name](*arguments, **options),
             4,
             0,
-            test=TEST[name],
+            test=TEST.get(name, "own"),
             validation_fraction=0.2,
             public=share,
         )
 
     held_out = divided(0.25)
-    pool = SOURCE.train if TEST[name] == "source" else np.ones(60, bool)
+    pool = SOURCE.train if TEST.get(name, "own") == "source" else np.ones(60, bool)
     expected = np.bincount(SOURCE.labels[pool]) // 4
     assert np.bincount(SOURCE.labels[held_out.public]).tolist() == expected.tolist()
     assert pool[held_out.public].all()

@@ -57,7 +57,7 @@ def test_head_and_body_are_complements_and_local_statistics_stay():
 def test_added_blocks_begin_with_the_options_and_train_like_all_others(federation):
     """The added block has a bias for each class."""
 
-    def extend(model, weights, hyper):
+    def extend(key, model, weights, hyper):
         return weights._replace(params=weights.params | {"more": {"bias": jnp.full(model.classes, hyper.lr)}})
 
     def shifted(participant, blocks):
@@ -82,7 +82,7 @@ def test_added_blocks_begin_with_the_options_and_train_like_all_others(federatio
 
 
 def test_the_default_loss_leaves_added_statistics_and_decays_added_parameters(federation):
-    def extend(model, weights, hyper):
+    def extend(key, model, weights, hyper):
         seen = {"seen": {"count": jnp.full(2, 7.0)}}
         return Weights(weights.params | {"more": {"bias": jnp.ones(3)}}, weights.stats | seen)
 

@@ -64,6 +64,10 @@ def divides_by_steps(config):
     return sharing(config, memory=Memory(update=update, aggregate=aggregate))
 
 
+def keeps_no_leaf(config):
+    return sharing(config, keep=lambda model: lambda path: "head" in path)  # no block has this name
+
+
 def scored(there, elsewhere):
     """Return FedPer with one score for the clients of a cohort and another one in its empty places."""
 
@@ -121,6 +125,7 @@ def nothing(state, info, federation, cohort):
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
         (altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
+        long(Method("own", keeps_no_leaf, Training, "a mistake"), trial.is_not_fedavg, "those of FedAvg"),
     ],
 )
 def test_a_mistake_is_seen(method, promise, seen):
@@ -130,6 +135,11 @@ def test_a_mistake_is_seen(method, promise, seen):
 @pytest.mark.long
 def test_nan_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
     assert trial.stays_finite(trial.begin(choose(scored(-jnp.inf, jnp.nan), trial.OPTIONS))) is None
+
+
+@pytest.mark.long
+def test_a_method_that_keeps_its_head_is_not_fedavg():
+    assert trial.is_not_fedavg(trial.begin(choose("fedper", trial.OPTIONS))) is None
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from jaxfl.authoring import (
     Means,
     Memory,
     Method,
+    Model,
     Participant,
     Trained,
     Training,
@@ -46,7 +47,7 @@ class FedDyn(Training):
     """Largest norm of a mini-batch gradient; larger ones are scaled down to it."""
 
 
-def zeros(w: Weights):
+def zeros(model: Model, w: Weights, hyper: FedDyn):
     """Return the initial g_i, or h / alpha."""
     return jax.tree.map(jnp.zeros_like, w.params)
 

@@ -48,7 +48,7 @@ def build(config: FedRoD) -> Algorithm:
     )
 
 
-def with_personal_head(model, weights, hyper):
+def with_personal_head(key, model, weights, hyper):
     """Add P_i, a copy of G."""
     require_plain_head(model)
     (head,) = model.head.names

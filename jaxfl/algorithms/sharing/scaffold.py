@@ -29,6 +29,7 @@ from jaxfl.authoring import (
     Means,
     Memory,
     Method,
+    Model,
     Participant,
     Trained,
     Training,
@@ -50,7 +51,7 @@ class Scaffold(Training):
     """eta_g, the server's learning rate."""
 
 
-def zeros(x: Weights):
+def zeros(model: Model, x: Weights, hyper: Scaffold):
     """A control variate before the first round."""
     return jax.tree.map(jnp.zeros_like, x.params)
 
