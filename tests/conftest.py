@@ -159,9 +159,11 @@ def differ(one, other) -> bool:
 
 
 def comparable(record):
-    """Return a round's metrics or a run's result, without what differs when the same run is repeated."""
+    """Return a run's metrics, result or configuration, without what differs when the run is repeated."""
     apart = ("seconds", "together", "compilations")
     kept = {key: value for key, value in record.items() if key not in apart}
+    if "environment" in kept:
+        kept["environment"] = {key: value for key, value in kept["environment"].items() if key != "folder"}
     if kept.get("findings"):
         unshared = ("server seconds", "compiled parts")
         kept["findings"] = {key: value for key, value in kept["findings"].items() if key not in unshared}

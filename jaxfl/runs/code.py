@@ -8,12 +8,15 @@ import functools
 import hashlib
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from jaxfl.config.own_code import USER
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
-from jaxfl.runs.config import own_files
+from jaxfl.runs.config import own_objects
+from jaxfl.runs.moved import moved_code
+from jaxfl.runs.needed import needed
 
 
 def present(config: dict) -> dict:
@@ -21,7 +24,7 @@ def present(config: dict) -> dict:
 
     Call this when they are loaded: modules beside them count only if they have been imported.
     """
-    named = own_files(config)
+    named = own_objects(config)
     # The script that runs this and files that another run names are not part of this run.
     modules = [module for name, module in [*sys.modules.items()] if name != "__main__" and USER not in name]
     loaded = [path for module in modules if (path := getattr(module, "__file__", None))]
@@ -29,8 +32,10 @@ def present(config: dict) -> dict:
     within = tuple(f"{folder}{os.sep}" for folder in folders)  # few of thousands: only these are looked up
     near = [Path(path) for path in loaded if path.startswith(within)]
     beside = [path for path in near if any(_is_beside(path, folder) for folder in folders)]
-    files = sorted({path.resolve() for path in (*named, *beside)})
-    return {"package": _package(), "files": {str(path): _fingerprint(path) for path in files}}
+    whole = {path.resolve() for path in beside}  # what others take from these files is not known
+    used = {path.resolve(): () if path.resolve() in whole else names for path, names in named.items()}
+    files = {path: _fingerprint(path, used.get(path, ())) for path in sorted({*whole, *used})}
+    return {"package": _package(), "files": {str(path): its for path, its in files.items()}}
 
 
 def _is_beside(path: Path, folder: Path) -> bool:
@@ -41,9 +46,13 @@ def _is_beside(path: Path, folder: Path) -> bool:
     return outermost == folder and path.suffix == ".py" and _ROOT not in path.parents
 
 
-def latest(config: dict, metrics: list[dict]) -> dict | None:
-    """Return the code that computed the last of some rounds; None if an earlier jaxfl did not record it."""
-    return next((record["code"] for record in reversed(metrics) if "code" in record), config.get("code"))
+def latest(folder: Path, config: dict, metrics: list[dict]) -> dict | None:
+    """Return the code that computed the last of some rounds; None if an earlier jaxfl did not record it.
+
+    Files that have moved with the run's folder have the paths where they are now.
+    """
+    then = next((record["code"] for record in reversed(metrics) if "code" in record), config.get("code"))
+    return moved_code(folder, config, then)
 
 
 def history(config: dict, metrics: list[dict]) -> list[dict]:
@@ -88,10 +97,23 @@ def changed(code: dict | None) -> list[str]:
 
 
 def _changed(code: dict) -> list[str]:
-    return [path for path, fingerprint in code["files"].items() if _fingerprint(Path(path)) != fingerprint]
+    def same(path, then):
+        names, colon, _ = (then or "").partition(":")
+        return then == (_fingerprint(path, names.split("+")) if colon else _digest(path))
+
+    return [path for path, then in code["files"].items() if not same(Path(path), then)]
 
 
-def _fingerprint(path: Path) -> str | None:
+def _fingerprint(path: Path, names: Collection[str]) -> str | None:
+    """Return the names of what is used of a Python file, and the digest of what that depends on."""
+    if not path.is_file():
+        return None
+    names = sorted(filter(None, names))
+    text = needed(path.read_text(encoding="utf-8", errors="replace"), names)
+    return f"{'+'.join(names)}:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _digest(path: Path) -> str | None:
     """Return the SHA-256 digest of a file; None if there is no file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
@@ -104,5 +126,5 @@ def _package() -> str:
     """Return the fingerprint of all source files of jaxfl."""
     digest = hashlib.sha256()
     for path in sorted(_ROOT.rglob("*.py")):
-        digest.update(f"{path.relative_to(_ROOT)} {_fingerprint(path)}".encode())
+        digest.update(f"{path.relative_to(_ROOT)} {_digest(path)}".encode())
     return digest.hexdigest()

@@ -20,6 +20,7 @@ from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
+from jaxfl.runs.moved import moved
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.paired import label_of, matching_label
@@ -204,7 +205,7 @@ def _check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[
     finished = [store.holds(run, store.RESULT) and not _is_shorter(run, planned[run]) for run in begun]
     others, changed = [], []
     for run, ended in zip(begun, finished, strict=True):
-        then = code.latest(store.read_config(run), store.read_metrics(run))
+        then = code.latest(run, store.read_config(run), store.read_metrics(run))
         if not changed_code:
             code.refuse_changed(run, then)
         elif ended and (files := code.changed(then)):
@@ -261,7 +262,8 @@ def is_begun(run: Path, its: Planned) -> bool:
 
 def _differing(run: Path, its: Planned) -> list[str]:
     """Describe each option in which a run differs from the plan."""
-    then, now = (experiment(config) for config in (store.read_config(run), described(*its[:2])))
+    begun = moved(run, store.read_config(run), code=True)
+    then, now = (experiment(config) for config in (begun, described(*its[:2])))
 
     def words(value):
         return text(tuple(value)) if isinstance(value, list) else text(value)
@@ -288,7 +290,7 @@ def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
     for run, its in planned.items():
         if store.holds(run, store.CONFIG) and _is_shorter(run, its):
             config = store.read_config(run)
-            setup, rounds = restore(run, config)[0], its.setup.run.rounds
+            setup, rounds = restore(run, config, changed_code=True)[0], its.setup.run.rounds
             if its.variant.label not in asked:  # which takes a second, and seeds change nothing
                 require_same_beginning(run, its.variant, setup, data, rounds)
             asked.add(its.variant.label)
@@ -370,7 +372,8 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
             if store.holds(run, store.CONFIG):
                 machine = {name: getattr(its.setup.machine, name) for name in ("devices", "data_dir")}
                 asked = {name: value for name, value in machine.items() if value is not None}
-                setup, _ = restore(run, store.read_config(run))  # with the choices for its machine
+                # With the choices for its machine; the command has named the files that it names.
+                setup, _ = restore(run, store.read_config(run), changed_code=True)
                 setup = setup.replace(**asked)
                 done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
                 its = its._replace(setup=setup, done=done)

@@ -13,6 +13,7 @@ from jaxfl.core.training import Training
 from jaxfl.data import sources
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
+from jaxfl.runs.moved import moved
 from jaxfl.runs.variant import Variant, variant_of
 
 
@@ -70,8 +71,13 @@ def absolute(setup: Setup) -> Setup:
     )
 
 
-def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
+def restore(folder: Path, config: dict, changed_code: bool = False) -> tuple[Setup, Variant]:
     """Restore the setup and the variant that a run's configuration describes.
+
+    Args:
+      folder: the run's folder.
+      config: its configuration.
+      changed_code: whether to use the user's own files where they are now, if they have moved with the run.
 
     Raises:
       JaxflError: if they cannot be found again, or their code is in the run folder, which is only data.
@@ -81,7 +87,8 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
             f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
             "path/to/file.py:object to resume it."
         )
-    setup = restore_setup(folder, config)
+    setup = restore_setup(folder, config, changed_code)
+    config = moved(folder, config, changed_code)
     method, _ = registry.method(config["method"])
     known, options = hints(Setup) | hints(method.config), config["options"]
     for name in options:
@@ -95,13 +102,14 @@ def restore(folder: Path, config: dict) -> tuple[Setup, Variant]:
     return setup, found._replace(label=config["label"])
 
 
-def restore_setup(folder: Path, config: dict) -> Setup:
+def restore_setup(folder: Path, config: dict, changed_code: bool = False) -> Setup:
     """Restore the setup that a run's configuration describes, whatever its method is.
 
     Raises:
       JaxflError: if it does not describe a setup, its code is in the run folder, which is only data, or JAX
         now computes in another precision.
     """
+    config = moved(folder, config, changed_code)
     _refuse_code_within(folder, config)
     _require_same_floats(folder, config)
     # A missing option is newer than the run, which did what the default says.
@@ -135,16 +143,29 @@ def at_own_default(config: dict) -> set[str]:
     return {name for name in usual if usual[name] != own[name] == options.get(name, own[name])}
 
 
-def own_files(config: dict) -> list[Path]:
-    """Return the user's Python files in a configuration: methods, models, data sets and partitions."""
-    values = [config["method"], *config["options"].values()]
+def own_objects(config: dict) -> dict[Path, set[str]]:
+    """Return the user's Python files in a configuration, and the names of what is used of each of them.
+
+    These are methods, models, data sets, partitions and schedules.
+    """
+    values, found = [config["method"], *config["options"].values()], {}
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    return [path for text in texts if isinstance(text, str) and (path := choices.file(text))]
+    for text in texts:
+        if isinstance(text, str) and (path := choices.file(text)):
+            name, _ = choices.split(text)
+            found.setdefault(path, set()).add(name.rpartition(":")[2])
+    return found
 
 
 def _refuse_code_within(folder: Path, config: dict) -> None:
     """Refuse code in the run folder, which may come from somebody else: it is read, and never executed."""
-    for path in own_files(config):
+    for path, now in zip(own_objects(config), own_objects(moved(folder, config, code=True)), strict=True):
+        if path != now:
+            raise JaxflError(
+                f"{path}, which {folder} was computed with, is missing, and there is {now}; as both may come "
+                "from somebody else, it is executed only if you add --changed-code (from Python "
+                "changed_code=True), or name it in a command of your own."
+            )
         if store.inside(path, folder) or not path.is_absolute():
             raise JaxflError(
                 f"{folder / store.CONFIG} names code in the run folder itself ({path}), which is not "

@@ -342,16 +342,16 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
       data: whether to read the data set.
     """
     config, metrics = store.read_config(folder), store.read_metrics(folder)
-    then = code.latest(config, metrics)
+    then = code.latest(folder, config, metrics)
     if not changed_code:
         code.refuse_changed(folder, then)
     if not code.same_package(then):
         ONLY_WARNINGS.warned(
             f"jaxfl has changed since {folder} was computed; its models may predict differently."
         )
-    setup = restore_setup(folder, config)
+    setup = restore_setup(folder, config, changed_code)
     if variant is None:
-        setup, variant = restore(folder, config)
+        setup, variant = restore(folder, config, changed_code)
     partition = store.read_partition(folder)
     if data:
         try:

@@ -97,7 +97,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
       JaxflError: if the run has no readable checkpoint, or its data or its method are not available.
     """
     config = store.read_config(folder)
-    if changed := code.changed(code.latest(config, store.read_metrics(folder))):
+    if changed := code.changed(code.latest(folder, config, store.read_metrics(folder))):
         ONLY_WARNINGS.warned(f"{changed[0]} has changed since {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation

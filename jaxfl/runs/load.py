@@ -142,7 +142,7 @@ class Loaded:
         Raises:
           JaxflError: if it is not available.
         """
-        return load_source(restore_setup(self.folder, self.config))
+        return load_source(restore_setup(self.folder, self.config, self.changed_code))
 
     def seen(self, client: int, rows: np.ndarray) -> np.ndarray:
         """Return images of the data set as a client sees them: unchanged, unless there is a `--shift`.
@@ -157,7 +157,7 @@ class Loaded:
         Raises:
           JaxflError: if the data set is not available, or there is no such client or row.
         """
-        setup, client = restore_setup(self.folder, self.config), self.models.number(client)
+        setup, client = restore_setup(self.folder, self.config, self.changed_code), self.models.number(client)
         rows, count = np.asarray(rows), len(self.source.labels)
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not rows.size:
             raise JaxflError("rows must be a list of whole numbers, at least one: positions in run.source.")

@@ -180,7 +180,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
     ends = run.done + len(new) == job.rounds or stops(run.config, [*run.metrics, *new])
     if ends and np.concatenate(job.federation.newcomers).any() and not chunk.diverged:
         _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
-    if not code.same(code.latest(run.config, run.metrics), run.code):
+    if not code.same(code.latest(run.folder, run.config, run.metrics), run.code):
         new[0]["code"] = run.code
         store.keep_code(folder, run.done + 1, run.code)
     if job.federation.devices != _devices(run.config, run.metrics):

@@ -16,6 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
+from jaxfl.runs.moved import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, measure, tabulate
 from jaxfl.runs.target import by_target, check_targets
@@ -78,7 +79,7 @@ def _tabulated(
 ) -> tuple[Table, dict[str, list]]:
     """Return the table of all finished runs in some folders, and their metrics by label."""
     runs = store.finished_in(list(folders))
-    configs = [store.read_config(run) for run in runs]
+    configs = [moved(run, store.read_config(run), code=True) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
     repeated = _crossed([experiment(config) for config in configs], draws)
     labels = _labels(configs, ("partition_seed",) if repeated else ())

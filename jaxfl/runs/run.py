@@ -19,6 +19,7 @@ from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fit_to_machine, job_of, newest_state
 from jaxfl.runs.log import Log
+from jaxfl.runs.moved import moved
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, images_of, prepare
@@ -88,7 +89,7 @@ def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **opt
     setup = setup if seed is None else setup.replace(seed=seed)
     if config.get("beyond_target", False):
         setup = setup.replace(stop_at_target=False)
-    if files := code.changed(code.latest(config, store.read_metrics(old))):
+    if files := code.changed(code.latest(old, config, store.read_metrics(old))):
         options.get("observer", ONLY_WARNINGS).warned(
             f"{files[0]} has changed since {old} was computed (a copy from then is in {old}/code); this run "
             "uses the new version."
@@ -157,10 +158,10 @@ def resume(
             if found := finished():
                 moved()
                 return found
-            then = code.latest(config, store.read_metrics(folder))
+            then = code.latest(folder, config, store.read_metrics(folder))
             if not changed_code:
                 code.refuse_changed(folder, then)
-            setup, variant = restore(folder, config)
+            setup, variant = restore(folder, config, changed_code)
             setup = setup if devices is None else setup.replace(devices=devices)
             setup = setup if data_dir is None else setup.replace(data_dir=data_dir)
             if not code.same_package(then):
@@ -311,7 +312,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
         ],
         "data": images_of(data),
         "starts": list(data.starts),
-        "environment": environment(),
+        "environment": environment() | {"folder": str(folder.resolve())},
         "code": now,
     }
     store.begin(folder, config, data.partition, data.source, data.federation.links, initial_arrays(data))
@@ -333,7 +334,7 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
     """
     config = store.read_config(folder)
     done, state = newest_state(folder, config, variant, setup, data.federation)
-    now = code.present(config)
+    now = code.present(moved(folder, config, code=True))
     agree("checkpoints", done)
     agree("code", now)
     metrics = store.trim(folder, done)

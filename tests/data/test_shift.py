@@ -128,7 +128,9 @@ def test_without_a_shift_the_program_has_no_part_of_one():
 def test_a_run_with_a_shift_predicts_images_as_its_clients_see_them(tmp_path):
     """The run's picture of classes per client counts its rows, pairs of images and owners."""
     options = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 1, "eval_every": 1, "epochs": 1}
-    run = jaxfl.run("local", tmp_path / "run", shift=["rotate,degrees=60", "noise"], quiet=True, **options)
+    run = jaxfl.run(
+        "local", run_dir=tmp_path / "run", shift=["rotate,degrees=60", "noise"], quiet=True, **options
+    )
     assert (run.folder / "partition.png").is_file()
     for client in range(4):
         rows, model = run.partition.test[client], run.models[client]

@@ -173,7 +173,7 @@ def test_models_drawn_at_random_are_those_that_were_scored(tmp_path):
     options = {"clients": 10, "models": "mlp,hidden=3", "rounds": 4, "eval_every": 2, "epochs": 1}
     made = jaxfl.run(
         fedavg._replace(build=build),
-        tmp_path / "run",
+        run_dir=tmp_path / "run",
         dataset=tmp_path / "tiny.npz",
         partition="classes,classes_per_client=2,samples_per_client=4",
         quiet=True,

@@ -65,12 +65,12 @@ def test_ctrl_c_in_the_last_rounds_ends_a_loop_over_runs(options, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted, match="All rounds were done and saved"):
-        jaxfl.run("fedavg", "run", log=press, **options)
+        jaxfl.run("fedavg", run_dir="run", log=press, **options)
     assert jaxfl.load("run").result["rounds"] == 1
 
 
 def test_a_run_is_used_from_elsewhere(options, tmp_path, monkeypatch):
-    run = jaxfl.run("fedavg", "run", **options)
+    run = jaxfl.run("fedavg", run_dir="run", **options)
     accuracy = run.models[1].accuracy  # which loads what a pickle lacks
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -87,7 +87,7 @@ def test_a_run_is_used_from_elsewhere(options, tmp_path, monkeypatch):
 
 
 def test_a_run_in_another_precision_is_refused(options, monkeypatch):
-    run = jaxfl.run("fedavg", "run", **options)
+    run = jaxfl.run("fedavg", run_dir="run", **options)
     assert run.config["environment"]["float"] == "float32"
     jax.config.update("jax_enable_x64", True)
     try:
