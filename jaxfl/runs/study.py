@@ -201,6 +201,13 @@ def run(
     if not store.holds(folder, store.STUDY) and not any(_folder(folder, its).exists() for its in everything):
         store.check_free(folder)
     mine = everything[number - 1 :: parts]
+    if lacking := _without_axis(study):
+        choice, axis = lacking[0]
+        observer.warned(
+            f"{choice} has no option {axis}, so its runs are the same along that axis, and all are computed; "
+            f'to save them write methods with their options, methods = ["NAME,{axis}={study.axes[axis][0]}", '
+            "...], in place of the axis."
+        )
     with limited(max_seconds), deferred() as request:
         for done, setting in enumerate(mine, 1):
             its = f"{': ' * bool(setting)}{setting_name(setting)}"
@@ -246,6 +253,16 @@ def run(
     unit = measure_of(study).title
     files.write_pictures(folder, {"study.png": lambda: draw(table, study.title, unit)})
     return table, failures
+
+
+def _without_axis(study: Study) -> list[tuple[str, str]]:
+    """Return the methods and axes, of two values or more, of which the method does not have the option."""
+    shared = {*hints(Setup), *hints(Training)}
+    return [
+        (choice, axis)
+        for choice, (axis, values) in itertools.product(study.methods, study.axes.items())
+        if len(values) > 1 and axis not in shared and axis not in hints(registry.method(choice)[0].config)
+    ]
 
 
 def finished(study: Study, folder: Path) -> Cells:

@@ -38,8 +38,10 @@ def toy(dataset, tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "toy.toml"
     path.write_text(TEXT.format(dataset=dataset[1]))
     found = study.read(path)
+    said = []
     with drawing():
-        _, failures = study.run(found, path.parent / "whole")
+        _, failures = study.run(found, path.parent / "whole", observer=Observer(warned=said.append))
+    assert "local has no option mu" in said[0] and 'methods = ["NAME,mu=0.0", ...]' in said[0]
     assert len(failures) == 2 and all("classes_per_client is 99" in failure for failure in failures)
     return found, path.parent / "whole"
 
