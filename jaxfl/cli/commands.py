@@ -14,6 +14,7 @@ from jaxfl.config.commands import (
     ChangedCode,
     Columns,
     Continuation,
+    Data,
     Export,
     Flower,
     Formats,
@@ -234,8 +235,9 @@ def _partition(arguments: list[str]) -> None:
     others = {"output": RunFolder(), "formats": Formats()}
     if arguments[:1] == ["--from"]:
         name, arguments = _positional(arguments[1:], "partition", "RUN")
-        where, formats = parse("partition --from RUN", arguments, **others)
+        data, where, formats = parse("partition --from RUN", arguments, data=Data(), **others)
         saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
+        setup = setup if data.data_dir is None else setup.replace(data_dir=data.data_dir)
     else:
         setup, where, formats = parse("partition", arguments, federation=Setup(), **others)
         saved = None

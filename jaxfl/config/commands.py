@@ -116,6 +116,14 @@ class Continuation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Data:
+    """Where the data are."""
+
+    data_dir: Path | None = None
+    """Where tensorflow-datasets keeps its data, if not where the run found them."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Repetition:
     """What differs from the repeated run."""
 

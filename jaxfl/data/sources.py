@@ -235,7 +235,10 @@ def _folder(path: Path, labelled: bool):
         if (part / name).is_dir()
         for file in _visible(part / name)
     ]
-    empty = f"{path} has no images; give every class a sub-folder of images."
+    empty = (
+        f"{path} has no images; give every class a sub-folder of images, or write arrays into one .npz file "
+        "(numpy.savez) and name that."
+    )
     images = _stacked([file for file, *_ in files], empty)
     paths, labels, train = zip(*files, strict=True)
     columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
@@ -312,7 +315,8 @@ def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> n
     if labels.min() < 0 or labels.max() >= classes:
         raise JaxflError(
             f"{name}: labels run from {labels.min()} to {labels.max()}, but {classes} classes must be "
-            f"numbered from 0 to {classes - 1}; leave out rows without a label."
+            f"numbered from 0 to {classes - 1}; leave out rows without a label, and number labels with gaps "
+            "anew: numpy.unique(labels, return_inverse=True)[1]."
         )
     return labels.astype(np.int32)
 

@@ -4,7 +4,7 @@ In a synchronous round everybody waits for the slowest client, or until a deadli
 computes its training's operations and sends bytes, one after the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxfl.errors import JaxflError, nearest
@@ -34,12 +34,12 @@ class Deadline(NamedTuple):
     devices: tuple[Device, ...]
 
 
-def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Device] | None:
+def profile(texts: Sequence[str], architectures: Mapping[str, Collection[str]]) -> dict[str, Device] | None:
     """Return the device of each architecture's clients.
 
     Args:
       texts: ``architecture=FLOPS:BYTES`` for every architecture, such as ``lenet5=1e9:1e6``; or none at all.
-      architectures: their names.
+      architectures: their names, each with others under which the user may know it.
 
     Returns:
       {architecture: device}, None without texts.
@@ -52,6 +52,7 @@ def profile(texts: Sequence[str], architectures: Sequence[str]) -> dict[str, Dev
     devices = {}
     for text in texts:
         name, _, speeds = text.rpartition("=")
+        name = next((known for known, others in architectures.items() if name in others), name)
         if name not in architectures:
             known = nearest(name, architectures)
             raise JaxflError(f"--device-profile {text!r}: there is no architecture {name!r}; {known}")

@@ -4,9 +4,11 @@ import dataclasses
 
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup
+from jaxfl.data.federation import Federation
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
+from jaxfl.machine.clock import Device, profile
 from jaxfl.models import zoo
 from jaxfl.models.model import Model
 
@@ -46,6 +48,22 @@ def architectures(
         counts.append(texts.pop("clients", None))
         named.append(choices.join(name, texts))
     return named, counts
+
+
+def client_devices(setup: Setup, federation: Federation) -> dict[str, Device] | None:
+    """Return the device of each architecture's clients, by its name; None if they are not known.
+
+    Raises:
+      JaxflError: see `jaxfl.machine.clock.profile`; an architecture may be named as in `--models`.
+    """
+    models = federation.models
+    height, width, channels = models[0].shape
+    chosen, _ = architectures(setup, (height, width, channels), federation.clients)
+    names = {
+        model.name: {choice, choices.without_folder(choice)}
+        for model, choice in zip(models, chosen, strict=True)
+    }
+    return profile(setup.run.device_profile, names)
 
 
 def _by_default(shape: tuple[int, int, int]) -> tuple[str, ...]:

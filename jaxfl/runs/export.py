@@ -238,7 +238,9 @@ layout of their arrays is described there.
 
 BEYOND = """\
 The method does more with these arrays than pass images through the network once, so they cannot predict
-without the run:
+without the run. If it has arrays that are not weights of the network's blocks, the files lack them. A block
+with several weights has them as `classifier`, `classifier-2`, in the order in which they are applied.
+
 
 ```python
 import jaxfl

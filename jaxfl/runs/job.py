@@ -23,9 +23,10 @@ from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError, beyond_cohort
-from jaxfl.machine.clock import Deadline, profile
+from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import checkpoint, store
+from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
 from jaxfl.runs.variant import Variant
 
@@ -67,10 +68,9 @@ def _conditions(setup: Setup, federation: Federation) -> Conditions:
         counts = [len(group.id) for group in federation.groups]
         dropped = draw_dropouts(counts, run.dropout, run.rounds, run.seed)
     if run.deadline:
-        names = [model.name for model in federation.models]
-        devices = profile(run.device_profile, names)
+        devices = client_devices(setup, federation)
         assert devices  # `check_setup` requires it
-        deadline = traced(Deadline(run.deadline, tuple(devices[name] for name in names)))
+        deadline = traced(Deadline(run.deadline, tuple(devices[model.name] for model in federation.models)))
     return Conditions(factors(run.schedule, run.rounds), dropped, deadline)
 
 

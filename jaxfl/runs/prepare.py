@@ -31,12 +31,12 @@ from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column, from_arrays, load
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.clock import Device, profile
+from jaxfl.machine.clock import Device
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.runs import store
-from jaxfl.runs.architectures import build_models
+from jaxfl.runs.architectures import build_models, client_devices
 from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # default number
@@ -89,8 +89,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     federation = with_newcomers(setup, federation)
     if of_host:
         federation = on_host(federation)
-    client_devices = profile(setup.run.device_profile, [model.name for model, _ in models])
-    data = Data(source, partition, models, federation, client_devices, drawn=drawn)
+    data = Data(source, partition, models, federation, client_devices(setup, federation), drawn=drawn)
     if saved:
         _require_same_images(saved, images_of(data), source.name)
     return data
@@ -278,7 +277,8 @@ def _check_saved(setup: Setup) -> None:
             flag = name.replace("_", "-")
             raise JaxflError(
                 f"--{flag} does not change the saved partition {given.partition}, which was divided with "
-                "its own; leave it out."
+                "its own; leave it out, or divide the data again (lists of rows in JSON have validation rows "
+                'as "val").'
             )
 
 

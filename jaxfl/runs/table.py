@@ -35,7 +35,7 @@ OF_ACCURACY = {  # of the deployed models, beside the mean: title, and name in a
     "std": ("std over clients %", "std"),
     "lowest": ("lowest client %", "lowest"),
     "worst-tenth": ("worst tenth %", "worst_tenth"),
-    "pooled": ("of all rows %", "pooled"),
+    "pooled": ("pooled %", "pooled"),
     "macro-f1": ("macro F1 %", "macro_f1"),
     "validation": ("validation %", "validation"),
 }

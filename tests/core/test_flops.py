@@ -164,7 +164,8 @@ def test_a_network_costs_the_same_with_every_convolution(make):
 
 
 def test_a_round_takes_as_long_as_its_slowest_client(federation):
-    devices = profile(["mlp=100:10", "mlp,hidden=4=1e3:5"], ["mlp", "mlp,hidden=4"])
+    names = {"mlp": {"mlp"}, "mlp,hidden=4": {"my.py:net"}}
+    devices = profile(["mlp=100:10", "my.py:net=1e3:5"], names)
     chunk = Chunk(0, None, [REPORT], None, 0.0, 0.0)
     cohorts = (
         Slots(np.array([[2, 0]]), np.full((1, 2), True)),
