@@ -177,7 +177,7 @@ REFUSED = [
     ("run wrong.py:trains_unknown", "def unknown_blocks", "a phase trains ('head',), not a tuple of some of"),
     ("run wrong.py:other_pairs", "def of_five", "matrices must return {name: array (4, 4)}"),
     ("run wrong.py:outside", "", "give it a word such as 'mine', not '../outside'"),
-    ("run wrong.py:aggregates_parameters", "def parameters", "a dict as the shared model, not Weights"),
+    ("run wrong.py:aggregates_parameters", "def parameters", "a dict as the model, not Weights"),
     (
         "run wrong.py:remembers_more",
         "def hoarding",
@@ -333,7 +333,7 @@ def test_a_grid_over_a_users_method_is_one_program(capsys):
     assert "fedprox,mu=0.1 fedprox,mu=1.0: 4 runs as one program" in capsys.readouterr().out
     before = own_code.load(Path("own.py"), "fedprox")
     assert own_code.load(Path("own.py"), "fedprox") is before
-    Path("own.py").write_text(Path("own.py").read_text() + "\n# changed\n")
+    Path("own.py").write_text(Path("own.py").read_text() + "\nCHANGED = True\n")
     assert own_code.load(Path("own.py"), "fedprox") is not before
     with pytest.raises(SystemExit):
         main(compare)
