@@ -57,6 +57,9 @@ class PartitionOptions:
     validation_fraction: float | None = within("[0, 1)", None)
     """Share of a client's training rows that are set aside for validation; by default 0.2 if a method
     needs such rows, else 0."""
+    max_train: int | None = within("[1, inf)", None)
+    """Largest number of training rows per client, drawn from its own, validation rows included: for quick
+    trials on large data."""
     max_test: int | None = within("[1, inf)", None)
     """Largest number of test rows per client; from the source, equally many of each of its classes."""
     disjoint_from: Path | None = None

@@ -60,6 +60,7 @@ def divide(
     labels: Literal["unified", "independent", "permuted"] = "unified",
     test_fraction: float = 0.25,
     validation_fraction: float = 0.0,
+    max_train: int | None = None,
     max_test: int | None = None,
     public: float = 0.0,
     without: np.ndarray = np.empty(0, np.int32),  # noqa: B008
@@ -67,8 +68,8 @@ def divide(
 ) -> Partition:
     """Divide a source among clients.
 
-    Rows, test rows, validation rows, labels and public rows are drawn from separate random streams: `labels`
-    and `max_test` never change who trains on what.
+    Rows, test rows, validation rows, labels, public rows and those of `max_train` are drawn from separate
+    random streams: `labels` and `max_test` never change who trains on what.
 
     Args:
       source: data to divide.
@@ -85,6 +86,7 @@ def divide(
         on, which are its own with test="source" and all with test="own".
       test_fraction: share of a client's rows to test on, with test="own".
       validation_fraction: share of a client's training rows to validate on.
+      max_train: maximum number of training rows of a client, validation rows included; all by default.
       max_test: maximum number of test rows of a client; all by default.
       public: share of every class, of the rows to share out, to hold out for everybody to see.
       without: rows that are not shared out.
@@ -93,9 +95,10 @@ def divide(
     Raises:
       JaxflError: if an argument is out of range, or a client is left without training or test rows.
     """
-    _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public)
-    row_rng, test_rng, validation_rng, label_rng, public_rng = (
-        np.random.default_rng([seed, stream]) for stream in range(5)
+    most = {"max_train": max_train, "max_test": max_test}
+    _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public)
+    row_rng, test_rng, validation_rng, label_rng, public_rng, most_rng = (
+        np.random.default_rng([seed, stream]) for stream in range(6)
     )
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     pool = np.setdiff1d(pool, without)
@@ -143,6 +146,8 @@ def divide(
             )
         tested = [rows[:max_test] for rows in tested]
     require_everyone("test", tested, advice)
+    if max_train is not None:
+        train = [most_rng.permutation(rows)[:max_train] for rows in train]
     train, validation = _cut(train, validation_fraction, validation_rng)
     if validation_fraction and not any(map(len, validation)):
         raise JaxflError(
@@ -187,7 +192,7 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
     return rows
 
 
-def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, max_test, public):
+def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public):
     if test not in ("own", "source", "split", "split or own"):
         raise JaxflError(f'test is {test!r}; it must be "own", "source" or "split".')
     if labels not in ("unified", "independent", "permuted"):
@@ -196,8 +201,9 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
         raise JaxflError(f"A federation of {clients} clients is empty; it needs at least 1.")
     if seed < 0:
         raise JaxflError(f"The seed is {seed}; it must be 0 or more.")
-    if max_test is not None and max_test < 1:
-        raise JaxflError(f"max_test is {max_test}; every client needs at least 1 test row.")
+    for name, rows in most.items():
+        if rows is not None and rows < 1:
+            raise JaxflError(f"{name} is {rows}; every client needs at least 1 row.")
     for name, value in (
         ("test_fraction", test_fraction),
         ("validation_fraction", validation_fraction),

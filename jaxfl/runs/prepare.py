@@ -343,6 +343,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         labels=setup.partition.labels,
         test_fraction=setup.partition.test_fraction,
         validation_fraction=setup.partition.validation_fraction or 0.0,
+        max_train=setup.partition.max_train,
         max_test=setup.partition.max_test,
         public=held_out(setup),
         without=np.asarray(without, int),

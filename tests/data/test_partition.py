@@ -350,6 +350,18 @@ def test_labels_and_test_size_never_change_who_trains_on_what(name):
     assert sizes(plain.test).min() > 0
 
 
+@pytest.mark.parametrize("name", ["dirichlet", "classes"])
+def test_a_largest_number_of_training_rows_takes_some_of_each_clients_own(name):
+    """Test rows stay as they are, and validation rows are cut from what is left."""
+    plain = divided(name, labels="independent")
+    limited = divided(name, labels="independent", max_train=7, validation_fraction=0.3)
+    rows = [np.append(*parts) for parts in zip(limited.train, limited.validation, strict=True)]
+    assert sizes(rows).tolist() == np.minimum(sizes(plain.train), 7).tolist()
+    assert all(np.isin(some, all_).all() for some, all_ in zip(rows, plain.train, strict=True))
+    assert [*map(sorted, limited.test)] == [*map(sorted, plain.test)]
+    assert sizes(limited.validation).max() == 2
+
+
 def test_own_test_rows_are_cut_from_each_share():
     result = divided("iid", test_fraction=0.5, validation_fraction=0.25)
     assert sizes(result.test).tolist() == [40] * 6
@@ -467,6 +479,7 @@ REFUSALS = {
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
     "no validation rows": (iid, {"validation_fraction": 0.001}, "of 0.001 sets no row of any client aside"),
     "max_test": (iid, {"max_test": 0}, "max_test is 0"),
+    "max_train": (iid, {"max_train": 0}, "max_train is 0; every client needs at least 1 row"),
     "no own test rows": (iid, {"test_fraction": 0.0}, "Client 0 is left without test rows"),
     "fewer test rows than classes": (
         classes,
