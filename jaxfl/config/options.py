@@ -30,7 +30,12 @@ def options(cls: type) -> type:
     None selects a program). All other fields are static: they select a program.
     """
     cls.__doc__ = cls.__doc__ or f"Options of {cls.__name__}."  # else it would list all of them
-    cls = dataclasses.dataclass(frozen=True)(cls)
+    try:
+        cls = dataclasses.dataclass(frozen=True)(cls)
+    except (TypeError, ValueError) as error:  # no default, or one that can change
+        raise JaxflError(
+            f"The options of {cls.__name__} need defaults, each a number, a text, a tuple or None: {error}."
+        ) from error
     _check_declared(cls)
     floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
     others = [name for name in hints(cls) if name not in floats]

@@ -315,9 +315,10 @@ def check_distinct(variants: Sequence[Variant]) -> None:
             if (variant.method, variant.config) == (other.method, other.config):
                 raise JaxflError(f"{variant.label} is named twice; name every method once.")
             if (name := store.file_name(variant.label)) == store.file_name(other.label):
+                named = " and ".join(each.name or each.label for each in (other, variant))
                 raise JaxflError(
-                    f"{other.label} and {variant.label} are two methods whose runs would share a folder, "
-                    f"{name}; give one of them another name."
+                    f"{named} are two methods whose runs would share a folder, {name}; give one of them "
+                    "another name, the first argument of Method."
                 )
 
 

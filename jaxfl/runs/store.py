@@ -276,6 +276,8 @@ def _read_json(path: Path, form: dict) -> dict:
                 f"{path.parent} is a comparison; name one of the runs in it, METHOD/seed-S, or repeat its "
                 "command to go on with all of them."
             )
+        if one := next(path.parent.glob(f"seed-*/{CONFIG}"), None):
+            raise JaxflError(f"{path.parent} holds a method's runs; name one of them, such as {one.parent}.")
         if not path.parent.exists():
             raise JaxflError(f"There is no folder {path.parent}.")
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")

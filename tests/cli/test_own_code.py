@@ -381,6 +381,8 @@ def test_modules_of_one_name_in_two_folders_are_kept_apart(tmp_path):
             f"{OPTION} epochs: str = '5'\n",
             "'epochs' of Own is a text, but a whole number or a number in Training",
         ),
+        (f"{OPTION} mu: float\n", "The options of Own need defaults, each a number"),
+        (f"{OPTION} mu: list = []\n", "The options of Own need defaults, each a number"),
         (f"{OPTION} mu: 'flaot' = 0.1\n", "An option of Own has an unknown type: name 'flaot'"),
     ],
 )
