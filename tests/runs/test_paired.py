@@ -156,7 +156,9 @@ def test_a_table_too_wide_for_a_terminal_is_transposed():
 
 
 def test_methods_that_would_share_a_folder_are_refused():
-    one, other = (SimpleNamespace(label=label, method=label, config=None) for label in ("prox*", "prox'"))
+    one, other = (
+        SimpleNamespace(name=None, label=label, method=label, config=None) for label in ("prox*", "prox'")
+    )
     check_distinct([one])
     with pytest.raises(JaxflError, match=r"prox\* and prox' are two methods .* share a folder, prox-;"):
         check_distinct([one, other])
