@@ -84,13 +84,10 @@ def require_weights(what: str, made: Any, hook: Callable) -> None:
             f"{line_of(hook)}: {what} returns a {type(made).__name__} as the model, not Weights "
             "(weights._replace(params=...) makes them from new parameters)."
         )
-    for path, leaf in jax.tree.leaves_with_path(made):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise JaxflError(
-                f"{line_of(hook)}: {what} makes {name} {jnp.result_type(leaf)}; weights are floats, to "
-                "be trained and averaged."
-            )
+    for name, dtype in _not_floats(made):
+        raise JaxflError(
+            f"{line_of(hook)}: {what} makes {name} {dtype}; weights are floats, to be trained and averaged."
+        )
 
 
 def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
@@ -124,10 +121,16 @@ def require_floats(what: str, message: Any, hook: Callable) -> None:
     Raises:
       JaxflError: with the hook's line.
     """
-    for path, leaf in jax.tree.leaves_with_path(message):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise JaxflError(
-                f"{line_of(hook)}: {what} sends a message{name} of {jnp.result_type(leaf)}, but the server "
-                "takes the mean; make it float, as in trained.steps.astype(float)."
-            )
+    for name, dtype in _not_floats(message):
+        raise JaxflError(
+            f"{line_of(hook)}: {what} sends a message{name} of {dtype}, but the server takes the mean; make "
+            "it float, as in trained.steps.astype(float)."
+        )
+
+
+def _not_floats(tree: Any) -> list[tuple[str, Any]]:
+    """Return the places and dtypes of the leaves that are not floats."""
+    dtypes = {
+        jax.tree_util.keystr(path): jnp.result_type(leaf) for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+    return [(name, dtype) for name, dtype in dtypes.items() if not jnp.issubdtype(dtype, jnp.floating)]
