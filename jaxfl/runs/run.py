@@ -146,7 +146,7 @@ def resume(
         watch(metrics)
         return found
 
-    def moved():  # called when nothing has refused to resume
+    def keep_data_dir():  # called when nothing has refused to resume
         if data_dir is not None:
             store.change(folder, "data_dir", str(data_dir))
 
@@ -156,7 +156,7 @@ def resume(
         with owned(folder):
             config = store.read_config(folder)  # its owner may just have ended or lengthened it
             if found := finished():
-                moved()
+                keep_data_dir()
                 return found
             then = code.latest(folder, config, store.read_metrics(folder))
             if not changed_code:
@@ -172,7 +172,7 @@ def resume(
             data = start_from(prepare(setup, folder), setup, folder, observer)
             if rounds is not None and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
                 setup = lengthen(folder, config, variant, setup, data, rounds)
-            moved()
+            keep_data_dir()
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
             begun = reopen(folder, variant, setup, data, watch)
