@@ -146,7 +146,7 @@ class Bar(Progress):
         )
         self.done = {}  # rounds of each run
         self.shown = ""  # the run that the bar shows
-        self.observer = Observer(self._prepared, OUT.print, progressed=self._progressed)
+        self.observer = Observer(self._prepared, OUT.print, progressed=self._progressed, kept=self._kept)
 
     def __enter__(self) -> Self:
         return self
@@ -163,10 +163,15 @@ class Bar(Progress):
         self.add_task("compiling", total=runs * setup.run.rounds, accuracy="", speed="")
         self.start()
 
+    def _kept(self, run: str, metrics: list[dict]) -> None:
+        self.done[run] = metrics[-1]["round"]
+        for bar in self.task_ids:
+            self.update(bar, description=f"{run} is kept", completed=sum(self.done.values()))
+
     def _progressed(self, run: str, new: list[dict]) -> None:
         last = new[-1]
         self.done[run] = last["round"]
-        for bar in self.task_ids:  # none for a run that had finished before
+        for bar in self.task_ids:
             if run != self.shown:
                 self.shown = run
                 self.update(bar, accuracy="", speed="")

@@ -67,14 +67,23 @@ class Columns:
 
     show: tuple[
         Literal[
-            "std", "lowest", "worst-tenth", "pooled", "macro-f1", "validation", "per-class", "flops", "lost"
+            "std",
+            "lowest",
+            "worst-tenth",
+            "pooled",
+            "macro-f1",
+            "validation",
+            "best-validation",
+            "per-class",
+            "flops",
+            "lost",
         ],
         ...,
     ] = ()
     """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
     worst tenth, the share of all rows, macro F1, the accuracy on validation rows (--validation-fraction) and
-    every class, which are also drawn over the rounds in metrics.png; the operations of training, and the
-    number of lost answers."""
+    every class, which are also drawn over the rounds in metrics.png; the accuracy at the evaluation with the
+    best one on validation rows; the operations of training, and the number of lost answers."""
     against: str | None = None
     """A method, named as in the table or in the command: a further column says how much more accurate the
     others are, seed by seed, with the 95 % interval of the mean difference."""

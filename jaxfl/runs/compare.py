@@ -93,9 +93,9 @@ def compare(
     agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
     _check_code(folder, planned, changed_code, observer.warned)
 
-    def watch(run, new):
+    def watch(run, new, tell=observer.progressed):
         its = planned[run]
-        observer.progressed(f"{its.variant.label}, {_draw_in_words(its, partition_seeds > 1)}", new)
+        tell(f"{its.variant.label}, {_draw_in_words(its, partition_seeds > 1)}", new)
         follow(run, new)
 
     store.forget_end(folder)
@@ -117,7 +117,7 @@ def compare(
                 observer.said(f"partition_seed {number}")
             data = start_from(data, setup, saved, observer)
             _lengthen(these, data, observer.said)
-            errors |= _run_all(folder, these, len(planned), data, watch, observer.said)
+            errors |= _run_all(folder, these, len(planned), data, watch, observer)
     table, failures = _conclude(folder, planned, errors, show, setup.run.target, against)
     objects = {run: its.variant for run, its in planned.items() if its.variant.name is None}
     opened = [
@@ -357,7 +357,9 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
             )
 
 
-def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) -> dict[Path, JaxflError]:
+def _run_all(
+    folder: Path, planned: Runs, total: int, data: Data, watch, observer: Observer
+) -> dict[Path, JaxflError]:
     """Start or continue all unfinished runs of a comparison of `total`.
 
     Returns:
@@ -367,7 +369,7 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
     for run, its in planned.items():
         if store.holds(run, store.RESULT):
             _, metrics = store.read_finished(run)
-            watch(run, metrics)
+            watch(run, metrics, observer.kept)
             continue
         try:
             if store.holds(run, store.CONFIG):
@@ -386,13 +388,13 @@ def _run_all(folder: Path, planned: Runs, total: int, data: Data, watch, say) ->
             parts = batches(unfinished)
             hopeless = refused(parts, data)
             for sentence in _left_out(_failure_sentences(planned, hopeless)):
-                say(sentence)
+                observer.said(sentence)
             failures |= hopeless
             parts = [runs for runs in parts if runs.keys().isdisjoint(hopeless)]
             for i, runs in enumerate(parts):
                 if code := request.made:
                     raise Interrupted("", code)
-                failures |= run_batch(runs, parts[:i], data, watch, say)
+                failures |= run_batch(runs, parts[:i], data, watch, observer.said)
         except Interrupted as stopped:
             raise _stopped(folder, total, stopped.code) from None
     return failures

@@ -26,12 +26,14 @@ class Observer(NamedTuple):
       said: called with a sentence about what happens next.
       warned: called with a sentence that nobody should miss; by default it goes to stderr.
       progressed: called with a unique name of a run and its newest records, as in metrics.jsonl.
+      kept: called with the same for a run that had finished before, with all its records.
     """
 
     prepared: Callable[[Setup, Data, int], None] = _ignore
     said: Callable[[str], None] = _ignore
     warned: Callable[[str], None] = _to_stderr
     progressed: Callable[[str, list[dict]], None] = _ignore
+    kept: Callable[[str, list[dict]], None] = _ignore
 
 
 ONLY_WARNINGS = Observer()

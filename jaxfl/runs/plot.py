@@ -175,6 +175,27 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
     return figure
 
 
+def draw_panels(table: Table, title: str) -> Figure:
+    """Draw a panel for each column of a table, with a point and standard deviation for each row.
+
+    Columns of differences are left out.
+    """
+    titles, rows = _of_means(table), np.arange(len(table.rows))
+    labels = _wrapped(label for label, _ in table.rows)
+    figure = Figure((3 * len(titles) + 3, _height(labels)), layout="constrained", dpi=150)
+    figure.suptitle(title)
+    panels = np.atleast_1d(figure.subplots(1, len(titles), sharey=True))
+    of_rows = [[cell for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows]
+    for panel, name, cells in zip(panels, titles, zip(*of_rows, strict=True), strict=True):
+        spread = [np.nan if cell.std is None else cell.std for cell in cells]
+        panel.errorbar([cell.mean for cell in cells], rows, xerr=spread, linestyle="", marker="o", capsize=2)
+        panel.set_xlabel(_in_lines(name, LABEL_WIDTH // 2))
+        panel.grid(alpha=0.3)
+    panels[0].set_yticks(rows, labels, fontsize="small")
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)  # the first one on top, as in tables
+    return figure
+
+
 def draw_grid(table: Table, title: str, unit: str) -> Figure:
     """Draw a table as a heat map with its means in it, without columns of differences."""
     titles = _of_means(table)

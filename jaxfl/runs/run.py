@@ -133,8 +133,8 @@ def resume(
     agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
     follow, config = Log(log), store.read_config(folder)
 
-    def watch(new):
-        observer.progressed(f"{config['label']}, seed {config['options']['seed']}", new)
+    def watch(new, tell=observer.progressed):
+        tell(f"{config['label']}, seed {config['options']['seed']}", new)
         follow(folder, new)
 
     def finished():
@@ -143,7 +143,7 @@ def resume(
         found, metrics = store.read_finished(folder)
         if rounds not in (None, found["rounds"]):
             return None
-        watch(metrics)
+        watch(metrics, observer.kept)
         return found
 
     def keep_data_dir():  # called when nothing has refused to resume

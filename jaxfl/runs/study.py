@@ -8,6 +8,7 @@ import itertools
 import shlex
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from jaxfl.runs.target import by_target
 from jaxfl.runs.variant import Variant, choose, provided
 
 METHOD = "method"  # the axis that every study has
+SHOW = "show"  # and the one of studies that show several things
 MOST_NAMED = 6  # cells in a note that lists some
 
 
@@ -46,7 +48,8 @@ class Study(NamedTuple):
       axes: further options by name, each with its values.
       seeds: number of repetitions of every run.
       partition_seeds: number of repetitions of all of that, on other divisions of the data.
-      columns: the axis whose values are the table's columns; may be `METHOD`.
+      columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
+        `SHOW`.
       show: what the table shows, see `jaxfl.runs.table.measure`.
       against: the method with which the others are compared in further columns, see `jaxfl.runs.paired`.
     """
@@ -59,7 +62,7 @@ class Study(NamedTuple):
     seeds: int = 1
     partition_seeds: int = 1
     columns: str = METHOD
-    show: str = "accuracy"
+    show: tuple[str, ...] = ("accuracy",)
     against: str = ""
 
 
@@ -88,7 +91,9 @@ def read(path: str | Path) -> Study:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
     axes, options = said.get("axes", {}), said.get("options", {})
-    kinds = {"methods": list, "options": dict, "axes": dict, "seeds": int, "partition_seeds": int}
+    kinds = {"methods": list, "options": dict, "axes": dict, "seeds": int, "partition_seeds": int, SHOW: list}
+    if isinstance(said.get(SHOW), str):
+        said[SHOW] = [said[SHOW]]
     for name, value in said.items():
         kind = kinds.get(name, str)
         if type(value) is not kind:
@@ -105,17 +110,22 @@ def read(path: str | Path) -> Study:
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
-    for name, values in {"methods": said["methods"], **axes}.items():
+    shown = tuple(said.setdefault(SHOW, ["accuracy"]))
+    if not shown or not all(isinstance(name, str) for name in shown):
+        raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
+    for name, values in {"methods": said["methods"], SHOW: shown, **axes}.items():
         # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
                 raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
-    columns = said.setdefault("columns", next(reversed(axes), METHOD))
-    if columns not in (METHOD, *axes):
-        raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, (METHOD, *axes))}")
-    study = Study(path.stem, tuple(said.pop("methods")))._replace(**said)
-    measure(study.show)
+    known = (METHOD, *axes, *([SHOW] if len(shown) > 1 else []))
+    columns = said.setdefault("columns", SHOW if SHOW in known else next(reversed(axes), METHOD))
+    if columns not in known:
+        raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
+    study = Study(path.stem, tuple(said.pop("methods")))._replace(**(said | {SHOW: shown}))
+    for name in shown:
+        measure(name)
     if study.against:
         against = matching_label(study.against, study.methods)
         if against is None:
@@ -129,9 +139,9 @@ def read(path: str | Path) -> Study:
     for setting in settings(study):
         variants, setup = _planned(study, setting)
         check_distinct(variants)
-        if study.show.endswith("to-target") and not setup.run.target:
+        if not setup.run.target and (names := [*filter(_to_target, shown)]):
             raise JaxflError(
-                f"{path} shows {study.show}, but has no target; add target = [0.5] to its options."
+                f"{path} shows {names[0]}, but has no target; add target = [0.5] to its options."
             )
     return study
 
@@ -247,11 +257,15 @@ def run(
     table = tabulate(cells)
     forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
     files.write_texts(folder, {name: form(table) for name, form in forms.items()})
-    from jaxfl.runs.plot import draw_grid, draw_table  # here: other commands need not wait for it
+    from jaxfl.runs import plot  # here: other commands need not wait for it
 
-    draw = draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else draw_table
-    unit = measure_of(study).title
-    files.write_pictures(folder, {"study.png": lambda: draw(table, study.title, unit)})
+    if len(study.show) > 1:
+        by_measure = tabulate(cells._replace(study=study._replace(columns=SHOW)))
+        draw = partial(plot.draw_panels, by_measure, study.title)
+    else:
+        form = plot.draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else plot.draw_table
+        draw = partial(form, table, study.title, measures_of(study)[0].title)
+    files.write_pictures(folder, {"study.png": draw})
     return table, failures
 
 
@@ -288,9 +302,10 @@ def finished(study: Study, folder: Path) -> Cells:
 def tabulate(cells: Cells) -> Table:
     """Return a study's table: a column for each value of `columns`, a row for each combination of the others.
 
-    If the study compares methods `against` one of them, columns of differences follow these.
+    What is shown is one more axis if it is several things. If the study compares methods `against` one of
+    them, columns of differences follow these.
     """
-    study, (what, value, of_clients) = cells.study, measure_of(cells.study)
+    study, measures = cells.study, measures_of(cells.study)
     expected = study.seeds * study.partition_seeds
     rows, differences, incomplete, missed = {}, {}, [], []
 
@@ -299,26 +314,28 @@ def tabulate(cells: Cells) -> Table:
         its = f"{choice} {setting_name(setting)}".rstrip()
         if len(of_seeds) < expected:
             incomplete.append(f"{its} has {len(of_seeds)} of {expected}")
-        if of_seeds:
+        rivals = cells.results.get((setting_name(setting), study.against), {})
+        for name, (what, value, of_clients) in zip(study.show, measures, strict=True) if of_seeds else ():
             values = [value(result) for result in of_seeds.values()]
             reached = int(np.isfinite(values).sum())
-            if study.show.endswith("to-target") and 0 < reached < len(values):
+            if _to_target(name) and 0 < reached < len(values):
                 missed.append(f"{its} in {reached} of {len(values)} runs")
-            row, column = _place(study, setting | {METHOD: choice})
+            row, column = _place(study, setting | {METHOD: choice, SHOW: what})
             rows.setdefault(row, {})[column] = cell(values)
-            rivals = cells.results.get((setting_name(setting), study.against), {})
             if rivals and choice != study.against:
-                differences[its] = paired(of_seeds, rivals, value, of_clients)
-                rows[row][f"{column} minus {study.against}"] = differences[its]
+                difference = paired(of_seeds, rivals, value, of_clients)
+                differences[f"{its} {what}" if len(measures) > 1 else its] = difference
+                rows[row][f"{column} minus {study.against}"] = difference
     over = f"{expected} runs"
     if study.partition_seeds > 1:
         over = f"{study.partition_seeds} partitions with {study.seeds} seed{'s' * (study.seeds > 1)} each"
     spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
-    notes = [f"{study.title}: {what}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
+    shown = "; ".join(title for title, *_ in measures)
+    notes = [f"{study.title}: {shown}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
     missing = expected * len(settings(study)) * len(study.methods) - sum(map(len, cells.results.values()))
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
-    notes += [f"The target is reached by {_listed(missed)}."] if missed else []
-    values = study.methods if study.columns == METHOD else study.axes[study.columns]
+    notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
+    values = {METHOD: study.methods, SHOW: [title for title, *_ in measures], **study.axes}[study.columns]
     means = [_place(study, {study.columns: value})[1] for value in values]
     nothing = dict.fromkeys(means, Cell(float("nan"), None))
     nothing |= {f"{column} minus {study.against}": UNPAIRED for column in means}
@@ -331,12 +348,15 @@ def tabulate(cells: Cells) -> Table:
 
 
 def _place(study: Study, where: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the row and the column of a method in a setting, by the values of all axes."""
-    others = {name: value for name, value in where.items() if name not in (study.columns, METHOD)}
-    if study.columns == METHOD:
-        return setting_name(others) or study.title, where[METHOD]
-    row = f"{where.get(METHOD, '')} {setting_name(others)}".strip()
-    return row, setting_name({study.columns: where[study.columns]})
+    """Return the row and the column of what is shown of a method in a setting, by the values of all axes."""
+    axes = [name for name in study.axes if name in where and name != study.columns]
+    others = setting_name({name: where[name] for name in axes})
+    method = "" if study.columns == METHOD else where.get(METHOD, "")
+    what = where.get(SHOW, "") if len(study.show) > 1 and study.columns != SHOW else ""
+    row = " ".join(filter(None, (method, others, what))) or study.title
+    named = study.columns in (METHOD, SHOW)  # these values speak for themselves
+    column = where[study.columns] if named else setting_name({study.columns: where[study.columns]})
+    return row, column
 
 
 def _listed(sentences: list[str]) -> str:
@@ -345,12 +365,15 @@ def _listed(sentences: list[str]) -> str:
     return "; ".join(sentences[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def measure_of(study: Study) -> Measure:
-    """Return what the table shows; its title names the target, if all settings have the same."""
-    if "target" in study.axes:
-        return measure(study.show)
+def measures_of(study: Study) -> list[Measure]:
+    """Return what the table shows; titles name the target, if all settings have the same."""
     _, setup = _planned(study, settings(study)[0])
-    return measure(study.show, next(iter(setup.run.target), None))
+    target = None if "target" in study.axes else next(iter(setup.run.target), None)
+    return [measure(name, target) for name in study.show]
+
+
+def _to_target(shown: str) -> bool:
+    return shown.endswith("to-target")
 
 
 def found_below(folder: Path) -> dict[str, Study]:

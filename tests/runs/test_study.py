@@ -1,6 +1,7 @@
 """Studies from files: which runs are made, which are kept, and what the table says."""
 
 import csv
+import itertools
 import shutil
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import store, study
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
+from jaxfl.runs.plot import draw_panels
 
 TEXT = """
 title = "Toy"
@@ -99,6 +101,32 @@ def test_the_table_compares_with_one_method(toy):
     assert "Minus local" in table.notes[-1]
 
 
+@pytest.mark.parametrize("columns", ["show", "method", "mu"])
+def test_what_is_shown_may_be_several_things(toy, columns):
+    """They are one more axis: every value stands once in the table, in the row and column that name it."""
+    found, folder = toy
+    shown = {"accuracy": "accuracy, mean over clients %", "megabytes": "MB sent and received"}
+    study_of = found._replace(show=tuple(shown), columns=columns, axes={"mu": [0.0, 1.0]})
+    made = study.Cells(study_of, {})
+    for setting in study.settings(study_of):
+        its = study.setting_name(setting | {"partition": found.axes["partition"][0]})
+        for method in found.methods:
+            result, _ = store.read_finished(next((folder / store.file_name(its)).glob(f"{method}*/seed-0")))
+            made.results[study.setting_name(setting), method] = {(0, 0): result}
+    table = study.tabulate(made)
+    assert len(table.rows) * len(table.titles) == 8
+    for method, mu, title in itertools.product(found.methods, (0.0, 1.0), shown.values()):
+        words = {"method": method, "mu": f"mu={mu}", "show": title}
+        column = words.pop(columns)
+        (cells,) = (cells for row, cells in table.rows if all(word in row for word in words.values()))
+        result = made.results[f"mu={mu}", method][0, 0]
+        sent = (result["bytes_up"] + result["bytes_down"]) / 1e6
+        wanted = 100 * result["accuracy"]["mean"] if title.startswith("acc") else sent
+        assert cells[table.titles.index(column)].mean == pytest.approx(wanted)
+    with drawing():
+        draw_panels(table, "Toy")
+
+
 def test_a_method_that_cannot_begin_does_not_end_the_others(dataset, tmp_path):
     """FedMD without public images ends alone; the failure names the setting and the method."""
     text = TEXT.format(dataset=dataset[1]).partition("[axes]")[0].replace("fedprox", "fedmd")
@@ -158,7 +186,7 @@ def test_the_table_has_no_runs_of_another_study(toy):
 
 def test_cells_that_lack_runs_or_the_target_are_named(toy):
     found, whole = toy
-    cells = study.finished(found._replace(show="rounds-to-target"), whole)
+    cells = study.finished(found._replace(show=("rounds-to-target",)), whole)
     target = {"target": [0.5]}
     cells = cells._replace(study=cells.study._replace(options=found.options | target, seeds=3))
     (setting, choice), (result,) = next((cell, [*its.values()]) for cell, its in cells.results.items())
@@ -188,7 +216,7 @@ def test_targets_are_those_of_the_file(toy):
     found, whole = toy
 
     def rounds(target):
-        its = found._replace(show="rounds-to-target", options=found.options | {"target": target})
+        its = found._replace(show=("rounds-to-target",), options=found.options | {"target": target})
         return [cell.text() for _, cells in study.tabulate(study.finished(its, whole)).rows for cell in cells]
 
     assert rounds([0.001]) == ["2.00"] * 8
@@ -235,7 +263,11 @@ def test_every_study_of_the_papers_can_be_read():
         ("methods", "is not valid TOML"),
         ('methods = ["fedavg"]\nseeds = "three"', "seeds must be of type int"),
         ('methods = ["fedavg"]\nseeds = 1.5', "seeds must be of type int"),
-        ('methods = ["fedavg"]\nshow = 3', "show must be of type str"),
+        ('methods = ["fedavg"]\nshow = 3', "show must be of type list"),
+        ('methods = ["fedavg"]\nshow = []', 'shows nothing; write show = "accuracy" or'),
+        ('methods = ["fedavg"]\nshow = ["received", "received"]', "show has received twice"),
+        ('methods = ["fedavg"]\nshow = ["received", "lowst"]', "cannot show 'lowst'; did you mean 'lowest'?"),
+        ('methods = ["fedavg"]\ncolumns = "show"', "no axis 'show'"),
         ('methods = ["local", "local"]', "methods has local twice"),
         ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
         ('methods = ["local"]\n[axes]\naugment = [["crop"], "crop"]', "augment has crop twice"),
