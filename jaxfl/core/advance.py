@@ -13,7 +13,7 @@ import numpy as np
 from jaxfl.core import flops, host_state
 from jaxfl.core.answers import answering, anybody
 from jaxfl.core.job import Job, conditions_of, of_rounds, together
-from jaxfl.core.protocol import Cohort, Info
+from jaxfl.core.protocol import Cohort, Info, messages
 from jaxfl.core.rounds import Conditions, Report
 from jaxfl.core.streams import Streams
 from jaxfl.data.federation import Federation
@@ -126,11 +126,20 @@ def _with_host_step(
 
 def with_host_info(info: Info, more: Info) -> Info:
     """A round's report with what its host step sent and found."""
+    more = jax.device_get(more)
     return info._replace(
-        up=jax.tree.map(np.add, info.up, jax.device_get(more.up)),
-        down=jax.tree.map(np.add, info.down, jax.device_get(more.down)),
-        findings=info.findings | jax.device_get(more.findings),
+        up=tuple(map(_together, info.up, more.up)),
+        down=tuple(map(_together, info.down, more.down)),
+        findings=info.findings | more.findings,
     )
+
+
+def _together(counts, others):
+    """The counts of a group in two parts of a round, see `Info.up`; of one form they keep it."""
+    if not isinstance(counts, dict) and not isinstance(others, dict):
+        return np.add(counts, others)
+    counts, others = messages(counts), messages(others)
+    return {size: counts.get(size, 0) + others.get(size, 0) for size in counts | others}
 
 
 def cohort_of(job: Job, t: int) -> Cohort:

@@ -18,10 +18,9 @@ from jaxfl.core.client_map import per_group
 from jaxfl.core.flops import Operations
 from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, Slots, messages
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.streams import DROPOUTS, generator
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Deadline
-
-DROPOUTS = 1  # last entry of their seeds, which the seeds of cohorts lack
 
 
 def draw_dropouts(group_sizes: Sequence[int], dropout: float, rounds: int, seed: int) -> PerGroup:
@@ -37,7 +36,7 @@ def draw_dropouts(group_sizes: Sequence[int], dropout: float, rounds: int, seed:
       Per group (rounds, n_g) bool.
     """
     clients = sum(group_sizes)
-    draws = np.stack([np.random.default_rng([seed, t, DROPOUTS]).random(clients) for t in range(rounds)])
+    draws = np.stack([generator(seed, t, DROPOUTS).random(clients) for t in range(rounds)])
     return tuple(np.split(draws < dropout, np.cumsum(group_sizes)[:-1], axis=1))
 
 

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jaxfl.config.own_code import PACKAGE, in_a_line, line_of, own_code, require_call
 from jaxfl.core import flops, tree
 from jaxfl.core.cohorts import all_clients
+from jaxfl.core.programs import tracing
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots, Step, messages
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
@@ -140,9 +141,10 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
 
     gc.freeze()  # from here on the collector lists only new objects; a long process holds millions
     try:
-        program, (made, _) = jax.make_jaxpr(counted, return_shape=True)(*arguments)
-        if _any_traced(program.consts) or _any_lives_on():
-            raise jax.errors.UnexpectedTracerError(f"in {name}")
+        with tracing:  # traced values of another thread are not left over
+            program, (made, _) = jax.make_jaxpr(counted, return_shape=True)(*arguments)
+            if _any_traced(program.consts) or _any_lives_on():
+                raise jax.errors.UnexpectedTracerError(f"in {name}")
         return made
     # Errors in the user's functions are `OwnCodeError`; errors in their callers are of any kind.
     except Exception as error:

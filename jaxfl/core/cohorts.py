@@ -1,8 +1,7 @@
 """Cohorts: the clients of each round and their places, drawn before the run.
 
 The draw depends only on the seed, the round and the number of clients. So every method sees the same cohorts,
-and a resumed run sees those of the uninterrupted one. If the partition has the same seed, it shares its first
-random streams with the first rounds. This does no harm: they draw different things.
+and a resumed run sees those of the uninterrupted one.
 """
 
 import heapq
@@ -15,8 +14,8 @@ import numpy as np
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
 from jaxfl.data.partition import rounded_down
+from jaxfl.data.streams import NEWCOMERS, generator
 
-NEWCOMERS = 2  # last entry of their seeds, as `answers.DROPOUTS` is of others; seeds of rounds have none
 SPARE = 8  # extra places per device, so that many small clients can balance a large one
 SCORED_AT_ONCE = 256  # clients of a group that are scored at once: their models are in memory together
 
@@ -47,7 +46,7 @@ def draw_cohorts(
     active = max(1, rounded_down(participation, len(clients)))
     chosen = np.zeros((rounds, sum(group_sizes)), bool)
     for t in range(rounds):
-        rng = np.random.default_rng([seed, t])
+        rng = generator(seed, t)
         chosen[t, rng.permutation(clients)[:active]] = True
     starts = np.cumsum([0, *group_sizes])
     return tuple(_slots(chosen[:, start:end]) for start, end in zip(starts[:-1], starts[1:], strict=True))
@@ -69,7 +68,7 @@ def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple
     """
     drawn = []
     for g, clients in enumerate(group_sizes):
-        rng = np.random.default_rng([seed, g, NEWCOMERS])
+        rng = generator(seed, g, NEWCOMERS)
         drawn.append(rng.permutation(clients) < rounded_down(share, clients))
     return tuple(drawn)
 

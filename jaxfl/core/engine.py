@@ -33,11 +33,12 @@ class Chunk(NamedTuple):
       reports: one per round, with NumPy leaves.
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
         rounds diverged.
-      train_seconds, evaluate_seconds: without compilation; everything within a round is training.
+      train_seconds, evaluate_seconds: without compilation of the programs of rounds and scores; everything
+        within a round is training, also what a host step compiles.
       diverged: None, or (round, client id, what) of the first "loss" or "predictions" that are not finite;
         `reports` ends there.
       preparation: report of the phase before the first round, in the first chunk of a new run. Leaves (k_g,)
-        are (n_g,) here, for all clients in their order; `idle` stays in places.
+        are (n_g,) here, for all clients in their order, without `idle`.
     """
 
     first: int
@@ -310,7 +311,7 @@ def _of_clients(report: Report, cohort: Cohort, federation: Federation) -> Repor
 
     info, where = report.info, (cohort.groups, federation.groups)
     loss, up, down = (tuple(map(of_group, *where, counts)) for counts in (info.loss, info.up, info.down))
-    return report._replace(info=info._replace(loss=loss, up=up, down=down))
+    return report._replace(info=info._replace(loss=loss, up=up, down=down, idle=None))
 
 
 def _first_infinite_loss(reports, first, cohorts, federation) -> tuple[int, int, str] | None:

@@ -295,7 +295,7 @@ def _equal(one: Any, other: Any) -> bool:
 
     def same(a, b):
         if jnp.issubdtype(a.dtype, jnp.inexact):
-            return np.allclose(a.astype(float), b.astype(float), rtol=1e-2, atol=1e-2, equal_nan=True)
+            return np.allclose(a.astype(float), b.astype(float), rtol=1e-4, atol=1e-4, equal_nan=True)
         return np.array_equal(a, b)
 
     return all(map(same, jax.tree.leaves(one), jax.tree.leaves(other)))

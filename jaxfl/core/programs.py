@@ -19,7 +19,7 @@ from jaxfl.machine.memory_maps import crowded
 _compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
 _programs = weakref.WeakSet()
 _uses = itertools.count()
-_tracing = threading.RLock()  # one thread at a time traces, makes room or adds a program
+tracing = threading.RLock()  # one thread at a time traces, makes room or adds a program
 
 
 class Program:
@@ -44,7 +44,7 @@ class Program:
         self.compilations = 0
         self.seconds = 0.0
         self._compiling = threading.Lock()
-        with _tracing:
+        with tracing:
             _programs.add(self)
 
     def begin(self, *args) -> None:
@@ -76,7 +76,7 @@ class Program:
 
     def _lowered(self, args: tuple) -> jax.stages.Lowered:
         """Lower the function for these arguments, after making room for its executable if needed."""
-        with _tracing:
+        with tracing:
             if crowded():
                 _let_go()
             self.compilations += 1
@@ -97,7 +97,7 @@ class Program:
         outputs = self._executable(signature, args)(*args)
         operations = self._operations.get(signature)
         if operations is None:
-            with _tracing:
+            with tracing:
                 operations = flops.of_traced(self._jitted.trace(*args).jaxpr.jaxpr)
             self._operations[signature] = operations
         flops.add(operations)

@@ -1,6 +1,7 @@
 """Streams of random numbers: every draw has its own key, so no draw changes another one.
 
     run      ->  `Streams`
+    weights  ->  fold_in(init, number of the architecture), or fold_in(fold_in(init, EXTENSION), the same)
     round t  ->  fold_in(rounds, t)
     client   ->  fold_in(its round's key, its id);  beside the clients PUBLIC, SERVER and SHARED_BATCHES
     epoch e  ->  fold_in(fold_in(its client's key, phase), e), the order of rows
@@ -15,6 +16,7 @@ import jax
 
 PUBLIC = 2**31 - 1  # which public images a round has
 SERVER = 2**31 - 2  # what the server draws
+EXTENSION = 2**31 - 1  # beside the architectures' initial weights: what a method adds to them
 SHARED_BATCHES = 2**31 - 3  # minus its number: a batch that all clients see at the same time
 AUGMENTATION = 2**31 - 1  # folded into a batch's key
 FURTHER_PARTS = 2**31  # minus its number: the order of a further list of examples in the same epoch

@@ -165,8 +165,10 @@ def batches_per_phase(epochs: Epochs, count):
         return jnp.where(count > 0, jnp.int32(epochs.number), 0)
     if isinstance(epochs, jax.Array):
         return count * epochs
-    share = Fraction(epochs).limit_denominator(1000)  # 0.1 is no binary fraction; products fit an int32
-    return (count * share.numerator + share.denominator - 1) // share.denominator
+    whole, share = divmod(Fraction(epochs).limit_denominator(1000), 1)  # 0.1 is no binary fraction
+    full, rest = jnp.divmod(count, share.denominator)  # count * share.numerator may not fit an int32
+    part = full * share.numerator + (rest * share.numerator + share.denominator - 1) // share.denominator
+    return count * int(whole) + part
 
 
 def _complete_passes(epochs: Epochs) -> int | jax.Array | None:

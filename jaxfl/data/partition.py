@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.data.sources import Source
+from jaxfl.data.streams import LABELS, MOST, PUBLIC, ROWS, TEST, VALIDATION, generator
 from jaxfl.errors import JaxflError
 from jaxfl.machine.files import writing
 
@@ -98,7 +99,7 @@ def divide(
     most = {"max_train": max_train, "max_test": max_test}
     _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public)
     row_rng, test_rng, validation_rng, label_rng, public_rng, most_rng = (
-        np.random.default_rng([seed, stream]) for stream in range(6)
+        generator(seed, stream) for stream in (ROWS, TEST, VALIDATION, LABELS, PUBLIC, MOST)
     )
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     pool = np.setdiff1d(pool, without)

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfl.data.colour import grey
 from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.streams import OTHER_PUBLIC, generator
 from jaxfl.errors import JaxflError
 
 
@@ -52,7 +53,7 @@ def adapt(
     Raises:
       JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
     """
-    rows = np.random.default_rng([seed, 5]).permutation(np.flatnonzero(other.train))
+    rows = generator(seed, OTHER_PUBLIC).permutation(np.flatnonzero(other.train))
     if owned is not None and other.images.shape[1:] == source.images.shape[1:]:
         theirs = set(map(_digest, source.images[owned]))
         rows = rows[[_digest(image) not in theirs for image in other.images[rows]]]

@@ -23,8 +23,6 @@ from jaxfl.data.partition import PARTS, Partition
 from jaxfl.data.rotation import turned
 from jaxfl.errors import JaxflError
 
-STREAM = 7  # of the partition's seed; it divides by 0 to 4, draws public images by 5 and links by 6
-
 
 def rotate(
     clients: int, rng: np.random.Generator, *, degrees: float = 45.0, angles: int | None = None

@@ -15,7 +15,6 @@ import numpy as np
 from jaxfl.errors import JaxflError
 
 DRAWS = 1000  # of a random graph, until one is connected
-STREAM = 6  # of the partition's seed; it divides by 0 to 4, and draws other public images by 5
 
 
 def complete(clients: int, rng) -> networkx.Graph:

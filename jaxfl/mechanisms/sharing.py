@@ -23,6 +23,7 @@ from jaxfl.core.client_map import cohort_rows, gather, map_clients, per_group, s
 from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
+from jaxfl.core.streams import EXTENSION
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
@@ -351,14 +352,15 @@ def sharing(
         return map_clients(client, key, federation, cohort, common, own, weights=weights)
 
     def init(key, federation, hyper):
-        def extended(model, weights):
-            weights = extend(key, model, weights, hyper)
+        def extended(g, model, weights):
+            of_group = jax.random.fold_in(jax.random.fold_in(key, EXTENSION), g)
+            weights = extend(of_group, model, weights, hyper)
             require_weights("extend", weights, extend)
             return weights
 
         drawn = initial_weights(key, federation)
         models = federation.models
-        weights = per_group(extended, models, drawn)
+        weights = per_group(extended, range(len(models)), models, drawn)
         kept, shared = zip(*per_group(divide, models, weights), strict=True)
         remembered = per_group(lambda model, s: memory.client(model, s, hyper), models, shared)
         remembered = tuple(map(federation.of_each, remembered, range(len(models))))

@@ -24,7 +24,7 @@ def needed(source: str, names: Collection[str]) -> str:
         comments = [token for token in _tokens(source) if token.type == tokenize.COMMENT]
     except (SyntaxError, ValueError, tokenize.TokenError):
         return source
-    lines = source.splitlines()
+    lines = source.split("\n")  # as `ast` and `tokenize` count them; splitlines also ends one at a form feed
     for token in comments:
         row, column = token.start
         lines[row - 1] = lines[row - 1][:column].rstrip()

@@ -22,7 +22,7 @@ from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
-from jaxfl.data import hf, peers, shift
+from jaxfl.data import hf, peers, shift, streams
 from jaxfl.data import partition as partitions
 from jaxfl.data.federation import Federation, federate, set_apart, without_data
 from jaxfl.data.partition import Partition
@@ -369,7 +369,8 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
         if name not in shift.SHIFTS:
             raise JaxflError(f"There is no shift {name!r}; {nearest(name, shift.SHIFTS)}")
         _, draw, options = choices.function("shift", shift.SHIFTS, choice)
-        amounts.append(draw(clients, np.random.default_rng([seed, shift.STREAM, len(kinds)]), **options))
+        rng = streams.generator(seed, streams.SHIFT, len(kinds), streams.AMOUNTS)
+        amounts.append(draw(clients, rng, **options))
         kinds.append(name)
     shift.require(source.name, kinds, source.images.shape[1:])
     return Drawn(tuple(kinds), tuple(amounts), seed % 2**32) if kinds else None
@@ -393,7 +394,7 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
         return on_first_process(topology.read)(kept or as_path(choice), clients)
     name, make, options = choices.function("topology", topology.TOPOLOGIES, choice)
     require_call(name, make, "clients", "rng", **options)
-    rng = np.random.default_rng([setup.partition.partition_seed, topology.STREAM])
+    rng = streams.generator(setup.partition.partition_seed, streams.TOPOLOGY)
     with own_code():
         graph = make(clients, rng, **options)
     return topology.links(f"--topology {choice}", graph, clients)

@@ -139,7 +139,8 @@ def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterato
         taken = slots.mask[t]
         own = slots.index[t][taken]
         flops = report.flops.clients[g][own]
-        idle = flops == 0  # such as a single row under BatchNorm
+        # Such as a single row under BatchNorm: `fit` reports 0. Operations of own code may not be counted.
+        idle = (flops == 0) & (info.loss[g][taken] == 0)
         if info.idle:
             idle = idle | info.idle[g][taken]
         lost = report.lost[g][taken] if report.lost else np.zeros(len(own), bool)

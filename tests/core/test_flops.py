@@ -194,18 +194,12 @@ def test_messages_are_counted_beyond_32_bits_and_idle_clients_have_no_loss(feder
     assert line["client_bytes_up"] == [4 * 5, 4 * (9 * 2**30 + 5), 8 * 2**30]
     assert line["bytes_up"] == sum(line["client_bytes_up"])
     assert line["client_loss"] == [None, 1.0, 3.0] and line["loss"] == 2.0
-    untrained = (np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0]))  # clients 2 and 4 had nothing to train with
-    (line,) = records(
-        chunk._replace(
-            reports=[
-                REPORT._replace(flops=Operations(untrained, np.float64(0)), info=info._replace(idle=None))
-            ]
-        ),
-        federation,
-        cohorts,
-        0.0,
-    )
-    assert line["client_loss"] == [5.0, None, None] and line["loss"] == 5.0
+    # Clients 2 and 4 have no counted operation, and only client 2 has no step.
+    of_two = info._replace(idle=None, loss=(np.array([0.0, 5.0]), np.array([3.0, 0.0])))
+    untrained = Operations((np.array([1e1, 2e1, 0.0]), np.array([4e3, 0.0])), np.float64(0))
+    report = REPORT._replace(flops=untrained, info=of_two)
+    (line,) = records(chunk._replace(reports=[report]), federation, cohorts, 0.0)
+    assert line["client_loss"] == [5.0, None, 3.0] and line["loss"] == 4.0
     nobody = info._replace(idle=(np.array([True, True]), np.array([True, True])))
     (line,) = records(chunk._replace(reports=[REPORT._replace(info=nobody)]), federation, cohorts, 0.0)
     assert line["loss"] is None

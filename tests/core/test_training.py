@@ -18,7 +18,16 @@ from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_
 from jaxfl.core.job import traced
 from jaxfl.core.score import score
 from jaxfl.core.streams import AUGMENTATION
-from jaxfl.core.training import Steps, Training, batch_order, cross_entropy, descend, fit, local_optimizer
+from jaxfl.core.training import (
+    Steps,
+    Training,
+    batch_order,
+    batches_per_phase,
+    cross_entropy,
+    descend,
+    fit,
+    local_optimizer,
+)
 from jaxfl.data.federation import Batch
 from jaxfl.registry import METHODS
 
@@ -72,6 +81,12 @@ def test_epochs_may_be_fractions_or_steps_or_arrays(epochs, batches):
     with flops.collect() as amounts:
         fit(update, (), KEY, seven(), epochs=epochs, batch_size=2)
     assert [float(amount) for _, amount in amounts] == [2 * (7 * (batches // 4) + 2 * (batches % 4))]
+
+
+def test_batches_of_fractions_fit_an_int32():
+    count = jnp.int32(50_000)
+    assert batches_per_phase(50.001, count) == 2_500_050
+    assert [int(batches_per_phase(0.3, jnp.int32(n))) for n in (0, 1, 4, 10, 11)] == [0, 1, 2, 3, 4]
 
 
 def test_a_batch_is_no_longer_than_the_list():

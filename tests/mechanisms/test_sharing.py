@@ -81,6 +81,24 @@ def test_added_blocks_begin_with_the_options_and_train_like_all_others(federatio
     assert all((bias != new).all() for bias, new in zip(biases, moved, strict=True))
 
 
+def test_an_added_block_can_be_drawn_as_another_head(federation):
+    """Its key is none of those that initial weights are drawn with, and differs between architectures."""
+    drawn = []
+
+    def extend(key, model, weights, hyper):
+        drawn.append((key, model, weights))
+        return weights
+
+    sharing.sharing(Training(), extend=extend).init(jax.random.key(0), federation, traced(Training()))
+    for key, model, weights in drawn:
+        (head,) = model.head.names
+        for own in (key, *jax.random.split(key)):
+            kernel = model.head.init(own).params[head]["kernel"]
+            assert not jnp.array_equal(kernel, weights.params[head]["kernel"])
+    (first, *_), (second, *_) = drawn
+    assert first != second
+
+
 def test_the_default_loss_leaves_added_statistics_and_decays_added_parameters(federation):
     def extend(key, model, weights, hyper):
         seen = {"seen": {"count": jnp.full(2, 7.0)}}

@@ -74,6 +74,14 @@ def test_only_what_is_used_counts(old, new, same):
     assert (needed(changed, ["used"]) == needed(SOURCE, ["used"])) is same
 
 
+def test_a_form_feed_ends_no_line():
+    """Python counts lines without it, as in files with pages."""
+    pages = "\f\n" * 3
+    for old, new, same in [("return x ", "return -x ", False), ("return used(helper)", "return 7", True)]:
+        changed = pages + SOURCE.replace(old, new)
+        assert (needed(changed, ["used"]) == needed(pages + SOURCE, ["used"])) is same
+
+
 def test_without_names_all_but_comments_counts():
     assert needed(SOURCE.replace("  # what for", ""), []) == needed(SOURCE, [])
     assert needed(SOURCE.replace("return used(helper)", "return 7"), []) != needed(SOURCE, [])

@@ -22,6 +22,7 @@ from folders import copied_before_checkpoints, metrics, state
 import jaxfl
 from jaxfl import cli, registry
 from jaxfl.config.setup import Setup
+from jaxfl.core import flops
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
@@ -179,6 +180,25 @@ def test_preparation_counts_for_the_first_round(dataset, tmp_path):
     for line in (first, second):
         assert list(line["cohort"]) == ["received", "trained", "personal"]
         assert line["cohort"]["trained"] == line["cohort"]["personal"]
+
+
+def test_a_loss_is_known_where_no_operation_is_counted(dataset, tmp_path):
+    """As in a method that takes its gradients itself; only a client without a step has no loss."""
+    fedavg = registry.METHODS["fedavg"]
+
+    def build(config):
+        algorithm = fedavg.build(config)
+
+        def step(key, state, federation, cohort):
+            with flops.collect():  # they reach no ledger
+                return algorithm.step(key, state, federation, cohort)
+
+        return algorithm._replace(step=step)
+
+    options = {"partition": "iid", "clients": 2, "models": "mlp,hidden=3", "rounds": 1, "epochs": 1}
+    run = jaxfl.run(fedavg._replace(build=build), run_dir=tmp_path / "run", dataset=dataset[1], **options)
+    (line,) = metrics(tmp_path / "run")
+    assert line["flops"] == 0 and None not in line["client_loss"] and np.isfinite(run.loss).all()
 
 
 # --- compare and report

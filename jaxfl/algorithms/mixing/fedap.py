@@ -102,9 +102,10 @@ def other_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples
 
 
 def part(client: Client, hyper: FedAP):
-    """Return the number of held-out rows, () int32."""
+    """Return the number of held-out rows, () int32; at least one row of a client is for its training."""
     rows = hyper.held_out * client.size.astype(float)
-    return jnp.floor(rows + 1e-4).astype(client.size.dtype)  # 0.7 of 10 is 7 in any precision
+    rows = jnp.floor(rows + 1e-4).astype(client.size.dtype)  # 0.7 of 10 is 7 in any precision
+    return jnp.clip(rows, 0, jnp.maximum(client.size - 1, 0))
 
 
 def moments(client: Client, w: Weights, federation: Federation) -> tuple[jax.Array, ...]:

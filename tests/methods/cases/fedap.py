@@ -25,7 +25,7 @@ def start(clients, initial, options):
 
 def held_out(client, options):
     """Return how many of a client's rows are for the passes."""
-    return int(np.floor(options.held_out * client.size + 1e-4))
+    return min(int(np.floor(options.held_out * client.size + 1e-4)), client.size - 1)
 
 
 def draws_of_preparation(key, clients, options, rounds):
