@@ -49,6 +49,11 @@ HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a name on first use, so that the command can be stopped before JAX is loaded."""
     if name == "tree":

@@ -159,7 +159,9 @@ def _study(arguments: list[str]) -> None:
     if not file.is_file() and file == Path(name):
         raise JaxflError(f"There is no file {file} with a study; check the path.")
     if not file.is_file():
-        raise JaxflError(f"There is no study {file}; {nearest(name, studies.found_below(STUDIES))}")
+        known = studies.found_below(STUDIES)
+        hint = nearest(name, known) if known else "write the path of a file, which ends in .toml."
+        raise JaxflError(f"There is no study {file}; {hint}")
     study, folder = studies.read(file), study_part.run_dir or studies.usual_folder(file)
     number, slash, parts = study_part.part.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal()):
@@ -176,7 +178,7 @@ def _study(arguments: list[str]) -> None:
         )
     if table:
         OUT.print(as_text(table))
-        OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, and a folder per setting")
+        OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, runs.csv, and a folder per setting")
     if failures:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")
 

@@ -85,8 +85,6 @@ def compare(
         against = _named(against, variants)
     follow, setup = Log(log), provided(setup, variants)
     folder = folder or store.free_folder("compare", setup.data.dataset)
-    first_partition = setup.partition.partition_seed
-    partitions = range(first_partition, first_partition + partition_seeds)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
     _check_plan(folder, planned, beside)
@@ -99,20 +97,26 @@ def compare(
         follow(run, new)
 
     store.forget_end(folder)
-    errors, data = {}, None
+    of_partition, errors, data, left = {}, {}, None, len(planned)
+    for run, its in planned.items():
+        of_partition.setdefault(its.setup.partition.partition_seed, {})[run] = its
     with follow, limited(max_seconds), deferred() as request:
-        for number in partitions:
+        for number, these in of_partition.items():
             if stop := request.made:
                 raise _stopped(folder, len(planned), stop)
-            these = {run: its for run, its in planned.items() if its.setup.partition.partition_seed == number}
+            if all(_has_finished(run, its) for run, its in these.items()):  # no data are needed
+                for run in these:
+                    watch(run, store.read_finished(run)[1], observer.kept)
+                left -= len(these)
+                continue
             begun = [run for run in these if store.holds(run, store.CONFIG)]
-            source = data and data.source
+            source, first = data and data.source, data is None
             data = None  # the next one needs the memory
             setup = setup.replace(partition_seed=number)
             saved = begun[0] if begun else None
             data = prepare(setup, saved, source)
-            if number == first_partition:
-                observer.prepared(setup, data, len(planned))
+            if first:
+                observer.prepared(setup, data, left)
             else:
                 observer.said(f"partition_seed {number}")
             data = start_from(data, setup, saved, observer)
@@ -202,7 +206,7 @@ def _left_out(failures: list[str]) -> list[str]:
 def _check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[str], None]) -> None:
     """Refuse begun runs of changed user files, or warn of them, and warn of runs of another jaxfl."""
     begun = [run for run in store.runs_in(folder) if run in planned]
-    finished = [store.holds(run, store.RESULT) and not _is_shorter(run, planned[run]) for run in begun]
+    finished = [_has_finished(run, planned[run]) for run in begun]
     others, changed = [], []
     for run, ended in zip(begun, finished, strict=True):
         then = code.latest(run, store.read_config(run), store.read_metrics(run))
@@ -273,6 +277,11 @@ def _differing(run: Path, its: Planned) -> list[str]:
         for name in now | then
         if then.get(name) != now.get(name)
     ]
+
+
+def _has_finished(run: Path, its: Planned) -> bool:
+    """Return whether a run has finished with all rounds planned."""
+    return store.holds(run, store.RESULT) and not _is_shorter(run, its)
 
 
 def _is_shorter(run: Path, its: Planned) -> bool:
@@ -346,8 +355,8 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
                 if has < wanted:
                     continue
                 raise JaxflError(
-                    f"{run} has {has} rounds, not {wanted}, and cannot become shorter; repeat this command "
-                    f"with --rounds {has}, or choose another --run-dir."
+                    f"{run} has {has} rounds, not {wanted}, and cannot become shorter; ask for {has} "
+                    f"rounds, or choose another --run-dir."
                 )
             if has < wanted:  # which alone would make it longer
                 differing.sort(key=lambda each: each.startswith("rounds "))

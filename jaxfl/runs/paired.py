@@ -52,7 +52,7 @@ class Difference(NamedTuple):
         if math.isnan(self.mean):
             return "-"
         if math.isnan(self.low):
-            return f"{self.mean:+.2f}"
+            return f"{self.mean:+.2f}" + (" in every pair" if self.pairs > 1 else "")
         inside = ", inside the spread" if self.inside else ""
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]{inside}"
 
@@ -97,10 +97,14 @@ def _numbers(label: str) -> tuple:
 
 
 def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:
-    """Return the mean of differences, one for each pair, and its interval; NaN for a single pair."""
+    """Return the mean of differences, one for each pair, and its interval.
+
+    The interval is NaN for a single pair, and where all differences are the same, as in bytes: chance has no
+    part in them, or the rounds between two evaluations hide it.
+    """
     number, mean = len(differences), float(np.mean(differences))
-    if number == 1:
-        return Difference(mean, math.nan, math.nan, 1, of)
+    if number == 1 or (mean and np.ptp(differences) <= 1e-9 * abs(mean)):
+        return Difference(mean, math.nan, math.nan, number, of)
     from scipy import stats  # here: it takes most of a second to load
 
     error = float(np.std(differences, ddof=1)) / math.sqrt(number)

@@ -18,7 +18,16 @@ from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.moved import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
-from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, measure, tabulate
+from jaxfl.runs.table import (
+    Table,
+    absent,
+    as_csv,
+    as_latex,
+    as_markdown,
+    measure,
+    notes_on_absent,
+    tabulate,
+)
 from jaxfl.runs.target import by_target, check_targets
 
 
@@ -96,7 +105,7 @@ def _tabulated(
         by_draw.setdefault(label, {})[draw] = result
     notes = _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
-    notes += _of_absent([of_run for of_label in metrics.values() for of_run in of_label])
+    notes += notes_on_absent([absent(of_run) for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
         notes.append(f"Left out: {number} not finished; the first is {unfinished[0]}.")
@@ -128,26 +137,6 @@ def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
     return [f"{what} the seeds available: {'; '.join(f'{n} of {label}' for label, n in numbers.items())}."]
 
 
-def _of_absent(runs: list[list[dict]]) -> list[str]:
-    """Return a note if clients that are scored have taken part in no round.
-
-    Args:
-      runs: metrics of each run.
-    """
-    absent, scored = [], set()
-    for metrics in runs:
-        known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
-        absent.append(len(known.difference(*(record["clients"] for record in metrics))))
-        scored.add(len(known))
-    if not any(absent):
-        return []
-    number, clients = (" to ".join(map(str, sorted({min(its), max(its)}))) for its in (absent, scored))
-    return [
-        f"{number} of {clients} clients took part in no round of their run; their personal weights are "
-        "still the initial ones, and their accuracies count (rounds in a run's clients.csv)."
-    ]
-
-
 def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, dict]]) -> Table:
     """Return the table with a column after the accuracies: how far they are above those of one label.
 
@@ -156,7 +145,7 @@ def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, di
       against: the label to compare with.
       by_draw: results of each label by seed and partition seed.
     """
-    _, value, of_clients = measure("accuracy")
+    _, value, of_clients, _ = measure("accuracy")
     differences = {
         label: paired(results, by_draw[against], value, of_clients) if label != against else UNPAIRED
         for label, results in by_draw.items()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Column
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import markdown
@@ -65,13 +66,14 @@ class Table(NamedTuple):
     """Rows of a label and cells, with a title per column; as text it is Markdown.
 
     The first column has means. `notes` concern all rows: what the spread is over, what is not comparable.
-    `best` are the numbers of the best rows, which stand out. `of_rows` is the title of the label column.
+    `best` are cells that stand out in a terminal and in LaTeX, as numbers of their row and column. `of_rows`
+    is the title of the label column.
     """
 
     titles: list[str]
     rows: Sequence[tuple[str, Sequence[Cell | Difference]]]
     notes: tuple[str, ...] = ()
-    best: Collection[int] = ()
+    best: Collection[tuple[int, int]] = ()
     of_rows: str = "method"
 
     def __str__(self) -> str:
@@ -101,7 +103,7 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
       of the models as received before local training, and of newcomers' models as received and after joining;
       the megabytes (1e6 bytes) sent and received in the run; if clients' devices are known, the simulated
       seconds of the run; and for each target of the results what was spent until it was reached, a dash
-      unless all runs of a label reach it.
+      unless all runs of a label reach it. The best accuracy stands out.
 
     Raises:
       JaxflError: if there is no such column.
@@ -132,7 +134,8 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     if any(result["simulated_seconds"] for _, result in results):
         columns.append(("simulated s", lambda r: r["simulated_seconds"] or np.nan))
     for target in targets:
-        columns += _until(target, timed=any(result["simulated_seconds"] for _, result in results))
+        timed = any(result["simulated_seconds"] for _, result in results)
+        columns += _until(target, counted="flops" in show, timed=timed)
     rows = [
         (label, [cell([value(result) for result in of_label]) for _, value in columns])
         for label, of_label in seeds.items()
@@ -143,9 +146,38 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         for label, of_label in seeds.items()
         if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
+    notes += notes_on_empty(columns, [result for _, result in results])
     accuracies = [cells[0].mean for _, cells in rows]
-    best = [number for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
+    best = [(number, 0) for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
     return Table([title for title, _ in columns], rows, tuple(filter(None, notes)), best)
+
+
+def absent(metrics: list[dict]) -> tuple[int, int]:
+    """Return how many clients of a run are scored but took part in no round, and how many are scored."""
+    known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
+    return len(known.difference(*(record["clients"] for record in metrics))), len(known)
+
+
+def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
+    """Return a note if clients that are scored have taken part in no round, see `absent`."""
+    if not any(missing for missing, _ in of_runs):
+        return []
+    number, clients = (
+        " to ".join(map(str, sorted({min(its), max(its)}))) for its in zip(*of_runs, strict=True)
+    )
+    return [
+        f"{number} of {clients} clients took part in no round of their run; what they keep is still as it "
+        "began, and their accuracies count (rounds in a run's clients.csv)."
+    ]
+
+
+def notes_on_empty(columns: Sequence[tuple[str, Callable]], results: Sequence[dict]) -> list[str]:
+    """Return a note for each column of accuracies on validation rows if there are no such rows."""
+    return [
+        f"{title}: no run has validation rows; clients hold some out with --validation-fraction."
+        for title, value in columns
+        if "validation" in title and all(math.isnan(value(result)) for result in results)
+    ]
 
 
 class Measure(NamedTuple):
@@ -155,41 +187,58 @@ class Measure(NamedTuple):
       title: its name in words, with its unit.
       value: returns it for a result.
       of_clients: returns it for every client by id, None for newcomers; None if clients have no such value.
+      better: returns the best of some values; None if none is best.
     """
 
     title: str
     value: Callable[[dict], float]
     of_clients: Callable[[dict], list[float | None]] | None = None
+    better: Callable[[Sequence[float]], float] | None = None
 
 
 def measure(name: str, target: float | None = None) -> Measure:
     """Return what a study shows.
 
     Args:
-      name: "accuracy", "received", "megabytes", "rounds-to-target", "megabytes-to-target" or a name in
-        `SHOWN` with a single column.
+      name: one of `known_measures`.
       target: the accuracy, for the title of what is spent until it is reached.
 
     Raises:
       JaxflError: if the name is unknown.
     """
+    known = known_measures(target)
+    if name not in known:
+        raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+def known_measures(target: float | None = None) -> dict[str, Measure]:
+    """Return all that a study can show, by name: accuracies, costs, and what `SHOWN` has of one column."""
     reached = "the target" if target is None else f"{100 * target:g} %"
-    of_run = [name for name in SHOWN if name != "per-class"]
-    known = {name: Measure(*column) for name in of_run for column in _on_request(name, [])}
+    known = {}
     for moment, title in (("accuracy", "accuracy, mean over clients %"), ("received", "received %")):
         known[moment] = Measure(
             title,
             lambda r, moment=moment: 100 * r[moment]["mean"],
             lambda r, moment=moment: [_percent(share) for share in r[moment]["per_client"]],
+            max,
         )
+    better = dict.fromkeys(OF_ACCURACY, max) | {"std": min, "best-validation": max}
+    for name in SHOWN:
+        for title, value in _on_request(name, []) if name != "per-class" else ():
+            known[name] = Measure(title, value, None, better.get(name))
     known["megabytes"] = Measure("MB sent and received", lambda r: (r["bytes_up"] + r["bytes_down"]) / 1e6)
-    known["rounds-to-target"] = Measure(f"rounds to {reached}", lambda r: _to_target(r, "round"))
-    known["megabytes-to-target"] = Measure(
-        f"MB to {reached}", lambda r: _to_target(r, "bytes_up", "bytes_down") / 1e6
-    )
-    if name not in known:
-        raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
-    return known[name]
+    spent = {
+        "rounds": ("rounds", 1, ("round",)),
+        "megabytes": ("MB", 1e6, ("bytes_up", "bytes_down")),
+        "flops": ("GFLOP", 1e9, ("flops",)),
+        "simulated-seconds": ("simulated s", 1, ("simulated_seconds",)),
+    }
+    for name, (unit, scale, of) in spent.items():
+        known[f"{name}-to-target"] = Measure(
+            f"{unit} to {reached}", lambda r, of=of, scale=scale: _to_target(r, *of) / scale, None, min
+        )
+    return known
 
 
 def _to_target(result: dict, *names: str) -> float:
@@ -226,7 +275,7 @@ def _percent(share: float | None) -> float:
     return np.nan if share is None else 100 * share
 
 
-def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
+def _until(target: str, counted: bool, timed: bool) -> list[tuple[str, Callable]]:
     """Return the columns that say what was spent until a target was reached."""
 
     def spent(result, *names):
@@ -237,9 +286,9 @@ def _until(target: str, timed: bool) -> list[tuple[str, Callable]]:
         (f"rounds to {accuracy}", lambda r: spent(r, "round")),
         (f"MB to {accuracy}", lambda r: spent(r, "bytes_up", "bytes_down") / 1e6),
     ]
-    return columns + (
-        [(f"simulated s to {accuracy}", lambda r: spent(r, "simulated_seconds"))] if timed else []
-    )
+    columns += [(f"GFLOP to {accuracy}", lambda r: spent(r, "flops") / 1e9)] if counted else []
+    columns += [(f"simulated s to {accuracy}", lambda r: spent(r, "simulated_seconds"))] if timed else []
+    return columns
 
 
 def _reaching(label: str, target: str, results: list[dict]) -> str | None:
@@ -257,22 +306,26 @@ def cell(values: Sequence[float]) -> Cell:
 
 
 def as_text(table: Table) -> RichTable:
-    """Return the table for a terminal, the best rows in bold; with too many columns it is transposed."""
-    styles = ["bold" if number in table.best else "" for number in range(len(table.rows))]
+    """Return the table for a terminal, the best cells in bold; with too many columns it is transposed."""
     labels = [label for label, _ in table.rows]
-    texts = [[cell.text() for cell in cells] for _, cells in table.rows]
+    texts = [
+        [
+            Text(cell.text(), "bold" if (row, column) in table.best else "")
+            for column, cell in enumerate(cells)
+        ]
+        for row, (_, cells) in enumerate(table.rows)
+    ]
     wide = len(table.titles) > MOST_COLUMNS
     titles = (table.of_rows, *(labels if wide else table.titles))
     columns = (Column(title, overflow="fold") for title in titles)
     drawn = RichTable(*columns, caption="\n".join(table.notes) or None, caption_justify="left")
-    if wide:
-        for column, style in zip(drawn.columns[1:], styles, strict=True):
-            column.style = style
-        for title, *values in zip(table.titles, *texts, strict=True):
-            drawn.add_row(title, *values)
-    else:
-        for label, values, style in zip(labels, texts, styles, strict=True):
-            drawn.add_row(label, *values, style=style)
+    lines = (
+        zip(table.titles, *texts, strict=True)
+        if wide
+        else map(lambda label, its: (label, *its), labels, texts)
+    )
+    for line in lines:
+        drawn.add_row(*line)
     return drawn
 
 
@@ -284,20 +337,40 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """Return a LaTeX tabular."""
+    """Return a LaTeX tabular for the package booktabs, the best cells in bold.
 
-    def typeset(cell):
+    A difference has a star if its interval does not contain 0; the ends of intervals are left to CSV.
+    """
+
+    def typeset(cell, stands_out):
         if isinstance(cell, Cell):
-            return cell.text("{\\scriptsize$\\pm$}")
-        return cell.text().replace("-", "$-$").replace("+", "$+$")
+            text = cell.text("{\\scriptsize$\\pm$}")
+            return f"\\textbf{{{text}}}" if stands_out else text
+        if math.isnan(cell.mean):
+            return cell.text()
+        return f"${cell.mean:+.2f}{'' if math.isnan(cell.low) or cell.inside else '^{*}'}$"
 
     lines = [[table.of_rows, *(title.translate(IN_LATEX) for title in table.titles)]]
-    lines += [[label.translate(IN_LATEX), *map(typeset, cells)] for label, cells in table.rows]
+    for row, (label, cells) in enumerate(table.rows):
+        its = [typeset(cell, (row, column) in table.best) for column, cell in enumerate(cells)]
+        lines.append([label.translate(IN_LATEX), *its])
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
+    compared = any(isinstance(cell, Difference) for _, cells in table.rows for cell in cells)
+    notes = ["Needs \\usepackage{booktabs}.", *table.notes]
+    notes += (
+        ["A star: the interval does not contain 0. The intervals are in the CSV file."] if compared else []
+    )
+    comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
     columns = "l" + "r" * len(table.titles)
-    notes = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
-    lines = [f"\\begin{{tabular}}{{{columns}}}\n", "\\hline\n", head, "\\hline\n", *body, "\\hline\n"]
-    return notes + "".join(lines) + "\\end{tabular}\n"
+    lines = [
+        f"\\begin{{tabular}}{{{columns}}}\n",
+        "\\toprule\n",
+        head,
+        "\\midrule\n",
+        *body,
+        "\\bottomrule\n",
+    ]
+    return comments + "".join(lines) + "\\end{tabular}\n"
 
 
 def as_csv(table: Table) -> str:

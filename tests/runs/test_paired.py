@@ -22,7 +22,7 @@ from jaxfl.runs.table import (
     tabulate,
 )
 
-_, VALUE, OF_CLIENTS = measure("accuracy")
+_, VALUE, OF_CLIENTS, _ = measure("accuracy")
 OURS, THEIRS = [0.91, 0.93, 0.88, 0.94], [0.90, 0.91, 0.88, 0.91]
 
 
@@ -66,9 +66,10 @@ def test_seeds_pair_over_the_clients_that_both_runs_have():
 def test_several_partitions_are_the_pairs():
     """Several partitions are the pairs, because seeds of one partition are not independent."""
     draws = [(seed, partition) for partition in (0, 1) for seed in (0, 1)]
-    ours, theirs = ({d: result(m) for d, m in zip(draws, its, strict=True)} for its in (OURS, THEIRS))
+    others = [0.5, *THEIRS[1:]]
+    ours, theirs = ({d: result(m) for d, m in zip(draws, its, strict=True)} for its in (OURS, others))
     found = paired(ours, theirs, VALUE)
-    means = [np.mean(np.reshape(its, (2, 2)), 1) for its in (OURS, THEIRS)]
+    means = [np.mean(np.reshape(its, (2, 2)), 1) for its in (OURS, others)]
     assert found[:3] == pytest.approx(of_scipy(*means)) and found[3:] == (2, "partitions")
 
 
@@ -94,7 +95,7 @@ def test_notes_say_over_which_pairs_a_difference_is():
         ([1.0, 2.0, 3.0], "+2.00 [-0.48, +4.48], inside the spread"),
         ([-1.9, -2.0, -2.1], "-2.00 [-2.25, -1.75]"),
         ([0.0, 0.0], "+0.00 [+0.00, +0.00], inside the spread"),
-        ([0.5, 0.5], "+0.50 [+0.50, +0.50]"),
+        ([0.5, 0.5], "+0.50 in every pair"),  # as of bytes
     ],
 )
 def test_a_difference_says_whether_it_is_inside_the_spread(differences, text):
@@ -112,7 +113,9 @@ def test_tables_hold_the_ends_of_intervals():
     assert second == "m1,90.0000,,-1.5000,-2.0000,0.2500,1.0000,0.5000"
     assert "| -1.50 [-2.00, +0.25], inside the spread |" in as_markdown(table)
     assert "Student's t over 3 seeds." in as_markdown(table)
-    assert "& $-$1.50 [$-$2.00, $+$0.25], inside the spread &" in as_latex(table)
+    assert "m1 & 90.00 & $-1.50$ & 1.00" in as_latex(table)
+    apart = table._replace(rows=[("m1", [Cell(90.0, None), Difference(-1.5, -2.0, -0.1, 3, "seeds")])])
+    assert "m1 & 90.00 & $-1.50^{*}$" in as_latex(apart)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +148,18 @@ def test_a_table_too_wide_for_a_terminal_is_transposed():
             ("one", [Cell(float(i), None) for i in range(columns)]),
             ("other", [Cell(9.0, 1.0)] * columns),
         ]
-        return as_text(Table([f"class {i} %" for i in range(columns)], rows, best=(1,)))
+        return as_text(Table([f"class {i} %" for i in range(columns)], rows, best=[(1, columns - 1)]))
 
     upright, lying = drawn(MOST_COLUMNS), drawn(MOST_COLUMNS + 1)
     assert (len(upright.columns), upright.row_count) == (1 + MOST_COLUMNS, 2)
     assert [column.header for column in lying.columns] == ["method", "one", "other"]
-    assert [column.style for column in lying.columns] == ["", "", "bold"]
     last = [list(column.cells)[-1] for column in lying.columns]
-    assert lying.row_count == MOST_COLUMNS + 1 and last == [f"class {MOST_COLUMNS} %", "12.00", "9.00 ± 1.00"]
+    assert lying.row_count == MOST_COLUMNS + 1
+    assert [*map(str, last)] == [f"class {MOST_COLUMNS} %", "12.00", "9.00 ± 1.00"]
+    assert [cell.style for cell in last[1:]] == ["", "bold"]
+    assert [list(column.cells)[-1].style for column in upright.columns[1:]] == [""] * (MOST_COLUMNS - 1) + [
+        "bold"
+    ]
 
 
 def test_methods_that_would_share_a_folder_are_refused():
@@ -177,7 +184,7 @@ def test_a_row_is_found_by_its_label_even_if_it_has_an_option_twice():
 
 def test_columns_have_units_and_include_those_of_newcomers():
     """Columns have units, here mega for a million, also in studies, and there are some of newcomers."""
-    spent = {"round": 2, "bytes_up": 10**6, "bytes_down": 4 * 10**6, "simulated_seconds": None}
+    spent = {"round": 2, "bytes_up": 10**6, "bytes_down": 4 * 10**6, "flops": 3e9, "simulated_seconds": None}
     found = {
         "accuracy": {"mean": 0.5, "per_group": {"mlp": 0.5}},
         "received": {"mean": 0.4},
@@ -207,7 +214,14 @@ def test_columns_have_units_and_include_those_of_newcomers():
             "MB down": 3,
             "rounds to 50 %": 2,
             "MB to 50 %": 5,
+            "GFLOP to 50 %": 3,
         }
     )
-    shown = {name: measure(name).value(found) for name in ("megabytes", "megabytes-to-target", "flops")}
-    assert shown == pytest.approx({"megabytes": 5, "megabytes-to-target": 5, "flops": 7})
+    wanted = {
+        "megabytes": 5,
+        "megabytes-to-target": 5,
+        "flops": 7,
+        "flops-to-target": 3,
+        "rounds-to-target": 2,
+    }
+    assert {name: measure(name).value(found) for name in wanted} == pytest.approx(wanted)

@@ -11,10 +11,11 @@ import pytest
 from conftest import drawing
 
 from jaxfl.errors import JaxflError
-from jaxfl.runs import store, study
+from jaxfl.runs import store, study, study_file, study_table
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
 from jaxfl.runs.plot import draw_panels
+from jaxfl.runs.table import as_latex
 
 TEXT = """
 title = "Toy"
@@ -48,8 +49,8 @@ def toy(dataset, tmp_path_factory):
     return found, path.parent / "whole"
 
 
-def rows(folder):
-    with (folder / "study.csv").open() as file:
+def rows(folder, name="study.csv"):
+    with (folder / name).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -65,7 +66,7 @@ def test_the_table_has_every_setting_of_every_method(toy):
     ]
     for row, mu in zip(table[:2], (0.0, 1.0), strict=True):
         for partition in found.axes["partition"][:2]:
-            setting = study.setting_name({"mu": mu, "partition": partition})
+            setting = study_file.setting_name({"mu": mu, "partition": partition})
             (run,) = (folder / store.file_name(setting)).glob("fedprox*/seed-0")
             result, _ = store.read_finished(run)
             assert store.read_config(run)["options"]["mu"] == mu
@@ -84,14 +85,14 @@ def test_the_table_compares_with_one_method(toy):
     """Differences are over clients where there is one seed; the method itself has a dash."""
     found, folder = toy
     cells = study.finished(found._replace(against="local"), folder)
-    table = study.tabulate(cells)
+    table = study_table.tabulate(cells)
     assert table.titles[2:] == [f"{title} minus local" for title in table.titles[:2]]
     for row, (label, (*_, first, second)) in enumerate(table.rows):
         assert label.startswith("fedprox" if row < 2 else "local")
         if row >= 2:
             assert first.text() == second.text() == "-"
             continue
-        setting = study.setting_name(study.settings(found)[3 * row])
+        setting = study_file.setting_name(study.settings(found)[3 * row])
         ours, theirs = (
             np.array(cells.results[setting, method][0, 0]["accuracy"]["per_client"])
             for method in found.methods
@@ -107,13 +108,13 @@ def test_what_is_shown_may_be_several_things(toy, columns):
     found, folder = toy
     shown = {"accuracy": "accuracy, mean over clients %", "megabytes": "MB sent and received"}
     study_of = found._replace(show=tuple(shown), columns=columns, axes={"mu": [0.0, 1.0]})
-    made = study.Cells(study_of, {})
+    made = study_table.Cells(study_of, {})
     for setting in study.settings(study_of):
-        its = study.setting_name(setting | {"partition": found.axes["partition"][0]})
+        its = study_file.setting_name(setting | {"partition": found.axes["partition"][0]})
         for method in found.methods:
             result, _ = store.read_finished(next((folder / store.file_name(its)).glob(f"{method}*/seed-0")))
-            made.results[study.setting_name(setting), method] = {(0, 0): result}
-    table = study.tabulate(made)
+            made.results[study_file.setting_name(setting), method] = {(0, 0): result | {"absent": (0, 4)}}
+    table = study_table.tabulate(made)
     assert len(table.rows) * len(table.titles) == 8
     for method, mu, title in itertools.product(found.methods, (0.0, 1.0), shown.values()):
         words = {"method": method, "mu": f"mu={mu}", "show": title}
@@ -125,6 +126,60 @@ def test_what_is_shown_may_be_several_things(toy, columns):
         assert cells[table.titles.index(column)].mean == pytest.approx(wanted)
     with drawing():
         draw_panels(table, "Toy")
+
+
+def test_every_run_has_a_row_of_its_own(toy):
+    """Settings and seeds are columns, in percent and megabytes as in tables."""
+    found, folder = toy
+    lines = rows(folder, "runs.csv")
+    cells = study.finished(found, folder)
+    assert len(lines) == 8
+    for line in lines:
+        setting = study_file.setting_name({name: line[name] for name in found.axes})
+        (result,) = cells.results[setting, line["method"]].values()
+        assert line["seed"] == line["partition_seed"] == "0" and not line["best-validation"]
+        assert float(line["worst-tenth"]) == pytest.approx(100 * result["accuracy"]["worst_tenth"], 1e-5)
+        assert float(line["flops"]) == pytest.approx(result["flops"] / 1e9, 1e-5)
+
+
+def test_the_best_method_of_each_setting_stands_out_and_names_are_those_of_the_file(toy):
+    found, folder = toy
+    mu = "mu=0.0"
+    names = {"fedprox": "FedProx", mu: "$\\mu$ = 0", "lowest": "worst %"}
+    study_of = found._replace(names=names, show=("accuracy", "std"), columns="method", against="local")
+    table = study_table.tabulate(study.finished(study_of, folder))
+    assert table.titles == ["FedProx", "local", "FedProx minus local"]
+    assert len(table.best) >= len(table.rows) == 8
+    for i, (label, cells) in enumerate(table.rows):
+        better = min if "std" in label else max
+        means = [cell.mean for cell in cells[:2]]
+        assert [(i, j) in table.best for j in range(2)] == [mean == better(means) for mean in means]
+    text = as_latex(table)
+    assert text.count("\\textbf") == len(table.best) and "\\$\\textbackslash{}mu\\$ = 0," in text
+    lines = [line for line in text.splitlines() if "&" in line][1:]
+    for line, (_, cells) in zip(lines, table.rows, strict=True):
+        its = cells[2]
+        star = "^{*}" if np.isfinite(its.low) and not its.inside else ""
+        assert line.endswith(f"& ${its.mean:+.2f}{star}$ \\\\")
+
+
+def test_a_study_goes_on_when_its_axes_change_places_and_needs_no_data_when_it_has_finished(toy, tmp_path):
+    found, whole = toy
+    shutil.copytree(whole, tmp_path / "copy")
+    possible = {"mu": [0.0, 1.0], "partition": found.axes["partition"][:2]}
+    turned = found._replace(axes=dict(reversed(possible.items())))
+    missing = turned._replace(options=found.options | {"devices": 99})
+    for its in turned, missing:
+        table, failures = study.run(its, tmp_path / "copy")
+        assert table is not None and not failures and len(results(tmp_path / "copy")) == 8
+
+
+def test_accuracies_on_validation_rows_that_nobody_has_are_explained(toy):
+    found, whole = toy
+    table = study_table.tabulate(study.finished(found._replace(show=("accuracy", "validation")), whole))
+    assert [note for note in table.notes if "no run has validation rows" in note] == [
+        "validation %: no run has validation rows; clients hold some out with --validation-fraction."
+    ]
 
 
 def test_a_method_that_cannot_begin_does_not_end_the_others(dataset, tmp_path):
@@ -142,7 +197,9 @@ def test_finished_runs_are_kept_and_parts_make_the_whole_study(toy, tmp_path):
     found, whole = toy
     before = results(whole)
     assert len(before) == 8
-    (lost,) = (whole / store.file_name(study.setting_name(study.settings(found)[0]))).glob("local/seed-0")
+    (lost,) = (whole / store.file_name(study_file.setting_name(study.settings(found)[0]))).glob(
+        "local/seed-0"
+    )
     shutil.copytree(whole, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / lost.relative_to(whole))
     kept = results(tmp_path / "copy")
@@ -192,7 +249,7 @@ def test_cells_that_lack_runs_or_the_target_are_named(toy):
     (setting, choice), (result,) = next((cell, [*its.values()]) for cell, its in cells.results.items())
     reached = [result | {"targets": {"0.5": {"round": number}}} for number in (2, None)]
     cells.results[setting, choice] = {(seed, 0): its for seed, its in enumerate(reached)}
-    table = study.tabulate(cells)
+    table = study_table.tabulate(cells)
     what, missing, missed = table.notes
     assert "rounds to 50 %, mean and sample standard deviation over 3 runs." in what
     assert (
@@ -217,7 +274,11 @@ def test_targets_are_those_of_the_file(toy):
 
     def rounds(target):
         its = found._replace(show=("rounds-to-target",), options=found.options | {"target": target})
-        return [cell.text() for _, cells in study.tabulate(study.finished(its, whole)).rows for cell in cells]
+        return [
+            cell.text()
+            for _, cells in study_table.tabulate(study.finished(its, whole)).rows
+            for cell in cells
+        ]
 
     assert rounds([0.001]) == ["2.00"] * 8
     assert rounds([1.0]) == ["-"] * 8
@@ -237,7 +298,7 @@ def test_the_time_limit_is_of_the_whole_study(toy, tmp_path):
 def test_a_setting_may_have_a_long_name(toy):
     found, whole = toy
     long = found._replace(axes={"models": [["mlp,hidden=3"], ["mlp,hidden=3,dropout=0.0"] * 20]})
-    names = [store.file_name(study.setting_name(setting)) for setting in study.settings(long)]
+    names = [store.file_name(study_file.setting_name(setting)) for setting in study.settings(long)]
     assert names[0] == "models=mlp-hidden=3" and names[1].startswith("models=mlp-hidden=3-dropout=0.0+mlp")
     assert len(names[1].encode()) <= 200 and store.file_name("é" * 300) != store.file_name("é" * 301)
     assert not study.finished(long, whole).results
@@ -273,7 +334,16 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["local"]\n[axes]\naugment = [["crop"], "crop"]', "augment has crop twice"),
         ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false sets kd, which"),
         ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 sets lam, which is also"),
-        ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target"),
+        ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target; give it one"),
+        (
+            'methods = ["local"]\nshow = "flops-to-target"\n[options]\ntarget = [0.1, 0.2]',
+            "but has 2 targets;",
+        ),
+        ('methods = ["local"]\n[axes]\nseed = [0, 1]', "seed cannot be an axis; seeds = 3"),
+        (
+            'methods = ["local"]\nseeds = [0, 1]',
+            "seeds must be of type int, the number of repetitions; the first",
+        ),
         ("methods = [1]", "names no methods"),
         ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
         ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),
@@ -297,7 +367,7 @@ def test_options_that_toml_or_a_plain_text_cannot_hold(tmp_path):
     options = '[options]\nclip_norm = "none"\n[axes]\nknowledge = ["mlp,hidden=8", "mlp,hidden=12"]'
     (tmp_path / "networks.toml").write_text(f'methods = ["fedkemf", "local"]\n{options}')
     found = study.read(tmp_path / "networks.toml")
-    planned = [study._planned(found, setting) for setting in study.settings(found)]
+    planned = [study_file.planned(found, setting) for setting in study.settings(found)]
     of_fedkemf = [variants[0] for variants, _ in planned]
     assert [variant.config.knowledge for variant in of_fedkemf] == ["mlp,hidden=8", "mlp,hidden=12"]
     assert [variant.config.clip_norm for variant in of_fedkemf] == [None, None]
@@ -327,7 +397,9 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
     for name in ("is_begun", "provided"):
         monkeypatch.setattr(study, name, lambda first, _: first)
     monkeypatch.setattr(study.store, "holds", lambda *_: True)
-    monkeypatch.setattr(study.store, "read_finished", lambda run: ({"accuracy": {"mean": 0.5}}, []))
+    monkeypatch.setattr(
+        study.store, "read_finished", lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": []}])
+    )
     cells = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
     assert {tuple(sorted(its)) for its in cells.results.values()} == {
         tuple((seed, partition) for seed in range(2) for partition in range(3))

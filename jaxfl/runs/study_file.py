@@ -1,0 +1,226 @@
+"""Files of studies: methods under several settings, described in TOML."""
+
+import itertools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.given import divide
+from jaxfl.config.options import as_path, hints
+from jaxfl.config.setup import Setup
+from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine import files
+from jaxfl.runs import store
+from jaxfl.runs.compare import check_distinct
+from jaxfl.runs.paired import matching_label
+from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.table import measure
+from jaxfl.runs.variant import Variant, choose
+
+METHOD = "method"  # the axis that every study has
+SHOW = "show"  # and the one of studies that show several things
+
+
+class Study(NamedTuple):
+    """The content of a study's file.
+
+    Args:
+      title: title of the study.
+      claim: what the study is to show, in a line.
+      methods: choices of methods, with options.
+      options: options of every run, by name.
+      axes: further options by name, each with its values.
+      seeds: number of repetitions of every run.
+      partition_seeds: number of repetitions of all of that, on other divisions of the data.
+      columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
+        `SHOW`.
+      show: what the table shows, see `jaxfl.runs.table.measure`.
+      against: the method with which the others are compared in further columns, see `jaxfl.runs.paired`.
+      names: what the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy).
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    claim: str = ""
+    options: Mapping[str, Any] = {}
+    axes: Mapping[str, list] = {}
+    seeds: int = 1
+    partition_seeds: int = 1
+    columns: str = METHOD
+    show: tuple[str, ...] = ("accuracy",)
+    against: str = ""
+    names: Mapping[str, str] = {}
+
+
+def read(path: str | Path) -> Study:
+    """Read a study from a TOML file.
+
+    Raises:
+      JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
+    """
+    path = as_path(path)
+    said = _read_toml(path)
+    for name in said:
+        if name not in Study._fields:
+            raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
+    axes, options = said.get("axes", {}), said.get("options", {})
+    kinds = {"methods": list, SHOW: list, "options": dict, "axes": dict, "names": dict}
+    kinds |= {"seeds": int, "partition_seeds": int}
+    if isinstance(said.get(SHOW), str):
+        said[SHOW] = [said[SHOW]]
+    for name, value in said.items():
+        kind = kinds.get(name, str)
+        if type(value) is not kind:
+            hint = ""
+            if kind is int:
+                hint = (
+                    f", the number of repetitions; the first has the {name.removesuffix('s')} of the options"
+                )
+            raise JaxflError(f"{path}: {name} must be of type {kind.__name__}{hint}.")
+        if kind is str:  # a note of a table is one line
+            said[name] = " ".join(value.split())
+    if not said.get("methods") or not all(isinstance(choice, str) for choice in said["methods"]):
+        raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
+    for name in ("seeds", "partition_seeds"):
+        if said.get(name, 1) < 1:
+            raise JaxflError(f"{path}: {name} must be at least 1, not {said[name]}.")
+    for name in ("seed", "partition_seed"):
+        if name in axes:
+            raise JaxflError(f"{path}: {name} cannot be an axis; {name}s = 3 repeats every run three times.")
+    if both := [name for name in axes if name in options]:
+        raise JaxflError(f"{path}: {both[0]} is an option and an axis; leave it out of one.")
+    for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
+    shown = tuple(said.setdefault(SHOW, ["accuracy"]))
+    if not shown or not all(isinstance(name, str) for name in shown):
+        raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
+    for name, values in {"methods": said["methods"], SHOW: shown, **axes}.items():
+        # By the names of their folders.
+        of_values = [store.file_name(setting_name({name: value})) for value in values]
+        for i, value in enumerate(values):
+            if of_values[i] in of_values[:i]:
+                raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
+    known = (METHOD, *axes, *([SHOW] if len(shown) > 1 else []))
+    columns = said.setdefault("columns", SHOW if SHOW in known else next(reversed(axes), METHOD))
+    if columns not in known:
+        raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
+    study = Study(path.stem, tuple(said.pop("methods")))._replace(**(said | {SHOW: shown}))
+    for name in shown:
+        measure(name)
+    if study.against:
+        against = matching_label(study.against, study.methods)
+        if against is None:
+            raise JaxflError(
+                f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
+            )
+        study = study._replace(against=against)
+    for choice, name in itertools.product(study.methods, axes):
+        if name in choices.split(choice)[1]:
+            raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
+    for setting in settings(study):
+        variants, setup = planned(study, setting)
+        check_distinct(variants)
+        number = len(setup.run.target)
+        if number != 1 and (names := [*filter(to_target, shown)]):
+            raise JaxflError(
+                f"{path} shows {names[0]}, but has {number or 'no'} target{'s' * (number > 1)}; give it one, "
+                "as in target = [0.5] among its options, or as an axis, target = [[0.5], [0.6]]."
+            )
+    return study
+
+
+def found_below(folder: Path) -> dict[str, Study]:
+    """Return the studies of a folder by their names, which are their paths without the ending.
+
+    TOML files that name no methods are not studies.
+    """
+    paths = [path for path in sorted(folder.rglob("*.toml")) if "methods" in _read_toml(path)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): read(path) for path in paths}
+
+
+def usual_folder(path: Path) -> Path:
+    """Return the default folder of a study's runs, named after the file and the folder that it is in.
+
+    >>> str(usual_folder(Path("experiments/digits/label-skew.toml")))
+    'runs/digits-label-skew'
+    """
+    beside = "" if path.parent == Path() else path.resolve().parent.name
+    return Path("runs") / "-".join(filter(None, [beside, path.stem]))
+
+
+def settings(study: Study) -> list[dict[str, Any]]:
+    """Return every combination of the axes' values; a single empty one if there are no axes."""
+    return [dict(zip(study.axes, values, strict=True)) for values in itertools.product(*study.axes.values())]
+
+
+def setting_name(setting: Mapping[str, Any]) -> str:
+    """Return a setting in words, which are also the name of its folder.
+
+    >>> setting_name({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
+    'partition=dirichlet,alpha=0.1,models=mlp+lenet5'
+    """
+    return ",".join(f"{name}={value_text(value)}" for name, value in setting.items())
+
+
+def value_text(value: Any) -> str:
+    """Return an axis's value as a text."""
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:
+    """Return the methods of a setting, and the setup of all of them.
+
+    An option of all methods or of the federation applies to every run. Any other option applies to the
+    methods that have it, of which there must be at least one.
+    """
+    options = {**study.options, **setting}
+    shared = {*hints(Setup), *hints(Training)}
+    own = {name: value for name, value in options.items() if name not in shared}
+    setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
+    check_setup(setup)
+    having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
+    for name in own:
+        if not any(name in of_method for of_method in having.values()):
+            known = sorted(shared | {option for of_method in having.values() for option in of_method})
+            raise JaxflError(
+                f"{study.title}: none of its methods has an option {name!r}; {nearest(name, known)}"
+            )
+    variants = []
+    for choice, of_method in having.items():
+        its = {name: value for name, value in own.items() if name in of_method}
+        method, given = registry.method(choice)
+        if twice := [name for name in its if name in given]:
+            raise JaxflError(
+                f"{study.title}: {choice} sets {twice[0]}, which the study sets for all; leave it out of one."
+            )
+        _, typed = divide(its, method.config, choice)
+        variants.append(choose(choice, common, typed))
+    return variants, setup
+
+
+def without_axis(study: Study) -> list[tuple[str, str]]:
+    """Return the methods and axes, of two values or more, of which the method does not have the option."""
+    shared = {*hints(Setup), *hints(Training)}
+    return [
+        (choice, axis)
+        for choice, (axis, values) in itertools.product(study.methods, study.axes.items())
+        if len(values) > 1 and axis not in shared and axis not in hints(registry.method(choice)[0].config)
+    ]
+
+
+def to_target(shown: str) -> bool:
+    """Return whether a study with this in its table needs a target."""
+    return shown.endswith("to-target")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(files.read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise JaxflError(f"{path} is not valid TOML: {error}.") from error
