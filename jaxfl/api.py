@@ -182,6 +182,7 @@ def report(
     target: float | Sequence[float] = (),
     against: str | None = None,
     out: str | Path | None = None,
+    pictures: str = "png",
 ) -> Table:
     """Tabulate and plot finished runs, as ``jaxfl report`` does.
 
@@ -192,6 +193,7 @@ def report(
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
       out: where the table and the curves are written; by default the folder if it is one, else a new one,
         runs/report, runs/report-2, ...
+      pictures: their format: "png", "pdf" or "svg".
 
     Returns:
       The table; as text it is Markdown.
@@ -202,9 +204,10 @@ def report(
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
-    its = stated("jaxfl.report", Targets, Output, Columns, target=target, out=out, against=against)
-    to = its["out"] or store.report_folder(folders)
-    return reports.report(folders, to, _several("show", show), its["target"], its["against"])
+    given = {"target": target, "out": out, "against": against, "pictures": pictures}
+    its = stated("jaxfl.report", Targets, Output, Columns, **given)
+    to, shown = its["out"] or store.report_folder(folders), _several("show", show)
+    return reports.report(folders, to, shown, its["target"], its["against"], pictures=its["pictures"])
 
 
 def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:

@@ -230,7 +230,8 @@ def _report(arguments: list[str]) -> None:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [Path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    print_table(reports.report(folders, out, target=targets.target, **vars(columns)), out)
+    shown = {"target": targets.target, "pictures": output.pictures, **vars(columns)}
+    print_table(reports.report(folders, out, **shown), out)
 
 
 def _partition(arguments: list[str]) -> None:

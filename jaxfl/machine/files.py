@@ -125,11 +125,11 @@ def check_empty(folder: Path) -> None:
 
 @writes
 def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
-    """Write PNGs by name; a picture with nothing to draw is left out."""
+    """Write pictures by name, whose ending is the format; one with nothing to draw is left out."""
     for name, draw in pictures.items():
         figure = draw()
         if figure is not None:
-            figure.savefig(folder / name, format="png")
+            figure.savefig(folder / name, format=name.rpartition(".")[2])
 
 
 def as_json(value: Any) -> bytes:

@@ -200,9 +200,7 @@ class Loaded:
         return pandas.DataFrame([scalars(record) for record in self.metrics], index)
 
     def client_frame(self) -> "pandas.DataFrame":
-        """Return a row per evaluation and client: round, client, architecture, rows, personal, received.
-
-        The rows are those for training.
+        """Return a row per evaluation and client, with its numbers of training and test rows, and accuracies.
 
         Raises:
           JaxflError: if pandas is not installed.
@@ -216,7 +214,8 @@ class Loaded:
                 "round": np.repeat(personal.rounds, clients),
                 "client": np.tile(np.arange(clients), evaluations),
                 "architecture": of_clients * evaluations,
-                "rows": [len(rows) for rows in self.partition.train] * evaluations,
+                "train_rows": [len(rows) for rows in self.partition.train] * evaluations,
+                "test_rows": [len(rows) for rows in self.partition.test] * evaluations,
                 "personal": personal.per_client.ravel(),
                 "received": self.received.per_client.ravel(),
             }

@@ -45,16 +45,18 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
         rounds = [record["round"] for record in scored[0][:length]]
         mean = accuracy.mean(0)
         left.plot(rounds, mean, label=name, **_line(number))
-        if len(seeds) > 1:
-            spread, color = accuracy.std(0, ddof=1), f"C{number % 10}"
-            if length > 1:
-                left.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15)
-            else:  # a band has no width there
-                left.errorbar(rounds, mean, spread, color=color, capsize=3)
+        panels = [(left, rounds)]
         for axes, cost in zip(others, costs.values(), strict=True):
             spent = np.array([np.cumsum([*map(cost, metrics)])[np.array(rounds) - 1] for metrics in seeds])
             if spent.any():
                 axes.plot(spent.mean(0), mean, **_line(number))
+                panels.append((axes, spent.mean(0)))
+        for axes, where in panels if len(seeds) > 1 else ():
+            spread, color = accuracy.std(0, ddof=1), f"C{number % 10}"
+            if length > 1:
+                axes.fill_between(where, mean - spread, mean + spread, color=color, alpha=0.15)
+            else:  # a band has no width there
+                axes.errorbar(where, mean, spread, color=color, capsize=3)
     left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes, name in zip(others, costs, strict=True):

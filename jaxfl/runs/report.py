@@ -38,6 +38,7 @@ def report(
     target: Sequence[float] = (),
     against: str | None = None,
     notes: Sequence[str] = (),
+    pictures: str = "png",
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -50,6 +51,7 @@ def report(
       against: a label of the table. A further column shows how much more accurate the others are, in pairs
         of the same seed and partition, see `jaxfl.runs.paired`.
       notes: further sentences under the table.
+      pictures: their format, "png", "pdf" or "svg".
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -63,9 +65,9 @@ def report(
     table = table._replace(notes=(*table.notes, *notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
-    pictures = {"curves.png": plot.draw_curves, "architectures.png": plot.draw_architectures}
-    pictures |= {"metrics.png": partial(plot.draw_metrics, shown=show), "bytes.png": plot.draw_bytes}
-    files.write_pictures(out, {name: partial(draw, metrics) for name, draw in pictures.items()})
+    drawn = {"curves": plot.draw_curves, "architectures": plot.draw_architectures}
+    drawn |= {"metrics": partial(plot.draw_metrics, shown=show), "bytes": plot.draw_bytes}
+    files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 
 

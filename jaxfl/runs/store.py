@@ -270,7 +270,7 @@ def unfinished_in(folders: Iterable[Path]) -> list[Path]:
 def _read_json(path: Path, form: dict) -> dict:
     if not path.is_file():
         if (path.parent / STUDY).exists():
-            raise JaxflError(f"{path.parent} is a study; name one of the comparisons in it.")
+            raise JaxflError(f"{path.parent} is a study; name a comparison in it, or read its runs.csv.")
         if next(path.parent.glob(f"*/seed-*/{CONFIG}"), None):
             raise JaxflError(
                 f"{path.parent} is a comparison; name one of the runs in it, METHOD/seed-S, or repeat its "

@@ -76,6 +76,10 @@ def test_numbers_of_a_run_are_frames(run, monkeypatch):
     assert frame["accuracy/personal"].dropna().to_dict() == dict(zip([2, 4], run.personal.mean, strict=True))
     last = clients[clients["round"] == 4].set_index("client")
     assert last["personal"].tolist() == run.personal.per_client[-1].tolist()
+    parts = run.partition.train, run.partition.test
+    assert [last[f"{name}_rows"].tolist() for name in ("train", "test")] == [
+        [*map(len, its)] for its in parts
+    ]
     assert last["architecture"].tolist() == ["mlp,hidden=3"] * 2 + ["mlp,hidden=4"] * 2
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(JaxflError, match=re.escape("pip install '.[pandas]' in a clone")):

@@ -7,6 +7,7 @@ before each of its checkpoints: these copies are stopped runs.
 import csv
 import itertools
 import json
+import re
 import shutil
 import statistics
 from functools import partial
@@ -32,7 +33,7 @@ from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.run import rates_depend_on_length
-from jaxfl.runs.table import Cell
+from jaxfl.runs.table import Cell, absent, notes_on_absent
 from jaxfl.runs.variant import choose
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -260,10 +261,13 @@ def tables(folder):
 
     tex = (folder / "table.tex").read_text().splitlines()
     begin, *body, end = (line for line in tex if not line.startswith("% "))  # notes
-    lines = [line for line in body if line != "\\hline"]
+    rules = ["\\toprule", "\\midrule", "\\bottomrule"]
+    lines = [line for line in body if line not in rules]
+    assert [line for line in body if line in rules] == rules
     assert begin == "\\begin{tabular}{l" + "r" * (len(by_markdown[0]) - 1) + "}"
     assert end == "\\end{tabular}" and all(line.endswith(" \\\\") for line in lines)
     plain = [line[:-3].replace("{\\scriptsize$\\pm$}", " ± ").replace("\\%", "%") for line in lines]
+    plain = [re.sub(r"\\textbf{([^{}]*)}", r"\1", line) for line in plain]
     assert not set("".join(plain)) & set("\\{}$#_")  # characters that LaTeX would take for commands
     by_latex = [[cell.strip() for cell in line.split("&")] for line in plain]
     return by_csv, by_markdown, by_latex
@@ -292,6 +296,13 @@ def test_the_tables_agree_with_the_results(compared):
         mean, std = (statistics.mean(columns["MB up"]), statistics.stdev(columns["MB up"]))
         assert cells[5] == Cell(mean, std).text()
     assert (compared / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_of_a_report_can_be_without_pixels(compared, tmp_path, drawn):
+    jaxfl.report(compared / "compared", out=tmp_path / "out", pictures="pdf")
+    pictures = [path for path in (tmp_path / "out").iterdir() if not path.name.startswith("table")]
+    assert {"curves.pdf", "bytes.pdf"} <= {path.name for path in pictures}
+    assert all(path.read_bytes().startswith(b"%PDF") for path in pictures)
 
 
 def test_a_report_has_the_tables_of_the_comparison(compared, tmp_path, monkeypatch):
@@ -521,7 +532,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     assert read(kept / "config.json")["options"]["rounds"] == ROUNDS  # fedavg's have not become longer either
     with pytest.raises(SystemExit):
         compare(dataset, folder, "--rounds", str(ROUNDS - 1))
-    assert "and cannot become shorter; repeat this command with --rounds 6" in capsys.readouterr().err
+    assert "and cannot become shorter; ask for 6 rounds" in capsys.readouterr().err
     with pytest.raises(JaxflError, match="compared is a comparison; name one of .*, or repeat its command"):
         jaxfl.resume(folder)
     with pytest.raises(SystemExit):
@@ -825,6 +836,6 @@ def test_a_report_notes_clients_without_a_round():
         return [{"clients": list(cohort), "accuracy": {"per_client": shares}} for cohort in cohorts]
 
     everyone, some, newcomers = of_run((0, 1), (2, 3)), of_run((0, 1), (1, 0)), of_run((0, 1, 2), new=[3])
-    assert not report._of_absent([everyone]) and not report._of_absent([newcomers])
-    (note,) = report._of_absent([everyone, some, newcomers])
+    assert not notes_on_absent([absent(everyone)]) and not notes_on_absent([absent(newcomers)])
+    (note,) = notes_on_absent([*map(absent, (everyone, some, newcomers))])
     assert note.startswith("0 to 2 of 3 to 4 clients took part in no round")

@@ -310,6 +310,9 @@ def test_curves_against_simulated_time(compared):
     three, two = ([axes.get_xlabel() for axes in figure.axes] for figure in figures)
     assert two == ["round", "megabytes sent and received"] and three == [*two, "simulated seconds"]
     (line,) = figures[0].axes[2].lines
+    assert not figures[0].axes[1].collections  # with one seed there is no band
+    bands = plot.draw_curves({"twice": [records, records]}).axes
+    assert all(len(axes.collections) == 1 for axes in bands)
     clock = np.cumsum([record["simulated_seconds"] for record in records])
     np.testing.assert_allclose(line.get_xdata(), clock[1::2])
     assert "simulated s" in (compared / "table.csv").read_text().splitlines()[0]
