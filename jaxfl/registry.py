@@ -5,6 +5,7 @@ import itertools
 import pkgutil
 import re
 import typing
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
@@ -76,8 +77,11 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
         raise JaxflError(f"{name}: config must be a subclass of jaxfl.Training, decorated by jaxfl.options.")
     if not callable(found.build):
         raise JaxflError(f"{name}: build must be a function that makes an Algorithm from a config.")
-    if not callable(found.needs):
-        raise JaxflError(f"{name}: needs must be a function of a config that returns a set of names.")
+    if isinstance(found.needs, str) or not (callable(found.needs) or isinstance(found.needs, Collection)):
+        raise JaxflError(
+            f'{name}: needs must be a tuple of names, such as ("public",), or a function of a config that '
+            "returns one."
+        )
     own, shared = hints(found.config), [*hints(Setup), *hints(Processes), *OF_COMMANDS]
     for option in own:
         if option in shared:

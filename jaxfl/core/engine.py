@@ -256,9 +256,9 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
     state = federation.form(state, runs > 1)
     end = min(job.rounds, start + (job.eval_every if programs.algorithm.host is None else 1))
     cohorts = together([of_rounds(of_run, start, end) for of_run in job.cohorts])
-    advance = programs.rounds if runs == 1 else programs.rounds_of_runs
+    program = programs.rounds if runs == 1 else programs.rounds_of_runs
     score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, end)
-    yield advance, (key, state, federation, cohorts, score_key, conditions)
+    yield program, (key, state, federation, cohorts, score_key, conditions)
     if runs == 1:
         part = in_parts(federation, 0, job.rounds)[0]
         yield programs.received, (key, state, federation, part)

@@ -83,9 +83,10 @@ def _of_equation(equation: core.JaxprEqn) -> int:
 def _products(equation: core.JaxprEqn, x, kernel) -> int:
     """Return the number of products of a convolution, forward or backward.
 
-    Both gradients have as many as the forward pass. That of the input is written as a convolution of a
-    smaller map, padded until the output is as large as the input: of its pixels only as many count as the
-    smaller map has. That of the kernel, whose batch is not on the first axis, counts in full.
+    Both gradients have as many as the forward pass. JAX writes the one for the input as a convolution of the
+    output's gradient, padded with zeros to the size of the input: products with the padding do not count, so
+    the pixels are those of the smaller map. The one for the kernel, whose batch is not on the first axis, has
+    no such padding.
     """
     numbers, shape = equation.params["dimension_numbers"], _shape(equation)
     before, after = ([x.shape[axis] for axis in numbers.lhs_spec], [shape[axis] for axis in numbers.out_spec])

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from jaxfl.core import flops
 
+SERVER = -1  # owner of operations that no group's clients compute; JAX sorts keys, and None has no order
+
 
 def scan(f: Callable, carry: Any, xs: Any = None, length: int | None = None) -> tuple[Any, Any]:
     """Run `jax.lax.scan`: ``f(carry, x) -> (carry, y)`` over the leading axis of `xs`."""
@@ -59,17 +61,17 @@ def cond(condition, if_true: Callable, if_false: Callable, *operands: Any) -> An
     return outputs
 
 
-def _collected(f: Callable, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Return a function's outputs, and its operations by owner: the number of a group, or "" without one."""
+def _collected(f: Callable, *args: Any) -> tuple[Any, dict[int, jax.Array]]:
+    """Return a function's outputs, and its operations by group; those without a group are `SERVER`'s."""
     with flops.collect() as amounts:
         outputs = f(*args)
     total = {}
     for group, amount in amounts:
-        owner = "" if group is None else str(group)
+        owner = SERVER if group is None else group
         total[owner] = total[owner] + amount if owner in total else jnp.asarray(amount)
     return outputs, total
 
 
-def _add(operations: dict[str, jax.Array]) -> None:
+def _add(operations: dict[int, jax.Array]) -> None:
     for owner, amount in operations.items():
-        flops.add(amount, group=int(owner) if owner else None)
+        flops.add(amount, group=None if owner == SERVER else owner)

@@ -41,7 +41,7 @@ class Cohort:
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    part: bool = static(default=False)  # a slice of all clients: models of clients outside may be mixed in
+    part: bool = static(default=False)  # a slice of all clients; models of others may be mixed into theirs
 
 
 @jax.tree_util.register_dataclass
@@ -66,9 +66,9 @@ class Info(NamedTuple):
     Args:
       loss: per group (k,), mean training loss of each client over the steps of its last local phase; empty
         of a host step.
-      up: per group (k,) int32, scalars (4 bytes each) that each client sent. Where it sends so often
-        that these may exceed an int32, {scalars of a message: (k,) int32, how many messages}.
-      down: per group the same of what each client received.
+      up: per group (k,) int32, scalars (4 bytes each) that each client sent. Or, where a sum may not fit an
+        int32, {scalars of a message: (k,) int32, how many such messages it sent}.
+      down: per group what each client received, in one of the same two forms.
       findings: the method's own measurements, {panel: {line: ()}}: numbers that are logged every round, and
         drawn as one panel of lines each. A host step may add entries of any JSON form.
       trained: per group a `Predictor` of the cohort's models right after local training, before averaging.
@@ -172,8 +172,8 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: its BibTeX entry.
-      needs: ``config -> names`` of what the method requires: "public" images, "validation" rows, "links"
-        between clients. If the user chose none, the command provides them.
+      needs: names of what the method requires: "public" images, "validation" rows, "links" between clients.
+        If the user chose none, the command provides them. ``config -> names`` where it depends on options.
       pictures: the method's own pictures, file name -> ``findings of the last round -> figure``.
     """
 
@@ -183,5 +183,5 @@ class Method(NamedTuple):
     summary: str
     paper: str = ""
     bibtex: str = ""
-    needs: Callable[[Any], Collection[str]] = lambda config: ()
+    needs: Collection[str] | Callable[[Any], Collection[str]] = ()
     pictures: Mapping[str, Callable[[dict], Any]] = MappingProxyType({})

@@ -167,7 +167,7 @@ def as_programs(algorithm: Algorithm) -> Programs:
         )
         return federation.keep_placed(states, runs=True), reports
 
-    def of_run(states, federation, i):  # other devices need another program
+    def of_run(states, federation, i):  # the federation only says for which devices this is compiled
         return jax.tree.map(lambda leaf: leaf[i], states)
 
     score_received = Program(received)

@@ -135,12 +135,11 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
 
 def _needs(variant: Variant) -> Collection[str]:
     """Return what a method needs, some of `NEEDS`."""
-    needs = variant.method.needs(variant.config)
+    said = variant.method.needs
+    needs = said(variant.config) if callable(said) else said
     if isinstance(needs, str) or not isinstance(needs, Collection) or not set(needs) <= set(NEEDS):
-        raise JaxflError(
-            f"{line_of(variant.method.needs)}: needs returns {needs!r}; it must be a set of some of "
-            f"{', '.join(NEEDS)}."
-        )
+        who = f"{line_of(said)}: needs returns" if callable(said) else f"{variant.label}: needs is"
+        raise JaxflError(f"{who} {needs!r}; it must have some of {', '.join(NEEDS)}.")
     return needs
 
 

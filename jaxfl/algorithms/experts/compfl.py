@@ -16,7 +16,7 @@ any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's 
 5. aggregate (eq. 10) theta_j <- theta_j + sum_i n_i (theta_ij - theta_j) / sum_i n_i over i with j^ = j
 
 A client that trained its own expert in the last round deploys that model. Otherwise it deploys the newest
-theta_ji with an adapted head. It always receives the latter.
+theta_ji with an adapted head. What it receives is in both cases the newest theta_ji with an adapted head.
 
 Where the paper leaves room: Algorithm 1 retains the own head, section 3.2 says that it can be made anew from
 prototypes; we retain it (``head_init``), which gains two to five points (experiments/compfl). Eq. 3 prints

@@ -107,7 +107,7 @@ def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
 
 
 def check(config: Cooperation, federation: Federation) -> None:
-    """Raise `JaxflError` if no client has rows to weight teachers, or class means cannot make a head.
+    """Refuse accuracies on validation rows if there are none, and heads that class means cannot make.
 
     Raises:
       JaxflError: saying what to change.

@@ -14,11 +14,11 @@ so that all of them together train about as often as `compfl` does. The walkers 
 clients take part, N counts these, and walkers go only to them. A walker rests if no client that it can reach
 would accept it. One that is not accepted within ``max_hops`` hops rests until its next turn.
 
-A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not. A
-walker that moves on after its training passes by on its next turn. With ``deploy="walker"`` a client deploys
-the current walker of its architecture under its own adapted head. With ``"visit"`` it deploys its own expert
-as the last visit left it, under its head, which training of smaller experts has adapted since. With
-either it receives the current walker under its adapted head.
+A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not.
+After its training a walker goes to a neighbour, whose copy of it is renewed at the walker's next turn.
+With ``deploy="walker"`` a client deploys the current walker of its architecture under its own adapted head.
+With ``"visit"`` it deploys its own expert as the last visit left it, under its head, which training of
+smaller experts has adapted since. With either it receives the current walker under its adapted head.
 
 A hop counts once, for the sender. Simulated seconds assume that clients work in parallel, which walkers do
 not.

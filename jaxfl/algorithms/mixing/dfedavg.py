@@ -81,5 +81,5 @@ dfedavg = Method(
   author={Sun, Tao and Li, Dongsheng and Wang, Bao},
   journal={IEEE Transactions on Pattern Analysis and Machine Intelligence},
   volume={45}, number={4}, pages={4289--4301}, year={2023}}""",
-    needs=lambda config: ("links",),
+    needs=("links",),
 )

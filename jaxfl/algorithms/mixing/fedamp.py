@@ -16,8 +16,8 @@ The paper tunes sigma and alpha_k to its networks. The defaults here are scale-f
     alpha_k  sigma / N, so that no client gives away more than all its weight
 
 As long as no two different models are known, sigma is 0: xi is the identity, and with these defaults nothing
-pulls. Later these defaults have a flaw: similar models make sigma small and so the pull
-lambda / alpha_k strong, and so strong a pull keeps them similar without learning. Therefore the pull of a
+pulls. Later these defaults have a flaw: similar models give a small sigma, hence a strong pull
+lambda / alpha_k, which keeps them similar without learning. Therefore the pull of a
 client that takes S steps of SGD with rate eta in a round is at most 1 / (eta S). On its own such a pull leads
 63 % of the way from w_i to u_i, with momentum 0.5 87 %. (With 1 / eta, S times as much, clients learn next to
 nothing.) With these defaults and lambda = 1 the bound is mostly active: then another lambda changes nothing,

@@ -236,5 +236,5 @@ fedfomo = Method(
   title={Personalized Federated Learning with First Order Model Optimization},
   author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.},
   booktitle={ICLR}, year={2021}}""",
-    needs=lambda config: {"validation"},
+    needs=("validation",),
 )

@@ -221,5 +221,5 @@ draftfed = Method(
          Neural Networks},
   author={Liao, Yuying and Ma, Le and Zhou, Bin and Zhao, Xuechen and Xie, Feng},
   journal={IEEE Transactions on Mobile Computing}, year={2023}, doi={10.1109/TMC.2023.3283557}}""",
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

@@ -217,5 +217,5 @@ fccl = Method(
   title={Learn from Others and Be Yourself in Heterogeneous Federated Learning},
   author={Huang, Wenke and Ye, Mang and Du, Bo},
   booktitle={CVPR}, year={2022}}""",
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

@@ -91,7 +91,7 @@ feddf = Method(
     "averages per architecture, distilled on the server from the ensemble of all clients",
     "Lin et al. 2020, arXiv:2006.07242",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
 )
 
 pfeddf = Method(
@@ -101,5 +101,5 @@ pfeddf = Method(
     "FedDF, fine-tuned by each client before use",
     "Lin et al. 2020, arXiv:2006.07242; Beikmohammadi et al.",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

@@ -183,5 +183,5 @@ fedkemf = Method(
   title={Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion},
   author={Yu, Sixing and Qian, Wei and Jannesari, Ali},
   journal={arXiv:2208.07978}, year={2022}}""",
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

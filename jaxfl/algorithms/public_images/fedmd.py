@@ -95,5 +95,5 @@ fedmd = Method(
   title={{FedMD}: Heterogenous Federated Learning via Model Distillation},
   author={Li, Daliang and Wang, Junpu},
   journal={arXiv:1910.03581}, year={2019}}""",
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

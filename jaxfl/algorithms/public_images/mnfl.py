@@ -83,5 +83,5 @@ mnfl = Method(
     "clients of any architecture teach each other on public images, by a learned matrix",
     "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

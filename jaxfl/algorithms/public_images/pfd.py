@@ -81,7 +81,7 @@ sim_pfd = Method(
     "clients of any architecture teach each other on public images, by how alike their predictions are",
     "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
 )
 
 topk_pfd = Method(
@@ -91,5 +91,5 @@ topk_pfd = Method(
     "clients of any architecture learn from the K whose predictions on public images are most alike",
     "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
 )

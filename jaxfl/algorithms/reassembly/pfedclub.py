@@ -108,7 +108,7 @@ pfedclub = Method(
     "a server assembles a teacher for every client from blocks of all clients' networks",
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
     pictures={"assembled.png": draw_assembled},
 )
 
@@ -119,6 +119,6 @@ pfedclub_plus = Method(
     "pFedClub with teachers that are hardly larger than the clients' networks",
     "Wang et al. 2024, NeurIPS",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
     pictures={"assembled.png": draw_assembled},
 )

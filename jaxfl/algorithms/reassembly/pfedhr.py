@@ -133,6 +133,6 @@ pfedhr = Method(
     "a server assembles a few networks from clients' blocks; each client learns from the one most like it",
     "Wang et al. 2023, arXiv:2308.08643",
     BIBTEX,
-    needs=lambda config: {"public"},
+    needs=("public",),
     pictures={"assembled.png": draw_assembled},
 )

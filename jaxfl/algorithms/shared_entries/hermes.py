@@ -206,7 +206,7 @@ def build(config: Hermes) -> Algorithm:
                 own_rows(client, federation, hyper),
                 hyper,
             )
-            # Neither gradient nor decay moves pruned entries; their statistics are those of zeros.
+            # Pruned entries stay 0, without gradient or decay; BatchNorm sees zeros there.
             traffic = message(model, held), message(model, own.held)
             return Own(trained.weights, held, now), trained.loss, *traffic, kept_ratio(held)
 
@@ -262,5 +262,5 @@ hermes = Method(
   title={Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients},
   author={Li, Ang and Sun, Jingwei and Li, Pengcheng and Pu, Yu and Li, Hai and Chen, Yiran},
   booktitle={ACM MobiCom}, year={2021}}""",
-    needs=lambda config: {"validation"},
+    needs=("validation",),
 )
