@@ -77,6 +77,7 @@ def compare(
     partition_seeds: int = 1,
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
+    select: str = "last",
     against: str | None = None,
     log: str | Callable | Sequence[str | Callable] = (),
     changed_code: bool = False,
@@ -92,6 +93,7 @@ def compare(
       partition_seeds: number of repetitions of all that, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table, one or a list of those of ``jaxfl report --help``.
+      select: the evaluation that its accuracies are of: "last", or the best one on "validation" rows.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: as for `run`.
       changed_code: whether runs go on, and finished ones are kept, if your own files have changed since.
@@ -117,6 +119,7 @@ def compare(
         partition_seeds=partition_seeds,
         run_dir=run_dir,
         against=against,
+        select=select,
         max_seconds=max_seconds,
     )
     with heeded(), shown(quiet) as observer:
@@ -179,6 +182,7 @@ def resume(
 def report(
     *run_dirs: str | Path,
     show: str | Sequence[str] = (),
+    select: str = "last",
     target: float | Sequence[float] = (),
     against: str | None = None,
     out: str | Path | None = None,
@@ -189,6 +193,7 @@ def report(
     Args:
       *run_dirs: folders of runs, or folders that contain some.
       show: further columns, one or a list of those of ``jaxfl report --help``.
+      select: the evaluation that the accuracies are of: "last", or the best one on "validation" rows.
       target: accuracies: further columns say what runs spent to reach them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
       out: where the table and the curves are written; by default the folder if it is one, else a new one,
@@ -204,10 +209,11 @@ def report(
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
-    given = {"target": target, "out": out, "against": against, "pictures": pictures}
+    given = {"target": target, "out": out, "against": against, "pictures": pictures, "select": select}
     its = stated("jaxfl.report", Targets, Output, Columns, **given)
     to, shown = its["out"] or store.report_folder(folders), _several("show", show)
-    return reports.report(folders, to, shown, its["target"], its["against"], pictures=its["pictures"])
+    further = {name: its[name] for name in ("target", "against", "pictures", "select")}
+    return reports.report(folders, to, shown, **further)
 
 
 def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:

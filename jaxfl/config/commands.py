@@ -73,7 +73,6 @@ class Columns:
             "pooled",
             "macro-f1",
             "validation",
-            "best-validation",
             "per-class",
             "flops",
             "lost",
@@ -82,8 +81,11 @@ class Columns:
     ] = ()
     """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
     worst tenth, the share of all rows, macro F1, the accuracy on validation rows (--validation-fraction) and
-    every class, which are also drawn over the rounds in metrics.png; the accuracy at the evaluation with the
-    best one on validation rows; the operations of training, and the number of lost answers."""
+    every class, which are also drawn over the rounds in metrics.png; the operations of training, and the
+    number of lost answers."""
+    select: Literal["last", "validation"] = "last"
+    """Evaluation that the accuracies are of: the last one, or the one with the best accuracy on validation
+    rows (--validation-fraction)."""
     against: str | None = None
     """A method, named as in the table or in the command: a further column says how much more accurate the
     others are, seed by seed, with the 95 % interval of the mean difference."""

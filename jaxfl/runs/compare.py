@@ -26,6 +26,7 @@ from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
+from jaxfl.runs.result import NO_VALIDATION
 from jaxfl.runs.run import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.table import Table, check_columns
 from jaxfl.runs.variant import Variant, own_setup, provided
@@ -41,6 +42,7 @@ def compare(
     *,
     partition_seeds: int = 1,
     show: Sequence[str] = (),
+    select: str = "last",
     against: str | None = None,
     log: Sequence[str | Callable] = (),
     changed_code: bool = False,
@@ -58,6 +60,7 @@ def compare(
         default runs/compare-DATASET. Runs with fewer rounds go on to as many.
       partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
+      select: the evaluation that its accuracies are of, see `jaxfl.runs.result.selected`.
       against: name or label of a variant. Once all of its runs have finished, a further column shows how
         much more accurate the others are, see `jaxfl.runs.paired`.
       log: further destinations of the metrics, see `Log`.
@@ -119,10 +122,12 @@ def compare(
                 observer.prepared(setup, data, left)
             else:
                 observer.said(f"partition_seed {number}")
+            if select == "validation" and not any(map(len, data.partition.validation)):
+                raise JaxflError(f"--select validation: {NO_VALIDATION}")
             data = start_from(data, setup, saved, observer)
             _lengthen(these, data, observer.said)
             errors |= _run_all(folder, these, len(planned), data, watch, observer)
-    table, failures = _conclude(folder, planned, errors, show, setup.run.target, against)
+    table, failures = _conclude(folder, planned, errors, show, setup.run.target, against, select)
     objects = {run: its.variant for run, its in planned.items() if its.variant.name is None}
     opened = [
         dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
@@ -139,6 +144,7 @@ def _conclude(
     show: Sequence[str],
     target: Sequence[float],
     against: str | None,
+    select: str,
 ) -> tuple[Table | None, list[str]]:
     """Write the table and the pictures of the finished runs, and how the comparison ended."""
     finished = [run for run in planned if store.holds(run, store.RESULT)]
@@ -147,7 +153,7 @@ def _conclude(
     if against is not None and against not in _complete_labels(planned, finished):
         notes.append(f"Nothing is compared with {against}: not all runs have finished.")
         against = None
-    table = report(finished, folder, show, target, against, notes) if finished else None
+    table = report(finished, folder, show, target, against, notes, select=select) if finished else None
     # Where another process is at work, the comparison has not ended.
     if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
         order = list(dict.fromkeys(run.parent.name for run in planned))

@@ -18,6 +18,7 @@ from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.moved import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
+from jaxfl.runs.result import SELECTED, selected
 from jaxfl.runs.table import (
     Table,
     absent,
@@ -39,6 +40,7 @@ def report(
     against: str | None = None,
     notes: Sequence[str] = (),
     pictures: str = "png",
+    select: str = "last",
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -52,6 +54,7 @@ def report(
         of the same seed and partition, see `jaxfl.runs.paired`.
       notes: further sentences under the table.
       pictures: their format, "png", "pdf" or "svg".
+      select: the evaluation that the accuracies are of, see `jaxfl.runs.result.selected`.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -61,7 +64,7 @@ def report(
     from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
-    table, metrics = _tabulated(folders, show, target, against)
+    table, metrics = _tabulated(folders, show, target, against, select)
     table = table._replace(notes=(*table.notes, *notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
@@ -86,7 +89,11 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
 
 
 def _tabulated(
-    folders: Sequence[Path], show: Sequence[str], target: Sequence[float], against: str | None
+    folders: Sequence[Path],
+    show: Sequence[str],
+    target: Sequence[float],
+    against: str | None,
+    select: str = "last",
 ) -> tuple[Table, dict[str, list]]:
     """Return the table of all finished runs in some folders, and their metrics by label."""
     runs = store.finished_in(list(folders))
@@ -102,10 +109,12 @@ def _tabulated(
             if result["accuracy"] == by_draw[label][draw]["accuracy"]:  # settings of a study can share runs
                 continue
             raise JaxflError(f"{folder} and {same} are both {label} with the same seed; report one of them.")
+        result = selected(result, of_run, select)
         results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result
-    notes = _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
+    notes = [SELECTED] if select == "validation" else []
+    notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
     notes += notes_on_absent([absent(of_run) for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):

@@ -10,6 +10,7 @@ from jaxfl.core.engine import Chunk
 from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, messages
 from jaxfl.core.rounds import Report
 from jaxfl.data.federation import Federation
+from jaxfl.errors import JaxflError
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.runs.code import history
@@ -220,6 +221,31 @@ def _plain(leaf):
 def _finite(loss: float) -> float | None:
     """Return a loss for JSON, None if it is not finite."""
     return float(loss) if np.isfinite(loss) else None
+
+
+SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
+NO_VALIDATION = "clients have no validation rows to select an evaluation by; give --validation-fraction."
+
+
+def selected(result: dict, metrics: list[dict], select: str) -> dict:
+    """Return a run's result with the accuracies of another evaluation; its costs stay those of the whole run.
+
+    Args:
+      result: the content of result.json.
+      metrics: that of metrics.jsonl.
+      select: "last", or "validation": the first evaluation with the best accuracy on validation rows.
+
+    Raises:
+      JaxflError: if clients have no validation rows.
+    """
+    if select == "last":
+        return result
+    scored = [record for record in metrics if "accuracy" in record]
+    validations = [record["accuracy"]["validation"] for record in scored]
+    if None in validations:
+        raise JaxflError(f"{result['method']}: {NO_VALIDATION}")
+    best = scored[int(np.argmax(validations))]
+    return result | {name: best[name] for name in ("accuracy", "received")}
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:

@@ -18,6 +18,7 @@ from jaxfl.runs import store
 from jaxfl.runs.compare import compare, is_begun, plan
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+from jaxfl.runs.result import selected
 from jaxfl.runs.study_file import (
     SHOW,
     Study,
@@ -101,6 +102,7 @@ def run(
                     _folder(folder, setting),
                     partition_seeds=study.partition_seeds,
                     changed_code=changed_code,
+                    select=study.select,
                     beside=True,  # runs of seeds and methods that the file no longer names
                     observer=observer,
                 )
@@ -155,7 +157,7 @@ def finished(study: Study, folder: Path) -> Cells:
                 draw = its.setup.run.seed, its.setup.partition.partition_seed
                 of_choice = results.setdefault((setting_name(setting), choice_of[its.variant.label]), {})
                 further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
-                of_choice[draw] = result | further
+                of_choice[draw] = selected(result, metrics, study.select) | further
     return Cells(study, results)
 
 

@@ -39,6 +39,7 @@ class Study(NamedTuple):
       columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
         `SHOW`.
       show: what the table shows, see `jaxfl.runs.table.measure`.
+      select: the evaluation that accuracies are of, see `jaxfl.runs.result.selected`.
       against: the method with which the others are compared in further columns, see `jaxfl.runs.paired`.
       names: what the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy).
     """
@@ -52,6 +53,7 @@ class Study(NamedTuple):
     partition_seeds: int = 1
     columns: str = METHOD
     show: tuple[str, ...] = ("accuracy",)
+    select: str = "last"
     against: str = ""
     names: Mapping[str, str] = {}
 
@@ -110,6 +112,8 @@ def read(path: str | Path) -> Study:
     if columns not in known:
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
     study = Study(path.stem, tuple(said.pop("methods")))._replace(**(said | {SHOW: shown}))
+    if study.select not in ("last", "validation"):
+        raise JaxflError(f'{path}: select is {study.select!r}; it must be "last" or "validation".')
     for name in shown:
         measure(name)
     if study.against:

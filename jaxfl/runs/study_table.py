@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.runs.paired import UNPAIRED, Draw, notes_on, paired
+from jaxfl.runs.result import SELECTED
 from jaxfl.runs.study_file import (
     METHOD,
     SHOW,
@@ -117,6 +118,7 @@ def _notes(cells: Cells) -> list[str]:
     spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
     shown = "; ".join(its.title for its in measures.values())
     notes = [f"{study.title}: {shown}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
+    notes += [SELECTED] if study.select == "validation" else []
     missing = expected * len(settings(study)) * len(study.methods) - len(found)
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []

@@ -45,7 +45,7 @@ IN_LATEX = str.maketrans(
     | {"\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}"}
     | {"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}"}
 )
-SHOWN = (*OF_ACCURACY, "best-validation", "per-class", "flops", "lost")  # on request
+SHOWN = (*OF_ACCURACY, "per-class", "flops", "lost")  # on request
 MOST_COLUMNS = 12  # of a table that is not transposed in a terminal
 _NEWCOMERS = (
     ("newcomers received %", lambda r: _of_newcomers(r, "received")),
@@ -223,7 +223,7 @@ def known_measures(target: float | None = None) -> dict[str, Measure]:
             lambda r, moment=moment: [_percent(share) for share in r[moment]["per_client"]],
             max,
         )
-    better = dict.fromkeys(OF_ACCURACY, max) | {"std": min, "best-validation": max}
+    better = dict.fromkeys(OF_ACCURACY, max) | {"std": min}
     for name in SHOWN:
         for title, value in _on_request(name, []) if name != "per-class" else ():
             known[name] = Measure(title, value, None, better.get(name))
@@ -255,8 +255,6 @@ def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
     """Return the columns of one name in `SHOWN`; runs of an earlier jaxfl lack some values."""
     if name == "flops":
         return [("GFLOP", lambda r: r["flops"] / 1e9)]
-    if name == "best-validation":
-        return [("at best validation %", lambda r: _percent(r["summary"].get("best_validation")))]
     if name == "lost":
         return [("lost answers", lambda r: r.get("lost_answers") or 0)]
     if name != "per-class":

@@ -274,6 +274,10 @@ REFUSED = [
         "linear starts fresh: others.npz has only mlp, cnn",
         "mlp starts fresh: others.npz does not fit in fc1 (linear/bias is 5 there, 4 here), classifier (not",
     ),
+    (
+        "compare fedavg @own.args --select validation",
+        "no validation rows to select an evaluation by; give --val",
+    ),
     ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
     (
         "run fedavg @own.args --target 0.5 70",

@@ -15,10 +15,12 @@ import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
 from jaxfl.core.score import Score
 from jaxfl.data.federation import federate, set_apart
+from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
 from jaxfl.runs.result import result as summarised
+from jaxfl.runs.result import selected
 from jaxfl.runs.scores import accuracy, macro_f1, of_present
 
 SIZES = (7, 10)
@@ -177,7 +179,7 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
             "round": t + 1,
             "seconds": {"train": 1.0, "write": 0.5 * t},
             "accuracy": {"mean": means[t], "validation": validations[t]},
-            "received": {},
+            "received": {"mean": t / 30},
             "cohort": {"received": {"pooled": t / 100}, "personal": {"pooled": 1.0}},
         }
         | spent
@@ -195,3 +197,10 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
             "cohort_received_pooled_mean_last_10": np.mean(np.arange(2, 12) / 100),
         }
     )
+    then = selected(found, metrics, "validation")
+    assert (then["accuracy"], then["received"]) == (metrics[2]["accuracy"], {"mean": 2 / 30})
+    assert {**then, "accuracy": found["accuracy"], "received": found["received"]} == found
+    assert selected(found, metrics, "last") == found
+    metrics[0]["accuracy"]["validation"] = None
+    with pytest.raises(JaxflError, match="^fedavg: clients have no validation rows to select"):
+        selected(found, metrics, "validation")

@@ -137,7 +137,7 @@ def test_every_run_has_a_row_of_its_own(toy):
     for line in lines:
         setting = study_file.setting_name({name: line[name] for name in found.axes})
         (result,) = cells.results[setting, line["method"]].values()
-        assert line["seed"] == line["partition_seed"] == "0" and not line["best-validation"]
+        assert line["seed"] == line["partition_seed"] == "0" and not line["validation"]
         assert float(line["worst-tenth"]) == pytest.approx(100 * result["accuracy"]["worst_tenth"], 1e-5)
         assert float(line["flops"]) == pytest.approx(result["flops"] / 1e9, 1e-5)
 
@@ -345,6 +345,7 @@ def test_every_study_of_the_papers_can_be_read():
             "seeds must be of type int, the number of repetitions; the first",
         ),
         ("methods = [1]", "names no methods"),
+        ('methods = ["local"]\nselect = "best"', 'select is \'best\'; it must be "last" or "validation"'),
         ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
         ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),
         ('methods = ["fedprox", "fedprox,mu=0.01"]', "is named twice"),
