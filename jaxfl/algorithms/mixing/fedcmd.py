@@ -34,7 +34,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.mixing.fedcmd_layers import assemble, cosine, cosine_of_outputs, each_by_its_layers
+from jaxfl.algorithms.mixing.fedcmd_layers import (
+    assemble,
+    cosine,
+    cosine_of_outputs,
+    each_by_its_layers,
+    mixing_weights,
+)
 from jaxfl.algorithms.mixing.fedcmd_score import candidates, no_votes, of_batches, voting_loss
 from jaxfl.authoring import (
     Algorithm,
@@ -60,7 +66,7 @@ from jaxfl.authoring import (
 )
 from jaxfl.errors import nearest
 from jaxfl.mechanisms.class_means import require_classes_last
-from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs, row_stochastic
+from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs
 
 
 @options
@@ -165,19 +171,13 @@ def build(config: FedCMD) -> Algorithm:
 
         def of_group(model, shared, own, others, layers, i, j):
             def of_clients(layers, own, i):
-                same = i[:, None] == j[None]
-                real = jnp.broadcast_to(j < federation.clients, same.shape)
                 if config.tail == "uniform":
-                    phi = jnp.ones(same.shape, federation.mean.dtype)
+                    phi = jnp.ones((len(i), len(j)), federation.mean.dtype)
                 elif stores_similarity:
                     phi = pairs(state.phi, i, j)
                 else:
                     phi = jnp.maximum(cosine(model, own, others, layers), 0)
-                phi = jnp.where(real, jnp.where(same, 1, phi), 0)
-                if config.tail == "softmax":
-                    weights = jax.nn.softmax(phi, axis=1, where=real)
-                else:
-                    weights = row_stochastic(phi, i, j)
+                weights = mixing_weights(phi, i, j, federation.clients, config.tail)
                 w = assemble(model, shared, own, others, layers, weights)
                 return own_models.with_own_stats(w, own, config.bn_stats)
 

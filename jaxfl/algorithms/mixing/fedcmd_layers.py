@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import tree
-from jaxfl.mechanisms.mixing import EPS, cosine_of_units, products
+from jaxfl.mechanisms.mixing import EPS, cosine_of_units, products, row_stochastic
 from jaxfl.models.model import Model, Weights
 
 
@@ -59,6 +59,25 @@ def each_by_its_layers(f: Callable, personal, *own):
         return jax.tree.map(lambda leaf: leaf[0], f(personal, *alone))
 
     return jax.vmap(of_one)(personal, *own)
+
+
+def mixing_weights(phi, i, j, clients: int, tail: str):
+    """Return the weights of eq. 7, Phi_ij / sum_j Phi_ij with Phi_ii = 1, or their softmax over j.
+
+    Args:
+      phi: (k, m), Phi, similarities of clients i to clients j.
+      i: (k,) int32, ids.
+      j: (m,) int32, ids; `clients` or more in empty places, which have weight 0.
+      clients: number of all clients.
+      tail: "softmax", or anything else.
+
+    Returns:
+      (k, m), rows that sum to 1.
+    """
+    same = i[:, None] == j[None]
+    real = jnp.broadcast_to(j < clients, same.shape)
+    phi = jnp.where(real, jnp.where(same, 1, phi), 0)
+    return jax.nn.softmax(phi, axis=1, where=real) if tail == "softmax" else row_stochastic(phi, i, j)
 
 
 def cosine(model: Model, one: Weights, other: Weights, personal):
