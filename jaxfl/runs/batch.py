@@ -180,8 +180,9 @@ def _apart(runs: Runs, earlier: Sequence[Runs]) -> str:
     for batch in earlier:
         other = next(iter(batch.values()))
         if other.variant.method == own.variant.method:
-            pairs = [(name, value, _shared_by(other)[name]) for name, value in _shared_by(own).items()]
-            names = [name for name, *pair in pairs if pair[0] != pair[1] and None not in pair]
+            ours, theirs = _shared_by(own), _shared_by(other)
+            chosen = [name for name in ours if ours[name] is not None and theirs[name] is not None]
+            names = [name for name in chosen if ours[name] != theirs[name]]
             return f" (other {', '.join(names)} than {other.variant.label})" if names else ""
     return ""
 
@@ -189,4 +190,4 @@ def _apart(runs: Runs, earlier: Sequence[Runs]) -> str:
 def _shared_by(run: Planned) -> dict[str, Any]:
     """Return what runs of one program share: all options except seed and rates, None if not chosen yet."""
     without_rates = jax.tree.map(lambda rate: None, run.variant.config)
-    return {"round": run.done} | run.setup.replace(seed=0).flat() | vars(without_rates)
+    return {"number of rounds done": run.done} | run.setup.replace(seed=0).flat() | vars(without_rates)

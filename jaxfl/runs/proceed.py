@@ -175,33 +175,45 @@ def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
 
 
 def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
-    """Write down a chunk of the job's run number `i`, and a checkpoint if one is due."""
-    folder, machine = run.folder, run.machine
+    """Write down a chunk of the job's run number `i`, and a checkpoint if one is due.
+
+    Raises:
+      JaxflError: if the run has diverged.
+    """
     ends = run.done + len(new) == job.rounds or stops(run.config, [*run.metrics, *new])
     if ends and np.concatenate(job.federation.newcomers).any() and not chunk.diverged:
         _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
-    if not code.same(code.latest(run.folder, run.config, run.metrics), run.code):
-        new[0]["code"] = run.code
-        store.keep_code(folder, run.done + 1, run.code)
-    if job.federation.devices != _devices(run.config, run.metrics):
-        new[0]["devices"] = job.federation.devices
-    store.append_metrics(folder, new)
-    run.metrics.extend(new)
-    run.watch(new)
+    _record(job, run, new)
     if chunk.diverged:
-        round_, client, what = chunk.diverged
-        own = ", ".join(Path(file).name for file in run.code["files"])
-        raise JaxflError(
-            f"{run.variant.label}: the {what} of client {client} {'is' if what == 'loss' else 'are'} not "
-            f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr}){_changed(run.variant)}"
-            f"{own and f', or see what {own} computes'}; earlier rounds are in {folder}."
-        )
-    if stop or ends or run.done % (machine.checkpoint_every or job.eval_every) == 0:
+        raise _divergence(run, *chunk.diverged)
+    if stop or ends or run.done % (run.machine.checkpoint_every or job.eval_every) == 0:
         # Before the checkpoint: a resume writes nothing of earlier rounds.
         for kind, arrays in _about_clients(job, chunk.state).items():
-            store.write_about_clients(folder, kind, run.done, job.federation.fetch(arrays))
+            store.write_about_clients(run.folder, kind, run.done, job.federation.fetch(arrays))
         mark = store.fingerprint(run.config)
-        checkpoint.save(folder, run.done, chunk.state, mark, machine.keep_checkpoints)
+        checkpoint.save(run.folder, run.done, chunk.state, mark, run.machine.keep_checkpoints)
+
+
+def _record(job: Job, run: Run, new: list[dict]) -> None:
+    """Append new records to the run's metrics, the first with its code and devices if these have changed."""
+    if not code.same(code.latest(run.folder, run.config, run.metrics), run.code):
+        new[0]["code"] = run.code
+        store.keep_code(run.folder, run.done + 1, run.code)
+    if job.federation.devices != _devices(run.config, run.metrics):
+        new[0]["devices"] = job.federation.devices
+    store.append_metrics(run.folder, new)
+    run.metrics.extend(new)
+    run.watch(new)
+
+
+def _divergence(run: Run, round_: int, client: int, what: str) -> JaxflError:
+    """Return the error of a run whose loss or predictions are not finite, see `Chunk.diverged`."""
+    own = ", ".join(Path(file).name for file in run.code["files"])
+    return JaxflError(
+        f"{run.variant.label}: the {what} of client {client} {'is' if what == 'loss' else 'are'} not "
+        f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr}){_changed(run.variant)}"
+        f"{own and f', or see what {own} computes'}; earlier rounds are in {run.folder}."
+    )
 
 
 def _changed(variant: Variant) -> str:

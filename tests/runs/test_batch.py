@@ -149,7 +149,7 @@ def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, mo
     both = "fedper,lr=0.05 fedper,lr=0.2"
     said = [f"{both}: 4 runs as one program"]
     if len(together) == 3:
-        apart = "(other round than fedper,lr=0.05)"
+        apart = "(other number of rounds done than fedper,lr=0.05)"
         said = [f"{both}: 2 runs as one program", f"{both}: 2 runs as one program {apart}"]
     assert [line for line in capsys.readouterr().out.splitlines() if "program" in line] == said
     assert_as_if_alone(tmp_path / "run", alone)
