@@ -195,7 +195,7 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
 
 def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public):
     if test not in ("own", "source", "split", "split or own"):
-        raise JaxflError(f'test is {test!r}; it must be "own", "source", "split" or "split or own".')
+        raise JaxflError(f'test is {test!r}; it must be "own", "source" or "split".')
     if labels not in ("unified", "independent", "permuted"):
         raise JaxflError(f'labels is {labels!r}; it must be "unified", "independent" or "permuted".')
     if clients is not None and clients < 1:
