@@ -93,34 +93,39 @@ def anybody(cohort: Cohort) -> jax.Array:
 
 
 def spent(
-    done: Ledger, whole: Ledger, lost: PerGroup, dropped: PerGroup, federation: Federation, cohort: Cohort
+    answered: Ledger,
+    everyone: Ledger,
+    lost: PerGroup,
+    dropped: PerGroup,
+    federation: Federation,
+    cohort: Cohort,
 ) -> Ledger:
     """Return what all clients of a round received, computed and sent; those that drop out send nothing.
 
     Args:
-      done: of the clients that answer.
-      whole: of the round in which all answer.
+      answered: of the round with only the clients that answer.
+      everyone: of the round in which all answer.
       lost: see `lost_answers`.
       dropped: per group (n_g,) bool, see `draw_dropouts`.
       federation: the clients.
       cohort: of the round, including clients whose answers are lost.
     """
 
-    def sent(slots, gone, dropped, done, whole):
-        silent = tree.take(dropped, slots)
-        return jax.tree.map(lambda a, b: jnp.where(gone, jnp.where(silent, 0, b), a), done, whole)
+    def either(is_lost, answered, everyone):
+        return jax.tree.map(lambda a, b: jnp.where(is_lost, b, a), answered, everyone)
 
-    def received(gone, done, whole):
-        return jax.tree.map(lambda a, b: jnp.where(gone, b, a), done, whole)
+    def sent(slots, is_lost, dropped, answered, everyone):
+        drops_out = tree.take(dropped, slots)
+        everyone = jax.tree.map(lambda counts: jnp.where(drops_out, 0, counts), everyone)
+        return either(is_lost, answered, everyone)
 
-    def computed(group, slots, gone, done, whole):
-        absent = jnp.zeros(group.size.shape, bool).at[slots.index].set(gone, mode="drop")
-        return jnp.where(absent, whole, done)
+    def computed(group, slots, is_lost, answered, everyone):
+        of_clients = jnp.zeros(group.size.shape, bool).at[slots.index].set(is_lost, mode="drop")
+        return either(of_clients, answered, everyone)
 
-    places = cohort.groups
-    of_clients = per_group(computed, federation.groups, places, lost, done.flops.clients, whole.flops.clients)
-    return Ledger(
-        per_group(sent, places, lost, dropped, done.up, whole.up),
-        per_group(received, lost, done.down, whole.down),
-        done.flops._replace(clients=of_clients),
+    groups, places, flops = federation.groups, cohort.groups, answered.flops
+    flops = flops._replace(
+        clients=per_group(computed, groups, places, lost, flops.clients, everyone.flops.clients)
     )
+    up = per_group(sent, places, lost, dropped, answered.up, everyone.up)
+    return Ledger(up, per_group(either, lost, answered.down, everyone.down), flops)
