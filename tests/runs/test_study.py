@@ -145,7 +145,7 @@ def test_every_run_has_a_row_of_its_own(toy):
 def test_the_best_method_of_each_setting_stands_out_and_names_are_those_of_the_file(toy):
     found, folder = toy
     mu = "mu=0.0"
-    names = {"fedprox": "FedProx", mu: "$\\mu$ = 0", "lowest": "worst %"}
+    names = {"fedprox": "FedProx", mu: "$\\mu$ = 0"}
     study_of = found._replace(names=names, show=("accuracy", "std"), columns="method", against="local")
     table = study_table.tabulate(study.finished(study_of, folder))
     assert table.titles == ["FedProx", "local", "FedProx minus local"]
@@ -346,6 +346,15 @@ def test_every_study_of_the_papers_can_be_read():
         ),
         ("methods = [1]", "names no methods"),
         ('methods = ["local"]\nselect = "best"', 'select is \'best\'; it must be "last" or "validation"'),
+        (
+            'methods = ["local"]\n[names]\nlocl = "Local"',
+            "names has 'locl', which is in no table; did you mean",
+        ),
+        ('methods = ["local"]\n[names]\nlocal = 1', "the name of local must be a text, but is 1"),
+        (
+            'methods = ["local", "fedavg"]\n[names]\nlocal = "fedavg"',
+            "local is not the only one that names calls",
+        ),
         ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
         ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),
         ('methods = ["fedprox", "fedprox,mu=0.01"]', "is named twice"),
