@@ -65,42 +65,9 @@ def read(path: str | Path) -> Study:
       JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
     """
     path = as_path(path)
-    said = _read_toml(path)
-    for name in said:
-        if name not in Study._fields:
-            raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
-    axes, options = said.get("axes", {}), said.get("options", {})
-    kinds = {"methods": list, SHOW: list, "options": dict, "axes": dict, "names": dict}
-    kinds |= {"seeds": int, "partition_seeds": int}
-    if isinstance(said.get(SHOW), str):
-        said[SHOW] = [said[SHOW]]
-    for name, value in said.items():
-        kind = kinds.get(name, str)
-        if type(value) is not kind:
-            hint = ""
-            if kind is int:
-                hint = (
-                    f", the number of repetitions; the first has the {name.removesuffix('s')} of the options"
-                )
-            raise JaxflError(f"{path}: {name} must be of type {kind.__name__}{hint}.")
-        if kind is str:  # a note of a table is one line
-            said[name] = " ".join(value.split())
-    if not said.get("methods") or not all(isinstance(choice, str) for choice in said["methods"]):
-        raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
-    for name in ("seeds", "partition_seeds"):
-        if said.get(name, 1) < 1:
-            raise JaxflError(f"{path}: {name} must be at least 1, not {said[name]}.")
-    for name in ("seed", "partition_seed"):
-        if name in axes:
-            raise JaxflError(f"{path}: {name} cannot be an axis; {name}s = 3 repeats every run three times.")
-    if both := [name for name in axes if name in options]:
-        raise JaxflError(f"{path}: {both[0]} is an option and an axis; leave it out of one.")
-    for name, values in axes.items():
-        if not isinstance(values, list) or not values:
-            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
-    shown = tuple(said.setdefault(SHOW, ["accuracy"]))
-    if not shown or not all(isinstance(name, str) for name in shown):
-        raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
+    said = _typed(path, _read_toml(path))
+    axes, shown = said.get("axes", {}), tuple(said[SHOW])
+    _check_axes(path, axes, said.get("options", {}))
     for name, values in {"methods": said["methods"], SHOW: shown, **axes}.items():
         # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
@@ -137,6 +104,46 @@ def read(path: str | Path) -> Study:
                 "as in target = [0.5] among its options, or as an axis, target = [[0.5], [0.6]]."
             )
     return study
+
+
+def _typed(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says, with texts in one line and what is shown as a list; refuse wrong types."""
+    for name in said:
+        if name not in Study._fields:
+            raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
+    kinds = {"methods": list, SHOW: list, "options": dict, "axes": dict, "names": dict}
+    kinds |= {"seeds": int, "partition_seeds": int}
+    shown = said.get(SHOW, "accuracy")
+    said = {"methods": []} | said | {SHOW: [shown] if isinstance(shown, str) else shown}
+    for name, value in said.items():
+        kind = kinds.get(name, str)
+        if type(value) is not kind:
+            hint = ""
+            if kind is int:
+                hint = (
+                    f", the number of repetitions; the first has the {name.removesuffix('s')} of the options"
+                )
+            raise JaxflError(f"{path}: {name} must be of type {kind.__name__}{hint}.")
+        if kind is str:  # a note of a table is one line
+            said[name] = " ".join(value.split())
+        if kind is int and value < 1:
+            raise JaxflError(f"{path}: {name} must be at least 1, not {value}.")
+    if not said["methods"] or not all(isinstance(choice, str) for choice in said["methods"]):
+        raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
+    if not said[SHOW] or not all(isinstance(name, str) for name in said[SHOW]):
+        raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
+    return said
+
+
+def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse axes that are options as well, repetitions, or no lists of values."""
+    for name, values in axes.items():
+        if name in ("seed", "partition_seed"):
+            raise JaxflError(f"{path}: {name} cannot be an axis; {name}s = 3 repeats every run three times.")
+        if name in options:
+            raise JaxflError(f"{path}: {name} is an option and an axis; leave it out of one.")
+        if not isinstance(values, list) or not values:
+            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
 
 
 def _check_names(path: Path, study: Study) -> None:
