@@ -128,8 +128,8 @@ def with_host_info(info: Info, more: Info) -> Info:
     """A round's report with what its host step sent and found."""
     more = jax.device_get(more)
     return info._replace(
-        up=tuple(map(_together, info.up, more.up)),
-        down=tuple(map(_together, info.down, more.down)),
+        up=tuple(_together(*both) for both in zip(info.up, more.up, strict=True)),
+        down=tuple(_together(*both) for both in zip(info.down, more.down, strict=True)),
         findings=info.findings | more.findings,
     )
 

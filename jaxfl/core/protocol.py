@@ -41,7 +41,7 @@ class Cohort:
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    part: bool = static(default=False)  # a slice of all clients; models of others may be mixed into theirs
+    part: bool = static(default=False)  # a slice of all clients, which may mix in the others' models
 
 
 @jax.tree_util.register_dataclass

@@ -1,13 +1,16 @@
 """NumPy's random streams: what is drawn on the host before a run. Those of JAX are in `jaxfl.core.streams`.
 
-    partition_seed  ->  (ROWS,) to (MOST,)        the partition, one for everything that is drawn
-                        (SHIFT, number, AMOUNTS)  the clients' amounts of each of several shifts
-                        (group, NEWCOMERS)        which clients join at the end
-    seed            ->  (t,)                      the cohort of round t
-                        (t, DROPOUTS)             which clients drop out of round t
+    partition_seed  ->  (ROWS,), (TEST,), ... (MOST,)  the partition, public images, links, most rows
+                        (SHIFT,)                       the clients' amounts of the first shift
+                        (SHIFT, number, AMOUNTS)       those of each further shift
+                        (group, NEWCOMERS)             which clients join at the end
+    seed            ->  (t,)                           the cohort of round t
+                        (t, DROPOUTS)                  which clients drop out of round t
 
-NumPy takes zeros at the end for nothing, so a last number that tells streams apart is not 0. With equal seeds
-the first cohorts share their streams with the partition; they permute clients, and it permutes rows.
+NumPy takes zeros at the end for nothing, so the numbers that tell longer streams apart are not 0. With equal
+seeds the cohort of round t shares the stream t of the partition's seed. A cohort permutes clients, which
+nothing else does, so this does no harm. Runs do not keep what these streams give, except partitions and
+links: a number that changes here changes runs that are continued.
 """
 
 import numpy as np

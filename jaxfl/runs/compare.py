@@ -87,6 +87,9 @@ def compare(
     if against is not None:
         against = _named(against, variants)
     follow, setup = Log(log), provided(setup, variants)
+    unsaved = not is_saved(setup.partition.partition)
+    if select == "validation" and unsaved and not setup.partition.validation_fraction:
+        raise JaxflError(f"--select validation: {NO_VALIDATION}")
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)

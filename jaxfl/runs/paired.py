@@ -100,7 +100,7 @@ def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:
     """Return the mean of differences, one for each pair, and its interval.
 
     The interval is NaN for a single pair, and where all differences are the same, as in bytes: chance has no
-    part in them, or the rounds between two evaluations hide it.
+    part in them, or it is hidden, as in rounds to a target by the rounds between two evaluations.
     """
     number, mean = len(differences), float(np.mean(differences))
     if number == 1 or (mean and np.ptp(differences) <= 1e-9 * abs(mean)):

@@ -369,7 +369,8 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
         if name not in shift.SHIFTS:
             raise JaxflError(f"There is no shift {name!r}; {nearest(name, shift.SHIFTS)}")
         _, draw, options = choices.function("shift", shift.SHIFTS, choice)
-        rng = streams.generator(seed, streams.SHIFT, len(kinds), streams.AMOUNTS)
+        further = (len(kinds), streams.AMOUNTS) if kinds else ()
+        rng = streams.generator(seed, streams.SHIFT, *further)
         amounts.append(draw(clients, rng, **options))
         kinds.append(name)
     shift.require(source.name, kinds, source.images.shape[1:])

@@ -70,6 +70,8 @@ def report(
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
     drawn = {"curves": plot.draw_curves, "architectures": plot.draw_architectures}
     drawn |= {"metrics": partial(plot.draw_metrics, shown=show), "bytes": plot.draw_bytes}
+    for name, other in itertools.product(drawn, {"png", "pdf", "svg"} - {pictures}):
+        (out / f"{name}.{other}").unlink(missing_ok=True)  # of other runs, perhaps
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 

@@ -224,7 +224,9 @@ def _finite(loss: float) -> float | None:
 
 
 SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
-NO_VALIDATION = "clients have no validation rows to select an evaluation by; give --validation-fraction."
+NO_VALIDATION = (
+    "clients have no validation rows to select an evaluation by; runs with a validation_fraction have some."
+)
 
 
 def selected(result: dict, metrics: list[dict], select: str) -> dict:

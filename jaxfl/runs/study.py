@@ -154,15 +154,19 @@ def finished(study: Study, folder: Path) -> Cells:
         for run, its in runs.items():
             if is_begun(run, its) and store.holds(run, store.RESULT):
                 result, metrics = store.read_finished(run)
+                try:
+                    result = selected(result, metrics, study.select)
+                except JaxflError:  # it has no validation rows, as `compare` has said
+                    continue
                 draw = its.setup.run.seed, its.setup.partition.partition_seed
                 of_choice = results.setdefault((setting_name(setting), choice_of[its.variant.label]), {})
                 further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
-                of_choice[draw] = selected(result, metrics, study.select) | further
+                of_choice[draw] = result | further
     return Cells(study, results)
 
 
 def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
-    """Return the folder of a setting, also if the file named its axes in another order when it was begun."""
+    """Return the folder of a setting, also if it began when the file had its axes in another order."""
     if not setting:
         return folder / "runs"
     orders = itertools.permutations(setting.items())

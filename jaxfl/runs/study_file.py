@@ -90,7 +90,8 @@ def read(path: str | Path) -> Study:
                 f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
             )
         study = study._replace(against=against)
-    _check_names(path, study)
+    names = _named(path, study)
+    study = study._replace(names=names)
     for choice, name in itertools.product(study.methods, axes):
         if name in choices.split(choice)[1]:
             raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
@@ -146,19 +147,21 @@ def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any])
             raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
 
 
-def _check_names(path: Path, study: Study) -> None:
-    """Refuse other names of nothing, and those that two things would share."""
+def _named(path: Path, study: Study) -> dict[str, str]:
+    """Return other names as lines of text; refuse those of nothing, and those that two things would share."""
     values = [{name: value} for name, values in study.axes.items() for value in values]
     known = [*study.methods, *map(setting_name, values), *study.show]
     for name, other in study.names.items():
         if name not in known:
             raise JaxflError(f"{path}: names has {name!r}, which is in no table; {nearest(name, known)}")
-        if not isinstance(other, str):
+        if not (isinstance(other, str) and other.strip()):
             raise JaxflError(f"{path}: the name of {name} must be a text, but is {other!r}.")
-    called = [study.names.get(name, name) for name in known]
+    names = {name: " ".join(other.split()) for name, other in study.names.items()}
+    called = [names.get(name, name) for name in known]
     for name, other in zip(known, called, strict=True):
         if called.count(other) > 1:
             raise JaxflError(f"{path}: {name} is not the only one that names calls {other!r}.")
+    return names
 
 
 def found_below(folder: Path) -> dict[str, Study]:

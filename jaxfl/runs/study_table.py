@@ -53,7 +53,7 @@ class Cells(NamedTuple):
 def tabulate(cells: Cells) -> Table:
     """Return a study's table: a column for each value of `columns`, a row for each combination of the others.
 
-    What is shown is one more axis if it is several things. If the study compares methods `against` one of
+    If several things are shown, they are one more axis. If the study compares methods `against` one of
     them, columns of differences follow these. The best method of every setting stands out.
     """
     study, measures = cells.study, measures_of(cells.study)
@@ -147,7 +147,8 @@ def measures_of(study: Study) -> dict[str, Measure]:
     """Return what the table shows, by name; titles name the target, if all settings have the same."""
     _, setup = planned(study, settings(study)[0])
     target = None if "target" in study.axes else next(iter(setup.run.target), None)
-    return {name: measure(name, target) for name in study.show}
+    measures = {name: measure(name, target) for name in study.show}
+    return {name: its._replace(title=study.names.get(name, its.title)) for name, its in measures.items()}
 
 
 def _place(study: Study, titles: Mapping[str, str], where: Mapping[str, Any]) -> tuple[str, str]:
@@ -160,8 +161,10 @@ def _place(study: Study, titles: Mapping[str, str], where: Mapping[str, Any]) ->
     """
 
     def words(name):
-        text = where[name] if name in (METHOD, SHOW) else setting_name({name: where[name]})
-        return study.names.get(text, titles.get(text, text) if name == SHOW else text)
+        if name == SHOW:
+            return titles[where[name]]
+        text = where[name] if name == METHOD else setting_name({name: where[name]})
+        return study.names.get(text, text)
 
     axes = [name for name in study.axes if name in where and name != study.columns]
     method = words(METHOD) if METHOD in where and study.columns != METHOD else ""

@@ -242,8 +242,9 @@ def known_measures(target: float | None = None) -> dict[str, Measure]:
 
 
 def _to_target(result: dict, *names: str) -> float:
-    """Return what a run has spent until it reached its first target, see `_spent`."""
-    return _spent(next(iter(result.get("targets", {}).values()), {}), *names)
+    """Return what a run has spent until it reached its target, NaN with several, see `_spent`."""
+    (target, *others) = result.get("targets", {}).values() or [{}]
+    return _spent({} if others else target, *names)
 
 
 def _spent(until: dict, *names: str) -> float:
@@ -315,8 +316,9 @@ def as_text(table: Table) -> RichTable:
     ]
     wide = len(table.titles) > MOST_COLUMNS
     titles = (table.of_rows, *(labels if wide else table.titles))
-    columns = (Column(title, overflow="fold") for title in titles)
-    drawn = RichTable(*columns, caption="\n".join(table.notes) or None, caption_justify="left")
+    columns = (Column(Text(title), overflow="fold") for title in titles)  # labels may have brackets
+    caption = Text("\n".join(table.notes)) if table.notes else None
+    drawn = RichTable(*columns, caption=caption, caption_justify="left")
     lines = (
         zip(table.titles, *texts, strict=True)
         if wide
@@ -353,11 +355,10 @@ def as_latex(table: Table) -> str:
         its = [typeset(cell, (row, column) in table.best) for column, cell in enumerate(cells)]
         lines.append([label.translate(IN_LATEX), *its])
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
-    compared = any(isinstance(cell, Difference) for _, cells in table.rows for cell in cells)
     notes = ["Needs \\usepackage{booktabs}.", *table.notes]
-    notes += (
-        ["A star: the interval does not contain 0. The intervals are in the CSV file."] if compared else []
-    )
+    if any(isinstance(cell, Difference) for _, cells in table.rows for cell in cells):
+        notes.append("A star: the interval, which is in the CSV file, does not contain 0.")
+        notes.append("A single pair, and pairs that are all the same, have no interval.")
     comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
     columns = "l" + "r" * len(table.titles)
     lines = [

@@ -137,7 +137,8 @@ def _needs(variant: Variant) -> Collection[str]:
     """Return what a method needs, some of `NEEDS`."""
     said = variant.method.needs
     needs = said(variant.config) if callable(said) else said
-    if isinstance(needs, str) or not isinstance(needs, Collection) or not set(needs) <= set(NEEDS):
+    named = isinstance(needs, Collection) and not isinstance(needs, str)
+    if not (named and all(isinstance(name, str) and name in NEEDS for name in needs)):
         who = f"{line_of(said)}: needs returns" if callable(said) else f"{variant.label}: needs is"
         raise JaxflError(f"{who} {needs!r}; it must have some of {', '.join(NEEDS)}.")
     return needs

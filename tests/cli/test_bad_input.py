@@ -276,7 +276,7 @@ REFUSED = [
     ),
     (
         "compare fedavg @own.args --select validation",
-        "no validation rows to select an evaluation by; give --val",
+        "--select validation: clients have no validation rows to select",
     ),
     ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
     (

@@ -152,7 +152,7 @@ def test_a_table_too_wide_for_a_terminal_is_transposed():
 
     upright, lying = drawn(MOST_COLUMNS), drawn(MOST_COLUMNS + 1)
     assert (len(upright.columns), upright.row_count) == (1 + MOST_COLUMNS, 2)
-    assert [column.header for column in lying.columns] == ["method", "one", "other"]
+    assert [str(column.header) for column in lying.columns] == ["method", "one", "other"]
     last = [list(column.cells)[-1] for column in lying.columns]
     assert lying.row_count == MOST_COLUMNS + 1
     assert [*map(str, last)] == [f"class {MOST_COLUMNS} %", "12.00", "9.00 ± 1.00"]

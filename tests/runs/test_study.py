@@ -145,11 +145,12 @@ def test_every_run_has_a_row_of_its_own(toy):
 def test_the_best_method_of_each_setting_stands_out_and_names_are_those_of_the_file(toy):
     found, folder = toy
     mu = "mu=0.0"
-    names = {"fedprox": "FedProx", mu: "$\\mu$ = 0"}
+    names = {"fedprox": "FedProx", mu: "$\\mu$ = 0", "std": "spread (std)"}
     study_of = found._replace(names=names, show=("accuracy", "std"), columns="method", against="local")
     table = study_table.tabulate(study.finished(study_of, folder))
     assert table.titles == ["FedProx", "local", "FedProx minus local"]
     assert len(table.best) >= len(table.rows) == 8
+    assert "; spread (std), mean" in table.notes[0] or "; spread (std)." in table.notes[0]
     for i, (label, cells) in enumerate(table.rows):
         better = min if "std" in label else max
         means = [cell.mean for cell in cells[:2]]
@@ -172,6 +173,11 @@ def test_a_study_goes_on_when_its_axes_change_places_and_needs_no_data_when_it_h
     for its in turned, missing:
         table, failures = study.run(its, tmp_path / "copy")
         assert table is not None and not failures and len(results(tmp_path / "copy")) == 8
+
+
+def test_runs_without_validation_rows_are_left_out_of_a_table_that_selects_by_them(toy):
+    found, whole = toy
+    assert not study.finished(found._replace(select="validation"), whole).results
 
 
 def test_accuracies_on_validation_rows_that_nobody_has_are_explained(toy):

@@ -107,7 +107,7 @@ def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
 
 
 def check(config: Cooperation, federation: Federation) -> None:
-    """Refuse accuracies on validation rows if there are none, and heads that class means cannot make.
+    """Refuse weights by validation accuracy where no row validates, and heads that class means cannot make.
 
     Raises:
       JaxflError: saying what to change.

@@ -69,7 +69,7 @@ def mixing_weights(phi, i, j, clients: int, tail: str):
       i: (k,) int32, ids.
       j: (m,) int32, ids; `clients` or more in empty places, which have weight 0.
       clients: number of all clients.
-      tail: "softmax", or anything else.
+      tail: "softmax", or another value of FedCMD's option, for which the weights are shares.
 
     Returns:
       (k, m), rows that sum to 1.
