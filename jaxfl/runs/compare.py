@@ -365,7 +365,7 @@ def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
                     continue
                 raise JaxflError(
                     f"{run} has {has} rounds, not {wanted}, and cannot become shorter; ask for {has} "
-                    f"rounds, or choose another --run-dir."
+                    "rounds, or choose another --run-dir."
                 )
             if has < wanted:  # which alone would make it longer
                 differing.sort(key=lambda each: each.startswith("rounds "))

@@ -70,8 +70,6 @@ def report(
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
     drawn = {"curves": plot.draw_curves, "architectures": plot.draw_architectures}
     drawn |= {"metrics": partial(plot.draw_metrics, shown=show), "bytes": plot.draw_bytes}
-    for name, other in itertools.product(drawn, {"png", "pdf", "svg"} - {pictures}):
-        (out / f"{name}.{other}").unlink(missing_ok=True)  # of other runs, perhaps
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 
@@ -106,12 +104,12 @@ def _tabulated(
     results, metrics, by_draw, folder_of = [], {}, {}, {}
     for folder, label, draw in zip(runs, labels, draws, strict=True):
         result, of_run = store.read_finished(folder)
+        result = selected(result, of_run, select)
         same = folder_of.setdefault(label, {}).setdefault(draw, folder)
         if same != folder:
             if result["accuracy"] == by_draw[label][draw]["accuracy"]:  # settings of a study can share runs
                 continue
             raise JaxflError(f"{folder} and {same} are both {label} with the same seed; report one of them.")
-        result = selected(result, of_run, select)
         results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result

@@ -77,7 +77,7 @@ def tabulate(cells: Cells) -> Table:
             rows.setdefault(row, {})[column] = its
         known = [its.mean for its in of_setting.values() if not math.isnan(its.mean)]
         if better and len(known) > 1:
-            best |= {cell for cell, its in of_setting.items() if its.mean == better(known)}
+            best |= {where for where, its in of_setting.items() if its.mean == better(known)}
     values = {METHOD: study.methods, SHOW: study.show, **study.axes}[study.columns]
     columns = [place({study.columns: value})[1] for value in values]
     nothing = dict.fromkeys(columns, NOTHING) | {_minus(column, study): UNPAIRED for column in columns}
@@ -123,7 +123,8 @@ def _notes(cells: Cells) -> list[str]:
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
     notes += notes_on_absent([result["absent"] for result in found])
-    return notes + notes_on_empty([(its.title, its.value) for its in measures.values()], found)
+    validated = [(its.title, its.value) for name, its in measures.items() if name == "validation"]
+    return notes + notes_on_empty(validated, found)
 
 
 def as_runs(cells: Cells) -> str:
@@ -132,7 +133,7 @@ def as_runs(cells: Cells) -> str:
     Accuracies are in percent, and empty where a run has no such value.
     """
     study, out = cells.study, io.StringIO()
-    measures = {name: measure(name).value for name in known_measures()}
+    measures = {name: its.value for name, its in known_measures().items()}
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([METHOD, *study.axes, "seed", "partition_seed", *measures])
     for choice, setting in itertools.product(study.methods, settings(study)):

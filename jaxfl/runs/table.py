@@ -146,7 +146,8 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         for label, of_label in seeds.items()
         if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
-    notes += notes_on_empty(columns, [result for _, result in results])
+    validated = _on_request("validation", []) if "validation" in show else []
+    notes += notes_on_empty(validated, [result for _, result in results])
     accuracies = [cells[0].mean for _, cells in rows]
     best = [(number, 0) for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
     return Table([title for title, _ in columns], rows, tuple(filter(None, notes)), best)
@@ -172,11 +173,11 @@ def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def notes_on_empty(columns: Sequence[tuple[str, Callable]], results: Sequence[dict]) -> list[str]:
-    """Return a note for each column of accuracies on validation rows if there are no such rows."""
+    """Return a note for each of these columns, accuracies on validation rows, if no run has such rows."""
     return [
         f"{title}: no run has validation rows; clients hold some out with --validation-fraction."
         for title, value in columns
-        if "validation" in title and all(math.isnan(value(result)) for result in results)
+        if all(math.isnan(value(result)) for result in results)
     ]
 
 

@@ -471,12 +471,19 @@ def test_a_comparison_over_partitions(dataset, tmp_path):
     check_setup(Setup.of(partition=saved, partition_seed=1, newcomers=0.5))  # it draws the newcomers
 
 
-def test_report_counts_copies_once_and_refuses_other_runs_of_one_label(compared, tmp_path, capsys):
+def test_report_counts_copies_once_and_refuses_other_runs_of_one_label(
+    compared, tmp_path, capsys, monkeypatch
+):
     for copy in ("a", "b"):
         altered(runs(compared)[0], tmp_path / copy)
     cli.main(["report", str(tmp_path)])
     (row,), *_ = tables(tmp_path)
     assert row["accuracy % std"] == ""
+    with monkeypatch.context() as patch:  # also if accuracies are of another evaluation than the last
+        patch.setattr(
+            report, "selected", lambda its, *_: its | {"accuracy": its["accuracy"] | {"mean": 0.125}}
+        )
+        assert jaxfl.report(tmp_path, select="validation").rows[0][1][0].mean == 12.5
     result = read(tmp_path / "b" / "result.json")
     result["accuracy"]["mean"] /= 2
     (tmp_path / "b" / "result.json").write_text(json.dumps(result))

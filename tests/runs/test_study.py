@@ -182,7 +182,8 @@ def test_runs_without_validation_rows_are_left_out_of_a_table_that_selects_by_th
 
 def test_accuracies_on_validation_rows_that_nobody_has_are_explained(toy):
     found, whole = toy
-    table = study_table.tabulate(study.finished(found._replace(show=("accuracy", "validation")), whole))
+    shown = found._replace(show=("accuracy", "validation"), names={"accuracy": "not validation %"})
+    table = study_table.tabulate(study.finished(shown, whole))
     assert [note for note in table.notes if "no run has validation rows" in note] == [
         "validation %: no run has validation rows; clients hold some out with --validation-fraction."
     ]
