@@ -121,6 +121,9 @@ class RunOptions:
     device_profile: tuple[str, ...] = ()
     """Speed of clients' devices, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
     and bytes per second, such as lenet5=1e9:1e6."""
+    device_spread: float = within("[0, 5]", 0.0)
+    """How much the speeds of clients with one architecture differ: the standard deviation of their natural
+    logarithms around the device_profile, drawn for each client by partition_seed."""
     score_cohort: bool = False
     """Score the clients of every round on their test rows before local training (received), right after it
     (trained, if the method tells) and at the end of the round (personal)."""

@@ -63,7 +63,8 @@ def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, c
 
     def late(slots, device, flops, *traffic):
         moved = BYTES_PER_SCALAR * tree.total(map(_scalars, traffic))
-        return slots.mask & (clock.seconds(device, tree.take(flops, slots), moved) > deadline.seconds)
+        device, flops = tree.take(device, slots), tree.take(flops, slots)
+        return slots.mask & (clock.seconds(device, flops, moved) > deadline.seconds)
 
     columns = deadline.devices, ledger.flops.clients, ledger.up, ledger.down
     return per_group(jnp.logical_or, lost, per_group(late, cohort.groups, *columns))

@@ -130,8 +130,19 @@ def round_on(window: Window, conditions: Conditions) -> tuple[Federation, Cohort
     """
     groups = jax.tree.map(lambda leaf: leaf[None], window.cohort.groups)
     cohort = replace(window.cohort, round=np.asarray(window.cohort.round)[None], groups=groups)
-    dropped = conditions.dropped and tuple(
-        np.pad(np.asarray(of_group)[:, rows], [(0, 0), (1, 0)])
-        for of_group, rows in zip(conditions.dropped, window.rows, strict=True)
-    )
-    return window.federation, cohort, conditions._replace(dropped=dropped)
+    return window.federation, cohort, _conditions_on(window, conditions)
+
+
+def _conditions_on(window: Window, conditions: Conditions) -> Conditions:
+    """Return a round's conditions with those of the window's clients; the stranger has its neighbour's."""
+    dropped, deadline = conditions.dropped, conditions.deadline
+    places = [np.concatenate([rows[:1], rows]) for rows in window.rows]
+    if dropped is not None:
+        dropped = tuple(np.asarray(of_group)[:, its] for of_group, its in zip(dropped, places, strict=True))
+    if deadline is not None:
+        devices = tuple(
+            jax.tree.map(lambda speeds: np.asarray(speeds)[its], of_group)  # noqa: B023
+            for of_group, its in zip(deadline.devices, places, strict=True)
+        )
+        deadline = deadline._replace(devices=devices)
+    return conditions._replace(dropped=dropped, deadline=deadline)

@@ -3,6 +3,7 @@
     partition_seed  ->  (ROWS,), (TEST,), ... (MOST,)  the partition, public images, links, most rows
                         (SHIFT,)                       the clients' amounts of the first shift
                         (SHIFT, number, AMOUNTS)       those of each further shift
+                        (DEVICES,)                     how fast each client's device is
                         (group, NEWCOMERS)             which clients join at the end
     seed            ->  (t,)                           the cohort of round t
                         (t, DROPOUTS)                  which clients drop out of round t
@@ -15,7 +16,7 @@ links: a number that changes here changes runs that are continued.
 
 import numpy as np
 
-ROWS, TEST, VALIDATION, LABELS, PUBLIC, OTHER_PUBLIC, TOPOLOGY, SHIFT, MOST = range(9)
+ROWS, TEST, VALIDATION, LABELS, PUBLIC, OTHER_PUBLIC, TOPOLOGY, SHIFT, MOST, DEVICES = range(10)
 DROPOUTS, NEWCOMERS, AMOUNTS = 1, 2, 3
 
 

@@ -7,19 +7,21 @@ computes its training's operations and sends bytes, one after the other.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxfl.errors import JaxflError, nearest
 
 
 class Device(NamedTuple):
-    """The device of a client.
+    """The device of a client, or with arrays those of several.
 
     Args:
       flops_per_s: floating-point operations per second that training reaches.
       bytes_per_s: bytes per second of its connection, the same up and down.
     """
 
-    flops_per_s: float
-    bytes_per_s: float
+    flops_per_s: Any
+    bytes_per_s: Any
 
 
 class Deadline(NamedTuple):
@@ -27,7 +29,7 @@ class Deadline(NamedTuple):
 
     Args:
       seconds: seconds of waiting in every round.
-      devices: the device of each architecture's clients, in the federation's order.
+      devices: those of the clients, per group with leaves (n_g,).
     """
 
     seconds: float
@@ -75,13 +77,35 @@ def profile(texts: Sequence[str], architectures: Mapping[str, Collection[str]]) 
     return devices
 
 
+def of_clients(
+    devices: Sequence[Device], sizes: Sequence[int], spread: float, rng: np.random.Generator
+) -> tuple[Device, ...]:
+    """Return the device of every client: its architecture's, with other speeds.
+
+    Operations and bytes per second are each multiplied by exp(spread z), each with an own z from the standard
+    normal distribution. So half of the clients compute slower than the profile says.
+
+    Args:
+      devices: of the architecture groups.
+      sizes: number of clients of each group.
+      spread: standard deviation of the speeds' natural logarithms.
+      rng: draws for one client after another.
+
+    Returns:
+      Per group leaves (n_g,).
+    """
+    factors = np.exp(spread * rng.standard_normal((sum(sizes), len(Device._fields))))
+    of_groups = np.split(factors, np.cumsum(sizes)[:-1])
+    return tuple(Device(*(its * np.array(device)).T) for device, its in zip(devices, of_groups, strict=True))
+
+
 def seconds(device: Device, flops: Any, moved: Any) -> Any:
     """Return the seconds that clients take for their training and for the bytes that they send and receive.
 
     Args:
-      device: the clients' device.
-      flops: operations; a number, or an array with an entry for each client.
-      moved: bytes; a number, or an array with an entry for each client.
+      device: of the client, or of several.
+      flops: operations of each.
+      moved: bytes of each.
     """
     return flops / device.flops_per_s + moved / device.bytes_per_s
 

@@ -4,11 +4,12 @@ import dataclasses
 
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup
-from jaxfl.data.federation import Federation
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import of_vectors
+from jaxfl.data.streams import DEVICES, generator
 from jaxfl.errors import JaxflError
-from jaxfl.machine.clock import Device, profile
+from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import zoo
 from jaxfl.models.model import Model
 
@@ -50,8 +51,8 @@ def architectures(
     return named, counts
 
 
-def client_devices(setup: Setup, federation: Federation) -> dict[str, Device] | None:
-    """Return the device of each architecture's clients, by its name; None if they are not known.
+def client_devices(setup: Setup, federation: Federation) -> PerGroup | None:
+    """Return every client's device, per group with leaves (n_g,); None if they are not known.
 
     Raises:
       JaxflError: see `jaxfl.machine.clock.profile`; an architecture may be named as in `--models`.
@@ -63,7 +64,12 @@ def client_devices(setup: Setup, federation: Federation) -> dict[str, Device] | 
         model.name: {choice, choices.without_folder(choice)}
         for model, choice in zip(models, chosen, strict=True)
     }
-    return profile(setup.run.device_profile, names)
+    known = profile(setup.run.device_profile, names)
+    if known is None:
+        return None
+    devices, sizes = [known[model.name] for model in models], [len(group.id) for group in federation.groups]
+    rng = generator(setup.partition.partition_seed, DEVICES)
+    return of_clients(devices, sizes, setup.run.device_spread, rng)
 
 
 def _by_default(shape: tuple[int, int, int]) -> tuple[str, ...]:

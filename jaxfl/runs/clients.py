@@ -7,24 +7,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxfl.data.federation import Federation
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.machine.clock import Device
 
 SPENT = ("bytes_up", "bytes_down", "flops")
 
 
-def as_csv(metrics: list[dict], federation: Federation, names: Sequence[str] = ()) -> str:
+def as_csv(
+    metrics: list[dict],
+    federation: Federation,
+    names: Sequence[str] = (),
+    client_devices: PerGroup | None = None,
+) -> str:
     """Return a CSV table with a row per client, in the order of ids.
 
     Args:
       metrics: records of all rounds; scores are those of the last one.
       federation: the clients.
       names: names of the clients in the data, see `Partition`.
+      client_devices: how fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`.
 
     Returns:
       Name, if clients have names, architecture, whether it is a newcomer, training and test rows; accuracy,
       accuracy as received and macro F1 at the end, as fractions (for a newcomer the accuracies after and
       before joining); the number of rounds in which the client took part, and in which its answer was lost,
-      and what it sent, received and computed in them. What happens before the first round is in no row.
+      and what it sent, received and computed in them; how fast it is, if that is known. What happens before
+      the first round is in no row.
     """
     last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
     accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
@@ -42,8 +50,9 @@ def as_csv(metrics: list[dict], federation: Federation, names: Sequence[str] = (
     write(
         ["client", *(["name"] if names else []), "architecture", "newcomer", "train_rows", "test_rows"]
         + ["accuracy", "received", "macro_f1", "rounds", "lost", *SPENT]
+        + ([*Device._fields] if client_devices else [])
     )
-    for group in federation.groups:
+    for g, group in enumerate(federation.groups):
         for i, client in enumerate(np.asarray(group.id).tolist()):
             new = place.get(client)
             scored = (
@@ -55,5 +64,6 @@ def as_csv(metrics: list[dict], federation: Federation, names: Sequence[str] = (
             write(
                 [client, *names[client : client + 1], group.model.name, int(new is not None), *rows, *scored]
                 + [rounds[client], lost[client], *(of_clients[client] for of_clients in spent.values())]
+                + ([float(speeds[i]) for speeds in client_devices[g]] if client_devices else [])
             )
     return text.getvalue()

@@ -70,7 +70,7 @@ def _conditions(setup: Setup, federation: Federation) -> Conditions:
     if run.deadline:
         devices = client_devices(setup, federation)
         assert devices  # `check_setup` requires it
-        deadline = traced(Deadline(run.deadline, tuple(devices[model.name] for model in federation.models)))
+        deadline = traced(Deadline(run.deadline, devices))
     return Conditions(factors(run.schedule, run.rounds), dropped, deadline)
 
 

@@ -24,14 +24,13 @@ from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
 from jaxfl.data import hf, peers, shift, streams
 from jaxfl.data import partition as partitions
-from jaxfl.data.federation import Federation, federate, set_apart, without_data
+from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column, from_arrays, load
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.clock import Device
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
@@ -56,7 +55,7 @@ class Data(NamedTuple):
     partition: Partition
     models: tuple[tuple[Model, int], ...]
     federation: Federation
-    client_devices: dict[str, Device] | None
+    client_devices: PerGroup | None
     starts: tuple[str, ...] = ()
     drawn: Drawn | None = None
 
@@ -242,6 +241,11 @@ def check_setup(setup: Setup) -> None:
         raise JaxflError(
             f"--deadline {setup.run.deadline:g} needs to know how fast clients are; add --device-profile "
             "ARCHITECTURE=FLOPS:BYTES for each architecture."
+        )
+    if setup.run.device_spread and not setup.run.device_profile:
+        raise JaxflError(
+            f"--device-spread {setup.run.device_spread:g} is around the speeds of --device-profile; add "
+            "--device-profile ARCHITECTURE=FLOPS:BYTES for each architecture."
         )
     every = setup.machine.checkpoint_every
     if every is not None and every % setup.run.eval_every:

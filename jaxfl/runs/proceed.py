@@ -18,9 +18,9 @@ from jaxfl.core import memory
 from jaxfl.core.engine import Chunk, join, newcomers_in_places, simulate
 from jaxfl.core.job import Job
 from jaxfl.core.rounds import Programs
+from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
-from jaxfl.machine.clock import Device
 from jaxfl.runs import checkpoint, clients, code, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
 from jaxfl.runs.profile import profiled
@@ -68,7 +68,7 @@ def compilation(programs: Programs) -> tuple[int, float]:
 def proceed(
     job: Job,
     runs: Sequence[Run],
-    client_devices: dict[str, Device] | None,
+    client_devices: PerGroup | None,
     spent: tuple[int, float],
     profile: Path | None = None,
 ) -> list[dict | JaxflError]:
@@ -79,7 +79,7 @@ def proceed(
     Args:
       job: the job; on a CPU, each of several runs has the same bits as alone.
       runs: runs in the order of the job, all at the same round.
-      client_devices: speed of the clients by architecture, if known.
+      client_devices: how fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`.
       spent: `compilation` before anything was compiled for them.
       profile: folder for a trace of the second chunk of rounds, or of the only one.
 
@@ -103,7 +103,7 @@ def proceed(
             continue
         compiled_by_now, _ = compilation(job.programs)
         try:
-            outcomes.append(_conclude(job, run, compiled_by_now - compilations))
+            outcomes.append(_conclude(job, run, client_devices, compiled_by_now - compilations))
             compilations = compiled_by_now
         except JaxflError as error:
             outcomes.append(error)
@@ -256,7 +256,7 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
     return known
 
 
-def _conclude(job: Job, run: Run, compilations: int) -> dict:
+def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations: int) -> dict:
     """Write the result and the pictures of a run whose rounds are done, and return the result."""
     from jaxfl.data.draw import draw  # here, so that the first rounds do not wait for it
     from jaxfl.runs import plot
@@ -283,6 +283,7 @@ def _conclude(job: Job, run: Run, compilations: int) -> dict:
         pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)
     files.write_pictures(folder, pictures)
     names = store.read_partition(folder).names
-    files.write_texts(folder, {"clients.csv": clients.as_csv(metrics, job.federation, names)})
+    table = clients.as_csv(metrics, job.federation, names, client_devices)
+    files.write_texts(folder, {"clients.csv": table})
     files.write_json(folder / store.RESULT, summary)
     return summary

@@ -9,7 +9,7 @@ import numpy as np
 from jaxfl.core.engine import Chunk
 from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, messages
 from jaxfl.core.rounds import Report
-from jaxfl.data.federation import Federation
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
@@ -25,7 +25,7 @@ def records(
     federation: Federation,
     cohorts,
     compile_seconds: float,
-    client_devices: dict[str, Device] | None = None,
+    client_devices: PerGroup | None = None,
     together: int = 1,
     deadline: float | None = None,
 ) -> list[dict]:
@@ -44,7 +44,7 @@ def records(
         lost               ids of clients whose answers were lost, if some can be; a late client has spent
                            what it could by the `deadline`, in simulated seconds
         simulated_seconds  of the slowest client, or the deadline if the server waits for one in vain; only
-                           if the speed of clients is known by architecture
+                           if it is known how fast clients are
         cohort             scores of the round's cohort, if asked for
         findings           of methods that have some
         preparation        costs of a method before round 1, which count for that round
@@ -58,7 +58,7 @@ def records(
         for t, report in enumerate(chunk.reports, chunk.first)
     ]
     if chunk.preparation is not None:
-        before = _preparation(chunk.preparation, federation, client_devices)
+        before = _preparation(chunk.preparation, client_devices)
         lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
         lines[0]["preparation"] = before
     if chunk.scores is not None:
@@ -76,9 +76,8 @@ def records(
 
 def _line(report: Report, t: int, cohorts, federation: Federation, client_devices, deadline) -> dict:
     """Return the record of round `t`, see `records`."""
-    whole = sorted(_members(report, t, cohorts, federation), key=lambda one: one.id)
-    late = deadline and client_devices
-    members = [_until(deadline, client_devices, one) if late and one.lost else one for one in whole]
+    whole = sorted(_members(report, t, cohorts, federation, client_devices), key=lambda one: one.id)
+    members = [_until(deadline, one) if deadline and one.device and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
     losses = [None if one.idle or one.lost else one.loss for one in members]
     told = [loss for loss in losses if loss is not None]
@@ -97,8 +96,7 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
     }
     if report.lost:
         line["lost"] = lost
-    if client_devices:
-        busy = [clock.seconds(client_devices[one.model], one.flops, one.up + one.down) for one in members]
+    if busy := [clock.seconds(one.device, one.flops, one.up + one.down) for one in members if one.device]:
         line["simulated_seconds"] = deadline if deadline and lost else max(busy)
     if report.info.findings:
         line["findings"] = jax.tree.map(_plain, report.info.findings)
@@ -115,7 +113,7 @@ class _Member(NamedTuple):
 
     Args:
       id: its number in the federation.
-      model: its architecture's name.
+      device: how fast it is, if known.
       loss: its training loss.
       idle: whether it had nothing to train on.
       lost: whether its answer did not reach the server.
@@ -124,7 +122,7 @@ class _Member(NamedTuple):
     """
 
     id: int
-    model: str
+    device: Device | None
     loss: float
     idle: bool
     lost: bool
@@ -133,7 +131,7 @@ class _Member(NamedTuple):
     flops: float
 
 
-def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterator[_Member]:
+def _members(report: Report, t: int, cohorts, federation: Federation, client_devices) -> Iterator[_Member]:
     """Yield the cohort of round `t`, in the order of places."""
     info = report.info
     for g, (slots, group) in enumerate(zip(cohorts, federation.groups, strict=True)):
@@ -147,14 +145,18 @@ def _members(report: Report, t: int, cohorts, federation: Federation) -> Iterato
         lost = report.lost[g][taken] if report.lost else np.zeros(len(own), bool)
         columns = np.asarray(group.id)[own], info.loss[g][taken], idle, lost, flops
         sent = _bytes(info.up[g], taken), _bytes(info.down[g], taken)
-        rows = zip(*(column.tolist() for column in columns), *sent, strict=True)
-        for number, loss, idles, gone, operations, up, down in rows:
-            yield _Member(number, group.model.name, loss, idles, gone, up, down, operations)
+        devices = [None] * len(own)
+        if client_devices:
+            devices = map(Device, *(speeds[own].tolist() for speeds in client_devices[g]))
+        rows = zip(devices, *(column.tolist() for column in columns), *sent, strict=True)
+        for device, number, loss, idles, gone, operations, up, down in rows:
+            yield _Member(number, device, loss, idles, gone, up, down, operations)
 
 
-def _until(deadline: float, client_devices: dict[str, Device], late: _Member) -> _Member:
+def _until(deadline: float, late: _Member) -> _Member:
     """Return a client that missed the deadline, with what it could spend by then."""
-    flops, up, down = clock.until(deadline, client_devices[late.model], late.flops, late.up, late.down)
+    assert late.device
+    flops, up, down = clock.until(deadline, late.device, late.flops, late.up, late.down)
     return late._replace(flops=flops, up=up, down=down)
 
 
@@ -183,7 +185,7 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
     }
 
 
-def _preparation(report: Report, federation: Federation, client_devices: dict[str, Device] | None) -> dict:
+def _preparation(report: Report, client_devices: PerGroup | None) -> dict:
     """Return what all clients sent, received and computed before the first round."""
     up, down = (
         [_bytes(of_group, slice(None)) for of_group in counts]
@@ -196,9 +198,10 @@ def _preparation(report: Report, federation: Federation, client_devices: dict[st
     }
     if client_devices:
         spent["simulated_seconds"] = max(
-            clock.seconds(client_devices[model.name], operations, sent + received)
-            for model, flops, *moved in zip(federation.models, report.flops.clients, up, down, strict=True)
-            for operations, sent, received in zip(flops.tolist(), *moved, strict=True)
+            float(clock.seconds(devices, flops, np.add(sent, received)).max())
+            for devices, flops, sent, received in zip(
+                client_devices, report.flops.clients, up, down, strict=True
+            )
         )
     return spent
 

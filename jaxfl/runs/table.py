@@ -154,21 +154,23 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
 
 
 def absent(metrics: list[dict]) -> tuple[int, int]:
-    """Return how many clients of a run are scored but took part in no round, and how many are scored."""
+    """Return how many clients of a run are scored but answered in no round, and how many are scored."""
     known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
-    return len(known.difference(*(record["clients"] for record in metrics))), len(known)
+    answered = (set(record["clients"]).difference(record.get("lost", ())) for record in metrics)
+    return len(known.difference(*answered)), len(known)
 
 
 def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
-    """Return a note if clients that are scored have taken part in no round, see `absent`."""
+    """Return a note if clients that are scored have answered in no round, see `absent`."""
     if not any(missing for missing, _ in of_runs):
         return []
     number, clients = (
         " to ".join(map(str, sorted({min(its), max(its)}))) for its in zip(*of_runs, strict=True)
     )
     return [
-        f"{number} of {clients} clients took part in no round of their run; what they keep is still as it "
-        "began, and their accuracies count (rounds in a run's clients.csv)."
+        f"{number} of {clients} clients took part in no round of their run, or all their answers were lost; "
+        "what they keep is still as it began, and their accuracies count (see rounds and lost in a run's "
+        "clients.csv)."
     ]
 
 

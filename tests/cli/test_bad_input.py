@@ -182,6 +182,7 @@ REFUSED = [
     ("run fedavg @own.args --participation 2", "--participation must lie in (0, 1], but is 2.0"),
     ("run fedavg @own.args --checkpoint-every 3", "3 is not a multiple of --eval-every 2"),
     ("run fedavg @own.args --keep-checkpoints 0", "--keep-checkpoints must lie in [1, inf), but is 0"),
+    ("run fedavg @own.args --device-spread 1", "add --device-profile ARCHITECTURE=FLOPS:BYTES for each"),
     ("run fedavg @own.args --device-profile mpl=1e9:1e6", "no architecture 'mpl'; did you mean 'mlp'?"),
     ("run fedavg @own.args --device-profile mlp=1e9", "is not architecture=FLOPS:BYTES"),
     ("run fedavg @own.args --device-profile mlp=0:1", "with two positive numbers"),

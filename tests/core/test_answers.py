@@ -16,10 +16,11 @@ from jaxfl.core.flops import Operations
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions
-from jaxfl.machine.clock import Deadline, Device, until
+from jaxfl.machine.clock import Deadline, Device, of_clients, until
 from jaxfl.runs.result import records
 
 ROUNDS, KEY = 3, jax.random.key(0)
+DEVICES = of_clients([Device(1.0, 1.0)] * len(CLIENTS), CLIENTS, 0.0, np.random.default_rng(0))
 NOBODY = tuple(np.zeros((ROUNDS, n), bool) for n in CLIENTS)
 SOME = (np.array([[0, 1, 0], [1, 1, 1], [0, 0, 0]], bool), np.array([[1, 0], [1, 1], [0, 1]], bool))
 
@@ -33,7 +34,7 @@ def play(programs, federation):
         for t, rate in enumerate(rates):
             now = slice(t, t + 1)
             of_round = Cohort(np.arange(t, t + 1, dtype=np.int32), tree_at(cohorts, now), ROUNDS)
-            met = () if conditions is None else (None, tree_at(conditions, now))
+            met = () if conditions is None else (None, conditions_at(conditions, now))
             state = state._replace(hyper=traced(dataclasses.replace(CONFIG, lr=rate)))
             state, report = programs.rounds(KEY, jax.tree.map(jnp.copy, state), federation, of_round, *met)
             reports.append(report)
@@ -48,6 +49,11 @@ def tree_at(tree, rounds):
     return jax.tree.map(lambda leaf: leaf[rounds] if leaf.ndim else leaf, tree)
 
 
+def conditions_at(conditions, rounds):
+    """Return the conditions of some rounds."""
+    return conditions._replace(**tree_at({n: getattr(conditions, n) for n in ("rate", "dropped")}, rounds))
+
+
 @pytest.fixture(scope="module")
 def cohorts():
     """Return cohorts of all clients in every round."""
@@ -56,7 +62,7 @@ def cohorts():
 
 def conditions(dropped=NOBODY, rate=(1.0,) * ROUNDS, seconds=1e9):
     """Return conditions of every kind; a device takes a second per operation and a second per byte."""
-    deadline = Deadline(seconds, (Device(1.0, 1.0), Device(1.0, 1.0)))
+    deadline = Deadline(seconds, DEVICES)
     return Conditions(np.array(rate, np.float32), dropped, traced(deadline))
 
 
@@ -114,12 +120,34 @@ def test_a_late_answer_is_lost_and_its_client_spends_the_time_until_the_deadline
     assert_same(told.lost, late)
     assert_same(told.info.up, whole.info.up)  # in full: only the record cuts off what is not done in time
     chunk = engine.Chunk(0, None, [jax.tree.map(lambda leaf: leaf[0], told)], None, 0.0, 0.0)
-    devices = {model.name: Device(1.0, 1.0) for model in federation.models}
-    (line,) = records(chunk, federation, cohorts, 0.0, devices, deadline=deadline)
+    (line,) = records(chunk, federation, cohorts, 0.0, DEVICES, deadline=deadline)
     assert line["lost"] == [slowest] and line["simulated_seconds"] == deadline
     spent = [line[f"client_{name}"][slowest] for name in ("flops", "bytes_up", "bytes_down")]
     assert sum(spent) == pytest.approx(deadline, abs=1) and line["client_loss"][slowest] is None
     assert line["flops"] == pytest.approx(sum(line["client_flops"]))
+
+
+def test_speeds_of_one_architecture_s_clients_spread_around_its_profile():
+    """Their logarithms have the given standard deviation, and one speed says nothing about the other."""
+    profile, sizes = [Device(1e9, 1e6), Device(1e6, 2.0)], (3000, 5000)
+    same = of_clients(profile, sizes, 0.0, np.random.default_rng(1))
+    for its, device, n in zip(same, profile, sizes, strict=True):
+        assert_same(its, Device(*(np.full(n, speed) for speed in device)))
+    spread = of_clients(profile, sizes, 0.5, np.random.default_rng(1))
+    for its, device in zip(spread, profile, strict=True):
+        logs = np.log(np.array(its) / np.array(device)[:, None])
+        np.testing.assert_allclose(np.median(logs, 1), 0, atol=0.03)
+        np.testing.assert_allclose(np.cov(logs), [[0.25, 0], [0, 0.25]], atol=0.02)
+
+
+def test_a_slow_client_is_late_where_the_others_of_its_architecture_are_not(federation, play, cohorts):
+    fast, slow = np.full(CLIENTS[0], 1e9), np.array([1e9, 1e-9, 1e9])
+    devices = Device(slow, fast), Device(*np.full((2, CLIENTS[1]), 1e9))
+    few = conditions()._replace(deadline=traced(Deadline(1.0, devices)))
+    late = np.array([[False, True, False]] * ROUNDS), NOBODY[1]
+    state, told = play(cohorts, few)
+    assert_same(told.lost, late)
+    assert_same(state, play(without(cohorts, late))[0])
 
 
 def test_a_client_that_needs_exactly_the_time_until_the_deadline_answers(federation, cohorts):

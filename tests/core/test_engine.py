@@ -42,6 +42,7 @@ from jaxfl.core.window import LISTS, around, on_host, round_on
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.data.shift import Drawn
 from jaxfl.errors import JaxflError
+from jaxfl.machine.clock import Deadline, Device
 from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
@@ -807,15 +808,18 @@ def test_clients_on_the_host_begin_with_the_weights_they_are_given(monkeypatch, 
     assert_same(state.state, tuple(map(np.float32, numbers)))
 
 
-def test_the_same_clients_drop_out_in_a_window(kept_on_host):
+def test_the_same_clients_drop_out_or_are_slow_in_a_window(kept_on_host):
     of_round = cohort(kept_on_host, (2, 4, 0), places=[3, 2])
-    dropped = tuple(np.arange(n)[None] == n - 1 for n in CLIENTS)
-    _, inside, conditions = round_on(around(kept_on_host, of_round), Conditions(dropped=dropped))
-    for slots, places, before, after in zip(
-        of_round.groups, inside.groups, dropped, conditions.dropped, strict=True
-    ):
-        there = slots.mask
-        assert after[0, places.index[0, there]].tolist() == before[0, slots.index[there]].tolist()
+    window, dropped = around(kept_on_host, of_round), tuple(np.arange(n)[None] == n - 1 for n in CLIENTS)
+    devices = tuple(Device(np.arange(n), 10 + np.arange(n)) for n in CLIENTS)
+    _, inside, conditions = round_on(window, Conditions(dropped=dropped, deadline=Deadline(5.0, devices)))
+    assert conditions.deadline.seconds == 5.0
+    for g, (slots, places) in enumerate(zip(of_round.groups, inside.groups, strict=True)):
+        outside, there = slots.index[slots.mask], places.index[0, slots.mask]
+        assert conditions.dropped[g][0, there].tolist() == dropped[g][0, outside].tolist()
+        for before, after in zip(devices[g], conditions.deadline.devices[g], strict=True):
+            assert len(after) == len(window.federation.groups[g].id)
+            assert after[there].tolist() == before[outside].tolist()
 
 
 def test_a_window_has_room_for_validation_rows():

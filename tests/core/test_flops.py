@@ -19,7 +19,7 @@ from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
 from jaxfl.core.score import Score
 from jaxfl.core.training import Training, fit
-from jaxfl.machine.clock import profile
+from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.runs.result import joined, records
@@ -165,7 +165,9 @@ def test_a_network_costs_the_same_with_every_convolution(make):
 
 def test_a_round_takes_as_long_as_its_slowest_client(federation):
     names = {"mlp": {"mlp"}, "mlp,hidden=4": {"my.py:net"}}
-    devices = profile(["mlp=100:10", "my.py:net=1e3:5"], names)
+    known = profile(["mlp=100:10", "my.py:net=1e3:5"], names)
+    sizes = [len(group.id) for group in federation.groups]
+    devices = of_clients(list(known.values()), sizes, 0.0, np.random.default_rng(0))
     chunk = Chunk(0, None, [REPORT], None, 0.0, 0.0)
     cohorts = (
         Slots(np.array([[2, 0]]), np.full((1, 2), True)),

@@ -837,12 +837,14 @@ def test_a_report_notes_runs_with_different_data_or_partitions(checksums, draws,
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
 
 
-def test_a_report_notes_clients_without_a_round():
-    def of_run(*cohorts, new=()):
+def test_a_report_notes_clients_without_an_answer():
+    def of_run(*cohorts, new=(), lost=()):
         shares = [None if client in new else 0.5 for client in range(4)]
-        return [{"clients": list(cohort), "accuracy": {"per_client": shares}} for cohort in cohorts]
+        told = {"accuracy": {"per_client": shares}, **({"lost": list(lost)} if lost else {})}
+        return [{"clients": list(cohort)} | told for cohort in cohorts]
 
     everyone, some, newcomers = of_run((0, 1), (2, 3)), of_run((0, 1), (1, 0)), of_run((0, 1, 2), new=[3])
     assert not notes_on_absent([absent(everyone)]) and not notes_on_absent([absent(newcomers)])
     (note,) = notes_on_absent([*map(absent, (everyone, some, newcomers))])
     assert note.startswith("0 to 2 of 3 to 4 clients took part in no round")
+    assert absent(of_run((0, 1), (2, 3), lost=[1, 2])) == (2, 4)
