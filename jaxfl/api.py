@@ -61,10 +61,15 @@ def run(
     found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
-    its = stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
+    checked = stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
     with heeded(), shown(quiet) as observer:
         folder, result = runs.run(
-            variant, setup, its.pop("run_dir"), log=_several("log", log, Callable), observer=observer, **its
+            variant,
+            setup,
+            checked.pop("run_dir"),
+            log=_several("log", log, Callable),
+            observer=observer,
+            **checked,
         )
     if not quiet:
         print_result(result, folder)
@@ -112,7 +117,7 @@ def compare(
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     setup, common = _divide(options, Training, "jaxfl.compare")
     variants = [choose(method, common) for method in methods]
-    its = stated(
+    checked = stated(
         "jaxfl.compare",
         *(Seeds, RunFolder, Columns, Limit),
         seeds=seeds,
@@ -126,12 +131,12 @@ def compare(
         made = comparing.compare(
             variants,
             setup,
-            folder=its.pop("run_dir"),
+            folder=checked.pop("run_dir"),
             show=_several("show", show),
             log=_several("log", log, Callable),
             changed_code=changed_code,
             observer=observer,
-            **its,
+            **checked,
         )
     if made.table and not quiet:
         print_table(made.table, made.folder, ", and a folder per run")
@@ -210,9 +215,9 @@ def report(
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
     given = {"target": target, "out": out, "against": against, "pictures": pictures, "select": select}
-    its = stated("jaxfl.report", Targets, Output, Columns, **given)
-    to, shown = its["out"] or store.report_folder(folders), _several("show", show)
-    further = {name: its[name] for name in ("target", "against", "pictures", "select")}
+    checked = stated("jaxfl.report", Targets, Output, Columns, **given)
+    to, shown = checked["out"] or store.report_folder(folders), _several("show", show)
+    further = {name: checked[name] for name in ("target", "against", "pictures", "select")}
     return reports.report(folders, to, shown, **further)
 
 

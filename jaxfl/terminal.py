@@ -74,7 +74,7 @@ def describe(partition: Partition, source: Source) -> str:
     """Return a partition in a sentence: its clients, and how much of the data they train on."""
     train, test = ([*map(len, part)] for part in (partition.train, partition.test))
     rows, owners = np.unique(np.concatenate(partition.train), return_counts=True)
-    there = np.count_nonzero(source.train) if source.train[rows].all() else len(source.labels)
+    rows_there = np.count_nonzero(source.train) if source.train[rows].all() else len(source.labels)
     shared = (
         f", {np.count_nonzero(owners > 1):,} of them on several clients" if sum(train) > len(rows) else ""
     )
@@ -84,7 +84,7 @@ def describe(partition: Partition, source: Source) -> str:
     return (
         f"{clients} with {', '.join(first)} and {last} rows each, "
         f"{partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
-        f"{there:,} {examples(source)}{shared}"
+        f"{rows_there:,} {examples(source)}{shared}"
     )
 
 

@@ -171,7 +171,7 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
     begun, folder, later = time.monotonic(), options.out, []
     with owned(folder):
         ends = _ends(folder, options.small)
-        said = summarised(folder, ends)
+        text = summarised(folder, ends)
         for name, part in chosen.items():
             if name in ends and name not in options.parts:
                 continue
@@ -182,13 +182,13 @@ def measure_device(options: Device, say: Callable[[str], None]) -> str:
             say(f"{name}: {part.asks} (at most {part.limit_s} s)")
             ends |= {name: _end(folder, name, part, options)}
             files.write_json(folder / ENDS, ends)
-            said = summarised(folder, ends)
+            text = summarised(folder, ends)
             say(f"{name}: {ends[name]['seconds']:.0f} s. {ends[name]['ended']}")
     if later:
         how = f"{len(later)} parts are left, because the next may not end within --max-seconds"
-        them = f"with --parts {' '.join(later)}" if options.parts else f"as it is ({' '.join(later)})"
-        raise Interrupted(f"{how}; repeat the command {them} to go on.", OUT_OF_TIME)
-    return said
+        again = f"with --parts {' '.join(later)}" if options.parts else f"as it is ({' '.join(later)})"
+        raise Interrupted(f"{how}; repeat the command {again} to go on.", OUT_OF_TIME)
+    return text
 
 
 def _ends(folder: Path, small: bool) -> dict[str, dict]:
@@ -215,9 +215,9 @@ def _ends(folder: Path, small: bool) -> dict[str, dict]:
 
 def summarised(folder: Path, ends: dict[str, dict]) -> str:
     """Write the folder's summary so far, and return it."""
-    said = summary(ends, {name: _records(folder, name) for name in ends})
-    files.write_texts(folder, {"summary.md": said})
-    return said
+    text = summary(ends, {name: _records(folder, name) for name in ends})
+    files.write_texts(folder, {"summary.md": text})
+    return text
 
 
 def _end(folder: Path, name: str, part: Part, options: Device) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def options_of(name: str) -> RichTable:
     found = choices.lookup("method, model, partition, topology, shift or schedule", table, name)
     if isinstance(found, Method):
         config = found.config()
-        what, said = found.summary, helps(type(config))
+        what, sentences = found.summary, helps(type(config))
         options = [
-            choices.Option(option, text(getattr(config, option)), said.get(option, ""))
+            choices.Option(option, text(getattr(config, option)), sentences.get(option, ""))
             for option in own_first(type(config))
         ]
     else:

@@ -78,11 +78,11 @@ class Option(NamedTuple):
 def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
     """Return the options of a function that `keywords` gives, with their descriptions in its docstring."""
     parsed = docstring_parser.parse(inspect.getdoc(function) or "").params
-    said = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
+    sentences = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
     parameters = inspect.signature(function).parameters
     defaults = {name: parameters[name].default for name in keywords(function, given)}
     return [
-        Option(name, "" if default is inspect.Parameter.empty else text(default), said.get(name, ""))
+        Option(name, "" if default is inspect.Parameter.empty else text(default), sentences.get(name, ""))
         for name, default in defaults.items()
     ]
 

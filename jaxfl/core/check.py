@@ -194,7 +194,7 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
         verb = "drops" if leaf in old else "adds"
         refuse(f"{verb} state{leaf}; the state must keep the form that init gives it")
     for leaf in old:
-        was, is_now = (_dtype_and_shape(its[leaf]) for its in (old, new))
+        was, is_now = (_dtype_and_shape(leaves[leaf]) for leaves in (old, new))
         if was != is_now:
             refuse(f"makes state{leaf} {is_now}, which was {was}; the state must keep its form")
     if jax.tree.structure(before) != jax.tree.structure(after):

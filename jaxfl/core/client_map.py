@@ -316,10 +316,10 @@ def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> C
       JaxflError: if the federation is a window.
     """
     federation.require_all()
-    there = per_group(
+    newcomers_there = per_group(
         lambda group, slots: tree.take(group.newcomer, slots) & slots.mask, federation.groups, cohort.groups
     )
-    join = jnp.concatenate(there).any() if joining else False
+    join = jnp.concatenate(newcomers_there).any() if joining else False
 
     def of_group(group):
         present = group.newcomer == join

@@ -217,9 +217,9 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
       The round's report, with NumPy leaves and scores as under `Job.score_cohort`. Places are those of
       `newcomers_in_places`.
     """
-    alone, its = job._replace(keys=job.keys[i : i + 1], score_cohort=True), streams(job.keys[i])
-    rounds, host, scores = job.federation.replicate(jax.random.split(its.join, 3))
-    keys = its._replace(rounds=rounds, host=host, scores=scores)
+    alone, run_keys = job._replace(keys=job.keys[i : i + 1], score_cohort=True), streams(job.keys[i])
+    rounds, host, scores = job.federation.replicate(jax.random.split(run_keys.join, 3))
+    keys = run_keys._replace(rounds=rounds, host=host, scores=scores)
     copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
     state = _at_rest(alone, copied)
     state, federation, cohort = host_state.seen(state, job.federation, newcomers_in_places(job, last))
@@ -275,13 +275,16 @@ def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tup
         return federation.form(state)
 
     start = min(start, job.rounds - 1)
-    there, score_key = window.around(job.federation, cohort_of(job, start)), key if job.score_cohort else None
-    federation, cohort, conditions = window.round_on(there, conditions_of(job, start, start + 1))
+    of_cohort, score_key = (
+        window.around(job.federation, cohort_of(job, start)),
+        key if job.score_cohort else None,
+    )
+    federation, cohort, conditions = window.round_on(of_cohort, conditions_of(job, start, start + 1))
     yield job.programs.rounds, (key, form(federation), federation, cohort, score_key, conditions)
     part = in_parts(job.federation, 0, job.rounds)[0]
-    there = window.around(job.federation, part)
+    of_cohort = window.around(job.federation, part)
     for program in job.programs.received, job.programs.personal:
-        yield program, (key, form(there.federation), there.federation, there.cohort)
+        yield program, (key, form(of_cohort.federation), of_cohort.federation, of_cohort.cohort)
 
 
 def depends_on_length(job: Job, rounds: int) -> bool:

@@ -87,11 +87,12 @@ def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
     window = around(federation, replace(parts[0], groups=last))
     alone = federation.fetch(init(key, _beginning(federation, window), hyper))
     found = _entries(made, window)
-    there = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
-    if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, there))):
+    expected = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
+    if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, expected))):
         raise beyond_cohort("What a client begins with depends on other clients")
     of_server = [
-        jax.tree.map(lambda o, leaf: leaf if o == SERVER else (), owners, its) for its in (made.state, alone)
+        jax.tree.map(lambda o, leaf: leaf if o == SERVER else (), owners, state)
+        for state in (made.state, alone)
     ]
     if not _equal(*of_server):
         raise beyond_cohort("What the server begins with depends on which clients there are")

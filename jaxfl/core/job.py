@@ -63,9 +63,9 @@ def of_rounds(cohorts: tuple[Slots, ...], first: int, end: int) -> Cohort:
 def conditions_of(job: Job, first: int, end: int) -> Conditions:
     """Return the conditions of rounds first..end-1, for several runs with a leading axis."""
 
-    def of_run(its):
-        rate, dropped = jax.tree.map(lambda leaf: leaf[first:end], (its.rate, its.dropped))
-        return Conditions(rate, dropped, its.deadline)
+    def of_run(conditions):
+        rate, dropped = jax.tree.map(lambda leaf: leaf[first:end], (conditions.rate, conditions.dropped))
+        return Conditions(rate, dropped, conditions.deadline)
 
     return together(list(map(of_run, job.conditions or [Conditions()] * len(job.keys))))
 

@@ -33,8 +33,8 @@ def available(federation: Federation) -> int | None:
     if not all("bytes_limit" in of_device for of_device in stats):
         return None
     free = min(of_device["bytes_limit"] - of_device["bytes_in_use"] for of_device in stats)
-    there = (leaf for leaf in jax.tree.leaves(federation) if isinstance(leaf, jax.Array))
-    held = sum(leaf.nbytes for leaf in there)  # already in use, and counted as an argument too
+    arrays = (leaf for leaf in jax.tree.leaves(federation) if isinstance(leaf, jax.Array))
+    held = sum(leaf.nbytes for leaf in arrays)  # already in use, and counted as an argument too
     return int(USABLE * (free + held))
 
 

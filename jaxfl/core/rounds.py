@@ -128,13 +128,13 @@ def as_programs(algorithm: Algorithm) -> Programs:
             _, info, _, operations = counted(step, round_key, state, federation, cohort)
             whole = Ledger(info.up, info.down, operations)
             lost = lost_answers(whole, dropped, conditions.deadline, cohort)
-            there = answering(federation, cohort, lost)
-            after, report = answered(step, round_key, state, federation, there, score_key)
+            who_answers = answering(federation, cohort, lost)
+            after, report = answered(step, round_key, state, federation, who_answers, score_key)
             done = Ledger(report.info.up, report.info.down, report.flops)
             up, down, operations = spent(done, whole, lost, dropped, federation, cohort)
             report = Report(report.info._replace(up=up, down=down), operations, report.scores, lost)
             # If nobody answers, the round has not happened.
-            after = tree.where(anybody(there), after, state)
+            after = tree.where(anybody(who_answers), after, state)
             return federation.keep_placed(after), federation.keep_replicated(report)
 
         state, reports = jax.lax.scan(one, state, (cohorts, conditions.rate, conditions.dropped))

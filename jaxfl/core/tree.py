@@ -36,11 +36,11 @@ def like(tree, other):
     >>> like({"a": 1, "b": {"c": 2}}, {"b": {"c": 0}})
     {'a': None, 'b': {'c': 2}}
     """
-    there, known = (dict(jax.tree.leaves_with_path(each)) for each in (other, tree))
-    for path in there.keys() - known.keys():
+    part, known = (dict(jax.tree.leaves_with_path(each)) for each in (other, tree))
+    for path in part.keys() - known.keys():
         where = jax.tree_util.keystr(path)
         raise ValueError(f"tree.like: the other tree has a leaf at {where}, where this one has none")
-    return jax.tree.map_with_path(lambda path, leaf: leaf if path in there else None, tree)
+    return jax.tree.map_with_path(lambda path, leaf: leaf if path in part else None, tree)
 
 
 def names(path) -> tuple[str, ...]:

@@ -78,8 +78,8 @@ def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0])
     clients, places, rows, real = zip(*map(of_group, federation.groups, cohort.groups), strict=True)
     own = {"groups": clients} if federation.images is ABSENT else _with_images(federation, clients, stranger)
     own["all_newcomers"] = federation.newcomers
-    there = replace(federation, **federation.replicate(own, known=True), initial=None)
-    return Window(there, replace(cohort, groups=places), rows, real, stranger)
+    inside = replace(federation, **federation.replicate(own, known=True), initial=None)
+    return Window(inside, replace(cohort, groups=places), rows, real, stranger)
 
 
 def _with_images(federation: Federation, clients: PerGroup, stranger: int) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def _with_images(federation: Federation, clients: PerGroup, stranger: int) -> di
     needed = np.resize(needed, _most(federation, clients))
     shift, rows = federation.shift, needed
     if shift is not None:
-        there = {"number": shift.number[needed], "owner": shift.owner[needed]}
+        of_needed = {"number": shift.number[needed], "owner": shift.owner[needed]}
         shift, rows = (
-            replace(shift, image=np.arange(len(needed), dtype=np.int32), **there),
+            replace(shift, image=np.arange(len(needed), dtype=np.int32), **of_needed),
             shift.image[needed],
         )
     images = placement.aligned((len(rows) + 1, *federation.images.shape[1:]), federation.images.dtype)
@@ -138,11 +138,13 @@ def _conditions_on(window: Window, conditions: Conditions) -> Conditions:
     dropped, deadline = conditions.dropped, conditions.deadline
     places = [np.concatenate([rows[:1], rows]) for rows in window.rows]
     if dropped is not None:
-        dropped = tuple(np.asarray(of_group)[:, its] for of_group, its in zip(dropped, places, strict=True))
+        dropped = tuple(
+            np.asarray(of_group)[:, clients] for of_group, clients in zip(dropped, places, strict=True)
+        )
     if deadline is not None:
         devices = tuple(
-            jax.tree.map(lambda speeds: np.asarray(speeds)[its], of_group)  # noqa: B023
-            for of_group, its in zip(deadline.devices, places, strict=True)
+            jax.tree.map(lambda speeds: np.asarray(speeds)[clients], of_group)  # noqa: B023
+            for of_group, clients in zip(deadline.devices, places, strict=True)
         )
         deadline = deadline._replace(devices=devices)
     return conditions._replace(dropped=dropped, deadline=deadline)

@@ -56,8 +56,8 @@ def read(path: Path, source: Source) -> Partition:
             f"{path} does not list each client's train, val and test; to divide lists of clients' rows, use "
             f"--partition listed,file={path}."
         )
-    for client, its in enumerate(clients):
-        for key in its:
+    for client, entry in enumerate(clients):
+        for key in entry:
             if key not in KEYS.values():
                 raise JaxflError(f"{path}: client {client} has {key!r}; {nearest(key, KEYS.values())}")
     parts = {

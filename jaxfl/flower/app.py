@@ -30,9 +30,9 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
     """
     run, folder = run.resolve(), folder.resolve()
     files.check_empty(folder)
-    its, averaged = opened_at(run, after)
-    setup, method = its.setup, its.variant.method
-    after = its.record["round"] if after is None else after
+    opened_run, averaged = opened_at(run, after)
+    setup, method = opened_run.setup, opened_run.variant.method
+    after = opened_run.record["round"] if after is None else after
     rounds = setup.run.rounds - after or setup.run.rounds
     if after + rounds > setup.run.rounds:
         require_longer(run, setup, after + rounds)
@@ -41,12 +41,12 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "out": str(folder / "global.npz"),
         "after": after,
         "rounds": rounds,
-        "clients": len(its.partition.train),
+        "clients": len(opened_run.partition.train),
         "participation": setup.run.participation,
-        "label": its.variant.label,
-        "title": f"{its.variant.label} on {setup.data.dataset}",
+        "label": opened_run.variant.label,
+        "title": f"{opened_run.variant.label} on {setup.data.dataset}",
         "summary": method.summary,
-        "model": its.federation.models[0].name,
+        "model": opened_run.federation.models[0].name,
         "begins": f"continues after its round {after}" if after else "begins with its first weights",
         "mean": "by their training rows" if averaged.by_rows else "equally",
         "jaxfl": versions()["jaxfl"],

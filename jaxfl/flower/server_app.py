@@ -39,5 +39,5 @@ def main(grid: Grid, context: Context) -> None:
 def mean_of_clients(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
     """Return the accuracy as jaxfl reports it: the uniform mean over clients that have test images."""
     metrics = [reply["metrics"] for reply in replies]
-    scored = [float(its["accuracy"]) for its in metrics if its["num-examples"]]
+    scored = [float(of_node["accuracy"]) for of_node in metrics if of_node["num-examples"]]
     return MetricRecord({"accuracy": float(np.mean(scored))} if scored else {})

@@ -96,7 +96,7 @@ def of_clients(
     """
     factors = np.exp(spread * rng.standard_normal((sum(sizes), len(Device._fields))))
     of_groups = np.split(factors, np.cumsum(sizes)[:-1])
-    return tuple(Device(*(its * np.array(device)).T) for device, its in zip(devices, of_groups, strict=True))
+    return tuple(Device(*(own * np.array(device)).T) for device, own in zip(devices, of_groups, strict=True))
 
 
 def seconds(device: Device, flops: Any, moved: Any) -> Any:

@@ -91,8 +91,8 @@ def put(leaf, where: NamedSharding) -> jax.Array:
     if where.is_fully_addressable:
         return jax.device_put(leaf, where)
     if not of_process(leaf):
-        there = leaf.sharding.is_equivalent_to(where, leaf.ndim)
-        return leaf if there else _program(_same, where)(leaf)
+        in_place = leaf.sharding.is_equivalent_to(where, leaf.ndim)
+        return leaf if in_place else _program(_same, where)(leaf)
     # To devices of several processes `jax.device_put` would gather on each what every process has.
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.make_array_from_callback(leaf.shape, where, lambda part: leaf[part])

@@ -97,8 +97,8 @@ def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
       JaxflError: with the hook's line and the first leaf that differs.
     """
 
-    def form(its):
-        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(its)}
+    def form(weights):
+        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(weights)}
 
     def seen(leaf):
         return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

@@ -71,10 +71,10 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tupl
 
 def present(federation: Federation, cohort: Cohort) -> jax.Array:
     """Return which clients take part in the round: (N,) bool by id."""
-    there = jnp.zeros(federation.clients, bool)
+    by_id = jnp.zeros(federation.clients, bool)
     for of_group in ids(federation, cohort):
-        there = there.at[of_group].set(True, mode="drop")
-    return there
+        by_id = by_id.at[of_group].set(True, mode="drop")
+    return by_id
 
 
 def of_cohort(by_id, federation: Federation, cohort: Cohort) -> PerGroup:

@@ -83,5 +83,5 @@ def _merged(where: str, one: dict, other: dict) -> dict:
 
 def _same(one: Any, other: Any) -> bool:
     leaves, structure = jax.tree.flatten(one)
-    others, its = jax.tree.flatten(other)
-    return structure == its and all(map(np.array_equal, leaves, others))
+    others, other_structure = jax.tree.flatten(other)
+    return structure == other_structure and all(map(np.array_equal, leaves, others))

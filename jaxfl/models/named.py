@@ -137,8 +137,8 @@ def _misfit(found: dict[Path, tuple], wanted: dict[Path, tuple]) -> str:
                 return f"without {leaf} there"
             case [_, None]:
                 return f"with {leaf} there"
-            case [there, here] if there != here:
-                return f"{leaf} is {there} there, {here} here"
+            case [found_size, wanted_size] if found_size != wanted_size:
+                return f"{leaf} is {found_size} there, {wanted_size} here"
     raise AssertionError("they are alike")
 
 

@@ -130,8 +130,8 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
             found: Any = ocp.metadata(path)
             written_by = found.custom_metadata["fingerprint"]
             shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in found.metadata.items()}
-            its = {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
-            other = next((name for name in shapes | its if shapes.get(name) != its.get(name)), None)
+            expected = {name: (leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+            other = next((name for name in shapes | expected if shapes.get(name) != expected.get(name)), None)
             leaves = ocp.load(path, wanted) if written_by == fingerprint and other is None else None
     except Exception as error:  # whatever Orbax raises for a damaged folder
         raise Damaged(f"The checkpoint {path} cannot be read ({type(error).__name__}).") from error

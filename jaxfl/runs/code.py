@@ -35,7 +35,7 @@ def present(config: dict) -> dict:
     whole = {path.resolve() for path in beside}  # what others take from these files is not known
     used = {path.resolve(): () if path.resolve() in whole else names for path, names in named.items()}
     files = {path: _fingerprint(path, used.get(path, ())) for path in sorted({*whole, *used})}
-    return {"package": _package(), "files": {str(path): its for path, its in files.items()}}
+    return {"package": _package(), "files": {str(path): fingerprint for path, fingerprint in files.items()}}
 
 
 def _is_beside(path: Path, folder: Path) -> bool:

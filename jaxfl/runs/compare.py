@@ -94,23 +94,23 @@ def compare(
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
     _check_plan(folder, planned, beside)
-    agree("options", [(run.absolute(), described(*its[:2])) for run, its in planned.items()])
+    agree("options", [(run.absolute(), described(*entry[:2])) for run, entry in planned.items()])
     _check_code(folder, planned, changed_code, observer.warned)
 
     def watch(run, new, tell=observer.progressed):
-        its = planned[run]
-        tell(f"{its.variant.label}, {_draw_in_words(its, partition_seeds > 1)}", new)
+        entry = planned[run]
+        tell(f"{entry.variant.label}, {_draw_in_words(entry, partition_seeds > 1)}", new)
         follow(run, new)
 
     store.forget_end(folder)
     of_partition, errors, data, left = {}, {}, None, len(planned)
-    for run, its in planned.items():
-        of_partition.setdefault(its.setup.partition.partition_seed, {})[run] = its
+    for run, entry in planned.items():
+        of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
     with follow, limited(max_seconds), deferred() as request:
         for number, these in of_partition.items():
             if stop := request.made:
                 raise _stopped(folder, len(planned), stop)
-            if all(_has_finished(run, its) for run, its in these.items()):  # no data are needed
+            if all(_has_finished(run, entry) for run, entry in these.items()):  # no data are needed
                 for run in these:
                     watch(run, store.read_finished(run)[1], observer.kept)
                 left -= len(these)
@@ -131,7 +131,7 @@ def compare(
             _lengthen(these, data, observer.said)
             errors |= _run_all(folder, these, len(planned), data, watch, observer)
     table, failures = _conclude(folder, planned, errors, show, setup.run.target, against, select)
-    objects = {run: its.variant for run, its in planned.items() if its.variant.name is None}
+    objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
         dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
         for run in planned
@@ -168,7 +168,11 @@ def _conclude(
 def _named(against: str, variants: Sequence[Variant]) -> str:
     """Return the label of the variant to compare with, given its label or its command-line name."""
     labels = {variant.label: choices.split(variant.label)[1] for variant in variants}
-    in_files = {choices.join(its.name, labels[its.label]): its.label for its in variants if its.name}
+    in_files = {
+        choices.join(variant.name, labels[variant.label]): variant.label
+        for variant in variants
+        if variant.name
+    }
     found = matching_label(choices.absolute(against), in_files)
     return in_files[found] if found else label_of(against, labels)
 
@@ -178,33 +182,33 @@ def _complete_labels(planned: Runs, finished: Sequence[Path]) -> set[str]:
 
     On several partitions there are none if another label has finished only some of its runs.
     """
-    left = {its.variant.label for run, its in planned.items() if run not in finished}
+    left = {entry.variant.label for run, entry in planned.items() if run not in finished}
     ended = {planned[run].variant.label for run in finished}
-    several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
+    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
     return set() if several and left & ended else ended - left
 
 
-def _draw_in_words(its: Planned, several: bool) -> str:
+def _draw_in_words(entry: Planned, several: bool) -> str:
     """Return a run's seed in words, and its partition seed if there are several."""
-    partition = f", partition seed {its.setup.partition.partition_seed}" if several else ""
-    return f"seed {its.setup.run.seed}{partition}"
+    partition = f", partition seed {entry.setup.partition.partition_seed}" if several else ""
+    return f"seed {entry.setup.run.seed}{partition}"
 
 
 def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
     """Say why runs have not finished, see `Comparison`."""
-    several = len({its.setup.partition.partition_seed for its in planned.values()}) > 1
-    number = Counter(its.variant.label for its in planned.values())
+    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
+    number = Counter(entry.variant.label for entry in planned.values())
     alike = defaultdict(list)  # runs of a label whose sentences differ only in the folders
     for run, error in errors.items():
         label = planned[run].variant.label
         sentence = str(error).removeprefix(f"{label}: ")
         alike[label, sentence.replace(str(run), "their folders")].append((run, sentence))
-    told = []
-    for (label, of_all), them in alike.items():
-        draws = "; ".join(_draw_in_words(planned[run], several) for run, _ in them)
-        some = f" ({draws})" if len(them) < number[label] else ""
-        told.append(f"{label}{some}: {of_all if len(them) > 1 else them[0][1]}")
-    return told
+    sentences = []
+    for (label, of_all), failed in alike.items():
+        draws = "; ".join(_draw_in_words(planned[run], several) for run, _ in failed)
+        some = f" ({draws})" if len(failed) < number[label] else ""
+        sentences.append(f"{label}{some}: {of_all if len(failed) > 1 else failed[0][1]}")
+    return sentences
 
 
 def _left_out(failures: list[str]) -> list[str]:
@@ -268,15 +272,15 @@ def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, pa
     }
 
 
-def is_begun(run: Path, its: Planned) -> bool:
+def is_begun(run: Path, entry: Planned) -> bool:
     """Return whether a folder holds the run planned for it, with the same method and options."""
-    return store.holds(run, store.CONFIG) and not _differing(run, its)
+    return store.holds(run, store.CONFIG) and not _differing(run, entry)
 
 
-def _differing(run: Path, its: Planned) -> list[str]:
+def _differing(run: Path, entry: Planned) -> list[str]:
     """Describe each option in which a run differs from the plan."""
     begun = moved(run, store.read_config(run), code=True)
-    then, now = (experiment(config) for config in (begun, described(*its[:2])))
+    then, now = (experiment(config) for config in (begun, described(*entry[:2])))
 
     def words(value):
         return text(tuple(value)) if isinstance(value, list) else text(value)
@@ -288,14 +292,14 @@ def _differing(run: Path, its: Planned) -> list[str]:
     ]
 
 
-def _has_finished(run: Path, its: Planned) -> bool:
+def _has_finished(run: Path, entry: Planned) -> bool:
     """Return whether a run has finished with all rounds planned."""
-    return store.holds(run, store.RESULT) and not _is_shorter(run, its)
+    return store.holds(run, store.RESULT) and not _is_shorter(run, entry)
 
 
-def _is_shorter(run: Path, its: Planned) -> bool:
+def _is_shorter(run: Path, entry: Planned) -> bool:
     """Return whether a begun run has fewer rounds than planned."""
-    return store.read_config(run)["options"]["rounds"] < its.setup.run.rounds
+    return store.read_config(run)["options"]["rounds"] < entry.setup.run.rounds
 
 
 def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
@@ -305,13 +309,13 @@ def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
       JaxflError: if one cannot, see `jaxfl.runs.run.lengthen`, or another process owns one.
     """
     shorter, asked = {}, set()
-    for run, its in planned.items():
-        if store.holds(run, store.CONFIG) and _is_shorter(run, its):
+    for run, entry in planned.items():
+        if store.holds(run, store.CONFIG) and _is_shorter(run, entry):
             config = store.read_config(run)
-            setup, rounds = restore(run, config, changed_code=True)[0], its.setup.run.rounds
-            if its.variant.label not in asked:  # which takes a second, and seeds change nothing
-                require_same_beginning(run, its.variant, setup, data, rounds)
-            asked.add(its.variant.label)
+            setup, rounds = restore(run, config, changed_code=True)[0], entry.setup.run.rounds
+            if entry.variant.label not in asked:  # which takes a second, and seeds change nothing
+                require_same_beginning(run, entry.variant, setup, data, rounds)
+            asked.add(entry.variant.label)
             rounds_kept(run, setup, rounds)
             shorter[run] = config, setup, rounds
     for run, longer in shorter.items():
@@ -384,21 +388,21 @@ def _run_all(
       The error of every run that does not finish.
     """
     failures, unfinished = {}, {}
-    for run, its in planned.items():
+    for run, entry in planned.items():
         if store.holds(run, store.RESULT):
             _, metrics = store.read_finished(run)
             watch(run, metrics, observer.kept)
             continue
         try:
             if store.holds(run, store.CONFIG):
-                machine = {name: getattr(its.setup.machine, name) for name in ("devices", "data_dir")}
+                machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}
                 asked = {name: value for name, value in machine.items() if value is not None}
                 # With the choices for its machine; the command has named the files that it names.
                 setup, _ = restore(run, store.read_config(run), changed_code=True)
                 setup = setup.replace(**asked)
                 done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
-                its = its._replace(setup=setup, done=done)
-            unfinished[run] = its
+                entry = entry._replace(setup=setup, done=done)
+            unfinished[run] = entry
         except JaxflError as error:
             failures[run] = error
     with deferred() as request:

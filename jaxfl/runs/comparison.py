@@ -32,8 +32,8 @@ class Begun(dict[tuple, Loaded]):
             raise JaxflError(f"There is no run of {label!r} here; {nearest(str(label), known)}")
         if (found, *draw) in self:
             return self[found, *draw]
-        there = "; ".join(", ".join(map(repr, own)) for own in self if own[0] == found)
-        raise JaxflError(f"There is no run {key!r} here; those of {found} are {there}.")
+        draws = "; ".join(", ".join(map(repr, own)) for own in self if own[0] == found)
+        raise JaxflError(f"There is no run {key!r} here; those of {found} are {draws}.")
 
 
 class Comparison(NamedTuple):
@@ -91,6 +91,6 @@ def by_label(opened: Sequence[Loaded]) -> Begun:
     options = [run.config["options"] for run in opened]
     several = len({of_run["partition_seed"] for of_run in options}) > 1
     return Begun(
-        ((run.config["label"], its["seed"], *([its["partition_seed"]] if several else [])), run)
-        for run, its in zip(opened, options, strict=True)
+        ((run.config["label"], of_run["seed"], *([of_run["partition_seed"]] if several else [])), run)
+        for run, of_run in zip(opened, options, strict=True)
     )

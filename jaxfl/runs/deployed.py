@@ -323,13 +323,13 @@ class Models(Sequence[Deployed]):
             ) from None
 
     def _deployed(self, client: int) -> Deployed:
-        its = self.opened
-        last, rounds = its.record["round"] - 1, its.setup.run.rounds
-        key = jax.random.key(its.setup.run.seed)
-        predictor = deployed(its.variant.algorithm, its.state, its.federation, key, last, rounds, client)
-        _, g = alone(its.federation, client, last, rounds)
-        relabel, accuracy = its.partition.relabel[client], its.record["accuracy"]["per_client"][client]
-        return Deployed(client, its.federation.models[g], its.images, relabel, accuracy, predictor)
+        run = self.opened
+        last, rounds = run.record["round"] - 1, run.setup.run.rounds
+        key = jax.random.key(run.setup.run.seed)
+        predictor = deployed(run.variant.algorithm, run.state, run.federation, key, last, rounds, client)
+        _, g = alone(run.federation, client, last, rounds)
+        relabel, accuracy = run.partition.relabel[client], run.record["accuracy"]["per_client"][client]
+        return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor)
 
 
 def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool) -> Opened:

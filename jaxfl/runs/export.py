@@ -66,12 +66,12 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
     return {"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
 
 
-def _about(its: Opened, model: Deployed) -> dict[str, str]:
+def _about(run: Opened, model: Deployed) -> dict[str, str]:
     """Return a file's metadata: JSON values by name."""
-    named, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
+    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     about = {
-        "method": its.variant.label,
-        "architecture": choices.without_folder(named[its.federation.models.index(model.model)]),
+        "method": run.variant.label,
+        "architecture": choices.without_folder(named[run.federation.models.index(model.model)]),
         "shape": model.images.shape,
         "dtype": str(model.images.dtype),
         "mean": np.ravel(model.images.mean).tolist(),
@@ -81,9 +81,9 @@ def _about(its: Opened, model: Deployed) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in about.items()}
 
 
-def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
+def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]]) -> str:
     """Return the card of some files, in Markdown; each file holds one model of the clients given with it."""
-    config, method = its.config, its.variant.method
+    config, method = run.config, run.variant.method
     options = config["options"]
     first = {}  # model of each architecture
     for models in files.values():
@@ -92,13 +92,13 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
     any_file, (model, *_) = next(iter(files.items()))
     vectors = of_vectors(model.images.shape)
     takes = "Vectors, as images of one pixel" if vectors else "Images"
-    train, test = ([*map(len, part)] for part in (its.partition.train, its.partition.test))
+    train, test = ([*map(len, part)] for part in (run.partition.train, run.partition.test))
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
-    named, _ = architectures(its.setup, model.images.shape, len(its.partition.train))
+    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     parts = [
         FRONT.format(task="tabular" if vectors else "image"),
-        f"# {its.variant.label} on {tried['dataset']}",
-        f"What clients deploy after round {its.record['round']} of {options['rounds']} of a federated run, "
+        f"# {run.variant.label} on {tried['dataset']}",
+        f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
         markdown.table(
             ["file", "architecture", "clients", "their accuracy on their own test rows, %"],
@@ -114,7 +114,7 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         f"{span(test)} test rows each; labels are {options['labels']}."
         + (
             f" Each client sees images of its own: `{' '.join(options['shift'])}`; "
-            f'`jaxfl.load("{run}").seen(CLIENT, rows)` makes them.'
+            f'`jaxfl.load("{folder}").seen(CLIENT, rows)` makes them.'
             if options.get("shift")
             else ""
         ),
@@ -125,9 +125,9 @@ def _card(its: Opened, run: Path, files: dict[str, list[Deployed]]) -> str:
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
         PLAIN.format(file=any_file, sees=sees)
-        + _layout([named[its.federation.models.index(of.model)] for of in first.values()])
+        + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
         if all(of.plain for of in first.values())
-        else BEYOND.format(run=run, client=model.client),
+        else BEYOND.format(run=folder, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"

@@ -61,7 +61,7 @@ def started(
     if not setup.run.init_from:
         return federation, ()
     places = [saved / store.INITIAL] if saved else [*map(as_path, setup.run.init_from)]
-    given = [Given(name, its, place) for place in places for name, its in _arrays(place).items()]
+    given = [Given(name, array, place) for place in places for name, array in _arrays(place).items()]
     starts, sentences, tell = [], [], []
     for model, group in zip(federation.models, federation.groups, strict=True):
         ids = np.asarray(group.id).tolist()

@@ -31,7 +31,9 @@ def moved_code(folder: Path, config: dict, then: dict | None) -> dict | None:
     roots = _roots(folder, config)
     if roots is None or then is None:
         return then
-    return then | {"files": {_now(path, *roots, True): its for path, its in then["files"].items()}}
+    return then | {
+        "files": {_now(path, *roots, True): fingerprint for path, fingerprint in then["files"].items()}
+    }
 
 
 def _roots(folder: Path, config: dict) -> tuple[str, str] | None:

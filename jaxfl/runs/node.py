@@ -34,11 +34,11 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
       JaxflError: if there is no such state, the run has several architectures, or its method needs more than
         a server that averages.
     """
-    its = opened(folder, None, changed_code=False, data=False)
-    its = its._replace(state=all_of(its.state))
-    algorithm, label, models = its.variant.algorithm, its.variant.label, its.federation.models
+    run = opened(folder, None, changed_code=False, data=False)
+    run = run._replace(state=all_of(run.state))
+    algorithm, label, models = run.variant.algorithm, run.variant.label, run.federation.models
     if len(models) > 1:
-        (first, *_), _ = architectures(its.setup, its.images.shape, 1)
+        (first, *_), _ = architectures(run.setup, run.images.shape, 1)
         raise JaxflError(
             f"{folder} has {len(models)} architectures ({', '.join(model.name for model in models)}), and a "
             f"server that only averages has one; repeat the run with --models {first}."
@@ -48,22 +48,22 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
             f"{label} needs more than a server that averages what clients send: its server does something "
             "else, or it or a client keeps more than weights; choose fedavg, fedprox, fedper or fedrep."
         )
-    if not sent_to_all(algorithm.averaged, its.state):
+    if not sent_to_all(algorithm.averaged, run.state):
         raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
-    done = its.record["round"]
+    done = run.record["round"]
     if after == 0:
-        federation, _ = started(its.federation, its.setup, folder, ONLY_WARNINGS)
-        key = jax.random.key(its.setup.run.seed)
-        its = its._replace(state=initial_state(its.variant.programs, federation, its.variant.config, key))
+        federation, _ = started(run.federation, run.setup, folder, ONLY_WARNINGS)
+        key = jax.random.key(run.setup.run.seed)
+        run = run._replace(state=initial_state(run.variant.programs, federation, run.variant.config, key))
     elif after not in (None, done):
         raise JaxflError(f"{folder} has no state after {after} rounds; choose that after {done}, or after 0.")
-    return its, algorithm.averaged
+    return run, algorithm.averaged
 
 
 def sent_first(folder: Path, after: int) -> Arrays:
     """Return what the server sends first; arguments and errors are those of `opened_at`."""
-    its, averaged = opened_at(folder, after)
-    return sent_to_all(averaged, its.state)
+    run, averaged = opened_at(folder, after)
+    return sent_to_all(averaged, run.state)
 
 
 def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
@@ -79,27 +79,27 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
       JaxflError: as in `opened_at`, or if there is no such client, the images differ in shape or type from
         the run's, or the run's data set is needed and not available.
     """
-    its, averaged = opened_at(folder, after)
-    ids = np.asarray(its.federation.groups[0].id).tolist()
+    run, averaged = opened_at(folder, after)
+    ids = np.asarray(run.federation.groups[0].id).tolist()
     if client not in ids:
         raise JaxflError(f"There is no client {client}; {folder} has clients 0 to {len(ids) - 1}.")
-    own = Own(*map(np.asarray, own or _in_the_run(folder, its, client)))
-    shape, dtype = its.images.shape, its.images.dtype
+    own = Own(*map(np.asarray, own or _in_the_run(folder, run, client)))
+    shape, dtype = run.images.shape, run.images.dtype
     for images in (own.images, own.test_images):
         if images.shape[1:] != shape or images.dtype != dtype:
             raise JaxflError(
                 f"Client {client} has images {images.shape} of {images.dtype}; those of {folder} are "
                 f"({', '.join(map(str, ('n', *shape)))}) of {dtype}."
             )
-    state = of_client(averaged, its.state, ids.index(client))
-    federation, key = of_one_client(own, its.federation, client), jax.random.key(its.setup.run.seed)
-    return Node(its.variant.programs, averaged, federation, state, key, its.setup.run.schedule)
+    state = of_client(averaged, run.state, ids.index(client))
+    federation, key = of_one_client(own, run.federation, client), jax.random.key(run.setup.run.seed)
+    return Node(run.variant.programs, averaged, federation, state, key, run.setup.run.schedule)
 
 
-def _in_the_run(folder: Path, its: Opened, client: int) -> Own:
-    run, train, test = _loaded(folder), its.partition.train[client], its.partition.test[client]
-    labels = run.source.labels
-    return Own(run.seen(client, train), labels[train], run.seen(client, test), labels[test])
+def _in_the_run(folder: Path, run: Opened, client: int) -> Own:
+    loaded, train, test = _loaded(folder), run.partition.train[client], run.partition.test[client]
+    labels = loaded.source.labels
+    return Own(loaded.seen(client, train), labels[train], loaded.seen(client, test), labels[test])
 
 
 @functools.lru_cache(maxsize=1)

@@ -75,8 +75,8 @@ def is_owned(folder: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except OSError as error:
-        its = _written(descriptor)
-        return error.errno not in NO_LOCKS or (its is not None and not _gone(its))
+        owner = _written(descriptor)
+        return error.errno not in NO_LOCKS or (owner is not None and not _gone(owner))
     finally:
         os.close(descriptor)
 
@@ -118,15 +118,15 @@ def _lock(descriptor: int, path: Path) -> None:
                     raise
                 time.sleep(patience)
     except BlockingIOError:
-        its = _written(descriptor)
+        owner = _written(descriptor)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        its = _written(descriptor)
-        if not its or _gone(its):
+        owner = _written(descriptor)
+        if not owner or _gone(owner):
             return
         note = f" (files cannot be locked there: if that process is gone, delete {path})"
-    who = "process {process} on {host} since {since}".format(**its) if its else "another process"
+    who = "process {process} on {host} since {since}".format(**owner) if owner else "another process"
     raise Taken(f"{path.parent} is being run by {who}; wait for it, or end it first{note}.")
 
 
@@ -138,15 +138,15 @@ def _this_process() -> dict:
 def _written(descriptor: int) -> dict | None:
     """Return what the owner has written about itself; None if it is just about to."""
     try:
-        its = json.loads(os.pread(descriptor, 4096, 0))
-        return its if _this_process().keys() <= its.keys() else None
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+        return owner if _this_process().keys() <= owner.keys() else None
     except (AttributeError, ValueError):
         return None
 
 
-def _gone(its: dict) -> bool:
+def _gone(owner: dict) -> bool:
     """Return whether a process of this machine has ended; False on another machine, where it is unknown."""
-    return its["host"] == socket.gethostname() and _born(its["process"]) != its["born"]
+    return owner["host"] == socket.gethostname() and _born(owner["process"]) != owner["born"]
 
 
 def _born(process: int) -> float | None:

@@ -160,11 +160,11 @@ def _of_both(own: dict, other: dict, of_clients: Callable[[dict], Sequence[float
 def notes_on(against: str, differences: Mapping[str, Difference]) -> list[str]:
     """Return notes on the differences by label: what their pairs are, in a note for each kind."""
     counts, labels = {}, {}
-    for label, its in differences.items():
-        if its.pairs and not math.isnan(its.mean):
-            counts.setdefault(its.of, set()).add(its.pairs)
-            labels.setdefault(its.of, []).append(label)
-    said = {
+    for label, difference in differences.items():
+        if difference.pairs and not math.isnan(difference.mean):
+            counts.setdefault(difference.of, set()).add(difference.pairs)
+            labels.setdefault(difference.of, []).append(label)
+    forms = {
         "seeds": "over {} seed{}.",
         "partitions": "over {} partition{}, each with the mean over its seeds.",
         "clients": "over {} client{} of one seed; it does not cover other seeds.",
@@ -175,7 +175,7 @@ def notes_on(against: str, differences: Mapping[str, Difference]) -> list[str]:
         if number == "1":
             notes.append(f"Minus {against}: the difference of one pair has no interval.")
             continue
-        of_pairs = said[of].format(number, "s")
+        of_pairs = forms[of].format(number, "s")
         whose = f" ({'; '.join(labels[of])})" if len(counts) > 1 else ""
         notes.append(
             f"Minus {against}{whose}: the mean of paired differences and its {100 * CONFIDENCE:g} % "

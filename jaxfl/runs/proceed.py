@@ -129,9 +129,9 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
         with memory.explained(job.federation), deferred() as request:
             asked = time.perf_counter()
             for of_runs in chunks:
-                there, spent = time.perf_counter(), compiling()
+                computed, spent = time.perf_counter(), compiling()
                 # Time to write this chunk, compute the next one and write that.
-                request.measured(there - asked - spent + 2 * writing)
+                request.measured(computed - asked - spent + 2 * writing)
                 stop = request.made
                 for i, run in list(going.items()):
                     where, deadline = (job.federation, job.cohorts[i]), run.config["options"].get("deadline")
@@ -157,7 +157,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                         stop,
                     )
                 asked = time.perf_counter()
-                writing = max(writing, asked - there)
+                writing = max(writing, asked - computed)
     except JaxflError as error:
         return dict.fromkeys(going, error) | ended
     return ended

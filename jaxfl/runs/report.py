@@ -161,7 +161,7 @@ def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, di
         label: paired(results, by_draw[against], value, of_clients) if label != against else UNPAIRED
         for label, results in by_draw.items()
     }
-    lonely = [label for label, its in differences.items() if not its.pairs and label != against]
+    lonely = [label for label, difference in differences.items() if not difference.pairs and label != against]
     notes = notes_on(against, differences)
     notes += [f"{label} and {against} have no seed in common: nothing can be paired." for label in lonely]
     first, *others = table.titles
@@ -206,7 +206,7 @@ def _crossed(experiments: list[dict], draws: list[tuple[int, int]]) -> bool:
         of_experiments.setdefault(tried, set()).add(draw)
     seeds, partition_seeds = map(set, zip(*draws, strict=True))
     every = set(itertools.product(seeds, partition_seeds))
-    return len(partition_seeds) > 1 and all(its == every for its in of_experiments.values())
+    return len(partition_seeds) > 1 and all(draws_there == every for draws_there in of_experiments.values())
 
 
 def _of_partitions(runs: list[Path], draws: list[int]) -> list[str]:
@@ -244,10 +244,10 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
     outside = [re.sub(r"=\[.*?\](?=,|$)", "=", label) for label in first]  # options of values do not count
     given = [{*re.findall(r",(\w+)=", label)} for label in outside]  # a value may have commas
     # The graph does not distinguish methods that use no links.
-    unlinked = [{"topology"} if its.get("topology") == "none" else set() for its in experiments]
+    unlinked = [{"topology"} if options.get("topology") == "none" else set() for options in experiments]
     known = [
-        told | at_own_default(config) | without
-        for told, config, without in zip(given, configs, unlinked, strict=True)
+        options | at_own_default(config) | without
+        for options, config, without in zip(given, configs, unlinked, strict=True)
     ]
     shared = {*hints(Setup), *hints(Training)}
 
@@ -259,19 +259,19 @@ def _labels(configs: list[dict], repeated: Sequence[str] = ()) -> list[str]:
             if label == first[run] or (name in shared and name not in known[run] | of_other)
         )
 
-    def told(run: int) -> list[str]:
+    def options_of(run: int) -> list[str]:
         return [
             f"{name}={_in_label(value, [its.get(name) for its in experiments])}"
             for name, value in experiments[run].items()
             if name not in given[run] and differs(run, name)
         ]
 
-    return [",".join([label, *told(run)]) for run, label in enumerate(first)]
+    return [",".join([label, *options_of(run)]) for run, label in enumerate(first)]
 
 
 def _in_label(value: Any, all_values: Sequence[Any]) -> str:
     """Return an option's value for a label: paths without the folders common to those of all runs."""
-    own, *others = (map(str, its if isinstance(its, list) else [its]) for its in (value, *all_values))
+    own, *others = (map(str, each if isinstance(each, list) else [each]) for each in (value, *all_values))
     folders = [os.path.dirname(entry) for entry in itertools.chain(*others) if os.path.isabs(entry)]
     common = os.path.join(os.path.commonpath(folders), "") if folders else ""
     return "+".join(entry.removeprefix(common) for entry in own) or "none"

@@ -80,10 +80,10 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
     members = [_until(deadline, one) if deadline and one.device and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
     losses = [None if one.idle or one.lost else one.loss for one in members]
-    told = [loss for loss in losses if loss is not None]
+    known = [loss for loss in losses if loss is not None]
     line = {
         "round": t + 1,
-        "loss": _finite(float(np.mean(told))) if told else None,
+        "loss": _finite(float(np.mean(known))) if known else None,
         "bytes_up": sum(one.up for one in members),
         "bytes_down": sum(one.down for one in members),
         "flops": report.flops.total
@@ -102,7 +102,7 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         line["findings"] = jax.tree.map(_plain, report.info.findings)
     if report.scores and len(lost) < len(members):
         gone = report.lost or [False] * len(cohorts)
-        present = [slots.mask[t] & ~np.asarray(them) for slots, them in zip(cohorts, gone, strict=True)]
+        present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
         scored = [name for name in MOMENTS if name in report.scores]
         line["cohort"] = {name: of_present(report.scores[name], present) for name in scored}
     return line

@@ -20,28 +20,28 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
       validation: mean over clients on validation rows, None without such rows.
     """
     ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
-    there = ~np.concatenate(federation.newcomers)
+    counted = ~np.concatenate(federation.newcomers)
     right, rows, predicted, validated, validation_rows, _ = _joined(scores)
     of_client, f1 = right.sum(1) / rows.sum(1), macro_f1(right, rows, predicted)
     order = np.argsort(ids)
-    known = of_client[there]
-    validates = there & (validation_rows > 0)
+    known = of_client[counted]
+    validates = counted & (validation_rows > 0)
     ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]
-    of_groups = zip(federation.models, np.split(of_client, ends), np.split(there, ends), strict=True)
-    of_class, class_rows = right[there].sum(0), rows[there].sum(0)
+    of_groups = zip(federation.models, np.split(of_client, ends), np.split(counted, ends), strict=True)
+    of_class, class_rows = right[counted].sum(0), rows[counted].sum(0)
     return {
         "mean": float(known.mean()),
         "std": float(known.std()),
         "lowest": float(known.min()),
         "worst_tenth": float(np.sort(known)[: max(1, len(known) // 10)].mean()),
         "pooled": float(of_class.sum() / class_rows.sum()),
-        "macro_f1": float(f1[there].mean()),
-        "per_client": _by_id(of_client, there, order),
-        "macro_f1_per_client": _by_id(f1, there, order),
+        "macro_f1": float(f1[counted].mean()),
+        "per_client": _by_id(of_client, counted, order),
+        "macro_f1_per_client": _by_id(f1, counted, order),
         "per_class": [
             int(of_class[c]) / int(class_rows[c]) if class_rows[c] else None for c in range(len(of_class))
         ],
-        "per_group": {model.name: float(its[present].mean()) for model, its, present in of_groups},
+        "per_group": {model.name: float(shares[present].mean()) for model, shares, present in of_groups},
         "validation": float((validated[validates] / validation_rows[validates]).mean())
         if validates.any()
         else None,
@@ -95,7 +95,7 @@ def _joined(scores: PerGroup) -> tuple[np.ndarray, ...]:
     return tuple(np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True))
 
 
-def _by_id(values: np.ndarray, there: np.ndarray, order: np.ndarray) -> list[float | None]:
+def _by_id(values: np.ndarray, counted: np.ndarray, order: np.ndarray) -> list[float | None]:
     return [
-        value if known else None for value, known in zip(values[order].tolist(), there[order], strict=True)
+        value if known else None for value, known in zip(values[order].tolist(), counted[order], strict=True)
     ]

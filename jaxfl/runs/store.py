@@ -346,9 +346,9 @@ def read_finished(folder: Path) -> tuple[dict, list[dict]]:
     """
     result, metrics = _read_json(folder / RESULT, schema.RESULT), read_metrics(folder)
     if not 0 < len(metrics) == result["rounds"]:
-        there = f"{len(metrics)} of {result['rounds']} rounds can be read"
+        known = f"{len(metrics)} of {result['rounds']} rounds can be read"
         raise JaxflError(
-            f"{folder / METRICS} is damaged ({there}); restore it from a copy, or delete {folder / RESULT} "
+            f"{folder / METRICS} is damaged ({known}); restore it from a copy, or delete {folder / RESULT} "
             f"and resume {folder} to compute the missing ones."
         )
     return result, metrics

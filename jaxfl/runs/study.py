@@ -75,7 +75,9 @@ def run(
             f"--part {number}/{parts} is not one of {parts} parts; write 1/{parts} to {parts}/{parts}."
         )
     everything, failures = settings(study), []
-    if not store.holds(folder, store.STUDY) and not any(_folder(folder, its).exists() for its in everything):
+    if not store.holds(folder, store.STUDY) and not any(
+        _folder(folder, setting).exists() for setting in everything
+    ):
         store.check_free(folder)
     mine = everything[number - 1 :: parts]
     if not mine:
@@ -89,8 +91,8 @@ def run(
         )
     with limited(max_seconds), deferred() as request:
         for done, setting in enumerate(mine, 1):
-            its = f"{': ' * bool(setting)}{setting_name(setting)}"
-            observer.said(f"{study.title}: setting {done} of {len(mine)}{its}")
+            named = f"{': ' * bool(setting)}{setting_name(setting)}"
+            observer.said(f"{study.title}: setting {done} of {len(mine)}{named}")
             try:
                 if stop := request.made:
                     raise Interrupted("", stop)
@@ -106,17 +108,19 @@ def run(
                     beside=True,  # runs of seeds and methods that the file no longer names
                     observer=observer,
                 )
-                said = made.failures
+                sentences = made.failures
             except Interrupted as stopped:
                 raise Interrupted(
-                    f"The study in {folder} has stopped in setting {done} of {len(mine)}{its}"
+                    f"The study in {folder} has stopped in setting {done} of {len(mine)}{named}"
                     f"{reason(stopped.code)}; repeat the command, with --run-dir "
                     f"{shlex.quote(str(folder))}, to continue.",
                     stopped.code,
                 ) from None
             except JaxflError as error:  # it ends this setting; the others go on
-                said = [str(error)]
-            failures += [f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in said]
+                sentences = [str(error)]
+            failures += [
+                f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in sentences
+            ]
     cells = finished(study, folder)
     if not cells.results:
         if store.holds(folder, store.STUDY):
@@ -151,15 +155,15 @@ def finished(study: Study, folder: Path) -> Cells:
             runs = plan(_folder(folder, setting), variants, setup, study.seeds, study.partition_seeds)
         except JaxflError:  # it has ended this setting
             continue
-        for run, its in runs.items():
-            if is_begun(run, its) and store.holds(run, store.RESULT):
+        for run, entry in runs.items():
+            if is_begun(run, entry) and store.holds(run, store.RESULT):
                 result, metrics = store.read_finished(run)
                 try:
                     result = selected(result, metrics, study.select)
                 except JaxflError:  # it has no validation rows, as `compare` has said
                     continue
-                draw = its.setup.run.seed, its.setup.partition.partition_seed
-                of_choice = results.setdefault((setting_name(setting), choice_of[its.variant.label]), {})
+                draw = entry.setup.run.seed, entry.setup.partition.partition_seed
+                of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
                 further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
                 of_choice[draw] = result | further
     return Cells(study, results)
@@ -171,4 +175,4 @@ def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
         return folder / "runs"
     orders = itertools.permutations(setting.items())
     named = [folder / store.file_name(setting_name(dict(order))) for order in orders]
-    return next((its for its in named if its.exists()), named[0])
+    return next((path for path in named if path.exists()), named[0])

@@ -65,20 +65,20 @@ def read(path: str | Path) -> Study:
       JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
     """
     path = as_path(path)
-    said = _typed(path, _read_toml(path))
-    axes, shown = said.get("axes", {}), tuple(said[SHOW])
-    _check_axes(path, axes, said.get("options", {}))
-    for name, values in {"methods": said["methods"], SHOW: shown, **axes}.items():
+    content = _typed(path, _read_toml(path))
+    axes, shown = content.get("axes", {}), tuple(content[SHOW])
+    _check_axes(path, axes, content.get("options", {}))
+    for name, values in {"methods": content["methods"], SHOW: shown, **axes}.items():
         # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
                 raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
     known = (METHOD, *axes, *([SHOW] if len(shown) > 1 else []))
-    columns = said.setdefault("columns", SHOW if SHOW in known else next(reversed(axes), METHOD))
+    columns = content.setdefault("columns", SHOW if SHOW in known else next(reversed(axes), METHOD))
     if columns not in known:
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
-    study = Study(path.stem, tuple(said.pop("methods")))._replace(**(said | {SHOW: shown}))
+    study = Study(path.stem, tuple(content.pop("methods")))._replace(**(content | {SHOW: shown}))
     if study.select not in ("last", "validation"):
         raise JaxflError(f'{path}: select is {study.select!r}; it must be "last" or "validation".')
     for name in shown:
@@ -107,16 +107,16 @@ def read(path: str | Path) -> Study:
     return study
 
 
-def _typed(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+def _typed(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return what a file says, with texts in one line and what is shown as a list; refuse wrong types."""
-    for name in said:
+    for name in content:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
     kinds = {"methods": list, SHOW: list, "options": dict, "axes": dict, "names": dict}
     kinds |= {"seeds": int, "partition_seeds": int}
-    shown = said.get(SHOW, "accuracy")
-    said = {"methods": []} | said | {SHOW: [shown] if isinstance(shown, str) else shown}
-    for name, value in said.items():
+    shown = content.get(SHOW, "accuracy")
+    content = {"methods": []} | content | {SHOW: [shown] if isinstance(shown, str) else shown}
+    for name, value in content.items():
         kind = kinds.get(name, str)
         if type(value) is not kind:
             hint = ""
@@ -126,14 +126,14 @@ def _typed(path: Path, said: dict[str, Any]) -> dict[str, Any]:
                 )
             raise JaxflError(f"{path}: {name} must be of type {kind.__name__}{hint}.")
         if kind is str:  # a note of a table is one line
-            said[name] = " ".join(value.split())
+            content[name] = " ".join(value.split())
         if kind is int and value < 1:
             raise JaxflError(f"{path}: {name} must be at least 1, not {value}.")
-    if not said["methods"] or not all(isinstance(choice, str) for choice in said["methods"]):
+    if not content["methods"] or not all(isinstance(choice, str) for choice in content["methods"]):
         raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
-    if not said[SHOW] or not all(isinstance(name, str) for name in said[SHOW]):
+    if not content[SHOW] or not all(isinstance(name, str) for name in content[SHOW]):
         raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
-    return said
+    return content
 
 
 def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -222,13 +222,13 @@ def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Se
             )
     variants = []
     for choice, of_method in having.items():
-        its = {name: value for name, value in own.items() if name in of_method}
+        applying = {name: value for name, value in own.items() if name in of_method}
         method, given = registry.method(choice)
-        if twice := [name for name in its if name in given]:
+        if twice := [name for name in applying if name in given]:
             raise JaxflError(
                 f"{study.title}: {choice} sets {twice[0]}, which the study sets for all; leave it out of one."
             )
-        _, typed = divide(its, method.config, choice)
+        _, typed = divide(applying, method.config, choice)
         variants.append(choose(choice, common, typed))
     return variants, setup
 

@@ -57,7 +57,7 @@ def tabulate(cells: Cells) -> Table:
     them, columns of differences follow these. The best method of every setting stands out.
     """
     study, measures = cells.study, measures_of(cells.study)
-    place = partial(_place, study, {name: its.title for name, its in measures.items()})
+    place = partial(_place, study, {name: what.title for name, what in measures.items()})
     rows, differences, best = {}, {}, set()
     for setting, (name, (_, value, of_clients, better)) in itertools.product(
         settings(study), measures.items()
@@ -70,18 +70,20 @@ def tabulate(cells: Cells) -> Table:
             of_setting[row, column] = cell([value(result) for result in of_seeds.values()])
             rivals = cells.results.get((setting_name(setting), study.against))
             if rivals and choice != study.against:
-                its = " ".join(filter(None, (choice, setting_name(setting), name * (len(measures) > 1))))
-                differences[its] = paired(of_seeds, rivals, value, of_clients)
-                rows.setdefault(row, {})[_minus(column, study)] = differences[its]
-        for (row, column), its in of_setting.items():
-            rows.setdefault(row, {})[column] = its
-        known = [its.mean for its in of_setting.values() if not math.isnan(its.mean)]
+                label = " ".join(filter(None, (choice, setting_name(setting), name * (len(measures) > 1))))
+                differences[label] = paired(of_seeds, rivals, value, of_clients)
+                rows.setdefault(row, {})[_minus(column, study)] = differences[label]
+        for (row, column), entry in of_setting.items():
+            rows.setdefault(row, {})[column] = entry
+        known = [entry.mean for entry in of_setting.values() if not math.isnan(entry.mean)]
         if better and len(known) > 1:
-            best |= {where for where, its in of_setting.items() if its.mean == better(known)}
+            best |= {where for where, entry in of_setting.items() if entry.mean == better(known)}
     values = {METHOD: study.methods, SHOW: study.show, **study.axes}[study.columns]
     columns = [place({study.columns: value})[1] for value in values]
     nothing = dict.fromkeys(columns, NOTHING) | {_minus(column, study): UNPAIRED for column in columns}
-    nothing = {name: empty for name, empty in nothing.items() if any(name in its for its in rows.values())}
+    nothing = {
+        name: empty for name, empty in nothing.items() if any(name in of_row for of_row in rows.values())
+    }
     order = dict.fromkeys(
         place(setting | {METHOD: choice, SHOW: name})[0]
         for choice, setting, name in itertools.product(study.methods, settings(study), study.show)
@@ -102,28 +104,32 @@ def _notes(cells: Cells) -> list[str]:
     """Return what a table shows and over how many runs, what it lacks, and what concerns its clients."""
     study, measures = cells.study, measures_of(cells.study)
     expected = study.seeds * study.partition_seeds
-    incomplete, missed, found = [], [], [of_run for its in cells.results.values() for of_run in its.values()]
+    incomplete, missed, found = (
+        [],
+        [],
+        [of_run for of_seeds in cells.results.values() for of_run in of_seeds.values()],
+    )
     for choice, setting in itertools.product(study.methods, settings(study)):
         of_seeds = cells.results.get((setting_name(setting), choice), {})
-        its = f"{choice} {setting_name(setting)}".rstrip()
+        label = f"{choice} {setting_name(setting)}".rstrip()
         if len(of_seeds) < expected:
-            incomplete.append(f"{its} has {len(of_seeds)} of {expected}")
+            incomplete.append(f"{label} has {len(of_seeds)} of {expected}")
         for name, (_, value, *_) in measures.items() if of_seeds else ():
             reached = int(np.isfinite([value(result) for result in of_seeds.values()]).sum())
             if to_target(name) and 0 < reached < len(of_seeds):
-                missed.append(f"{its} in {reached} of {len(of_seeds)} runs")
+                missed.append(f"{label} in {reached} of {len(of_seeds)} runs")
     over = f"{expected} runs"
     if study.partition_seeds > 1:
         over = f"{study.partition_seeds} partitions with {study.seeds} seed{'s' * (study.seeds > 1)} each"
     spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
-    shown = "; ".join(its.title for its in measures.values())
+    shown = "; ".join(what.title for what in measures.values())
     notes = [f"{study.title}: {shown}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
     notes += [SELECTED] if study.select == "validation" else []
     missing = expected * len(settings(study)) * len(study.methods) - len(found)
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
     notes += notes_on_absent([result["absent"] for result in found])
-    validated = [(its.title, its.value) for name, its in measures.items() if name == "validation"]
+    validated = [(what.title, what.value) for name, what in measures.items() if name == "validation"]
     return notes + notes_on_empty(validated, found)
 
 
@@ -133,14 +139,16 @@ def as_runs(cells: Cells) -> str:
     Accuracies are in percent, and empty where a run has no such value.
     """
     study, out = cells.study, io.StringIO()
-    measures = {name: its.value for name, its in known_measures().items()}
+    measures = {name: what.value for name, what in known_measures().items()}
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([METHOD, *study.axes, "seed", "partition_seed", *measures])
     for choice, setting in itertools.product(study.methods, settings(study)):
         where = [choice, *(value_text(value) for value in setting.values())]
         for draw, result in sorted(cells.results.get((setting_name(setting), choice), {}).items()):
             values = [value(result) for value in measures.values()]
-            writer.writerow([*where, *draw, *("" if math.isnan(its) else f"{its:.6g}" for its in values)])
+            writer.writerow(
+                [*where, *draw, *("" if math.isnan(number) else f"{number:.6g}" for number in values)]
+            )
     return out.getvalue()
 
 
@@ -149,7 +157,7 @@ def measures_of(study: Study) -> dict[str, Measure]:
     _, setup = planned(study, settings(study)[0])
     target = None if "target" in study.axes else next(iter(setup.run.target), None)
     measures = {name: measure(name, target) for name in study.show}
-    return {name: its._replace(title=study.names.get(name, its.title)) for name, its in measures.items()}
+    return {name: what._replace(title=study.names.get(name, what.title)) for name, what in measures.items()}
 
 
 def _place(study: Study, titles: Mapping[str, str], where: Mapping[str, Any]) -> tuple[str, str]:

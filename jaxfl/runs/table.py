@@ -165,7 +165,7 @@ def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
     if not any(missing for missing, _ in of_runs):
         return []
     number, clients = (
-        " to ".join(map(str, sorted({min(its), max(its)}))) for its in zip(*of_runs, strict=True)
+        " to ".join(map(str, sorted({min(numbers), max(numbers)}))) for numbers in zip(*of_runs, strict=True)
     )
     return [
         f"{number} of {clients} clients took part in no round of their run, or all their answers were lost; "
@@ -325,7 +325,7 @@ def as_text(table: Table) -> RichTable:
     lines = (
         zip(table.titles, *texts, strict=True)
         if wide
-        else map(lambda label, its: (label, *its), labels, texts)
+        else map(lambda label, of_label: (label, *of_label), labels, texts)
     )
     for line in lines:
         drawn.add_row(*line)
@@ -355,8 +355,8 @@ def as_latex(table: Table) -> str:
 
     lines = [[table.of_rows, *(title.translate(IN_LATEX) for title in table.titles)]]
     for row, (label, cells) in enumerate(table.rows):
-        its = [typeset(cell, (row, column) in table.best) for column, cell in enumerate(cells)]
-        lines.append([label.translate(IN_LATEX), *its])
+        texts = [typeset(cell, (row, column) in table.best) for column, cell in enumerate(cells)]
+        lines.append([label.translate(IN_LATEX), *texts])
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     notes = ["Needs \\usepackage{booktabs}.", *table.notes]
     if any(isinstance(cell, Difference) for _, cells in table.rows for cell in cells):

@@ -193,21 +193,21 @@ def played(trial: Trial, key, state, cohort: Cohort) -> Round:
 def stays_finite(trial: Trial) -> str | None:
     """Check that all numbers are finite, even if no client of an architecture takes part."""
     for present in (EVERYONE, SOME, FIRST_ONLY):
-        its = cohort(trial.federation, present)
-        done, there = played(trial, jax.random.key(2), trial.state, its), ", ".join(map(str, present))
+        chosen = cohort(trial.federation, present)
+        done, numbers = played(trial, jax.random.key(2), trial.state, chosen), ", ".join(map(str, present))
         for path, leaf in jax.tree.leaves_with_path(done.state):
             if not np.isfinite(leaf).all():
-                return f"state{jax.tree_util.keystr(path)} is not finite after a round with clients {there}"
+                return f"state{jax.tree_util.keystr(path)} is not finite after a round with clients {numbers}"
         scores = {"received": done.received, "trained": done.trained, "deployed": done.personal}
         of_places = {"the loss": [np.isfinite(loss) for loss in done.info.loss]}
         for moment, of_groups in scores.items():  # -inf is the logarithm of 0
-            numbers = [(np.asarray(logits) < np.inf).all((1, 2)) for logits in of_groups or ()]
-            of_places[f"a score as {moment}"] = numbers
+            is_number = [(np.asarray(logits) < np.inf).all((1, 2)) for logits in of_groups or ()]
+            of_places[f"a score as {moment}"] = is_number
         for what, of_groups in of_places.items():
-            for group, slots, fine in zip(trial.federation.groups, its.groups, of_groups, strict=False):
+            for group, slots, fine in zip(trial.federation.groups, chosen.groups, of_groups, strict=False):
                 for place in np.flatnonzero(slots.mask & ~fine):  # an empty place may hold anything
                     who = group.id[slots.index[place]]
-                    return f"{what} of client {who} is not finite in a round with clients {there}"
+                    return f"{what} of client {who} is not finite in a round with clients {numbers}"
 
 
 def is_repeatable(trial: Trial) -> str | None:
@@ -253,9 +253,9 @@ def ignores_padding(trial: Trial) -> str | None:
 
     def outcome(federation):
         """Return results after two rounds: a teacher's outputs for padding may be kept, but not used."""
-        its = trial._replace(federation=federation)
-        first = played(its, jax.random.key(2), trial.state, cohort(federation, EVERYONE))
-        done = played(its, jax.random.key(3), first.state, cohort(federation, EVERYONE))
+        changed = trial._replace(federation=federation)
+        first = played(changed, jax.random.key(2), trial.state, cohort(federation, EVERYONE))
+        done = played(changed, jax.random.key(3), first.state, cohort(federation, EVERYONE))
         return {"loss": done.info.loss} | {name: getattr(done, name) for name in ("received", "personal")}
 
     other = dataclasses.replace(
@@ -373,7 +373,7 @@ EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {
 def rates(state) -> dict[str, Any]:
     """Return the rates that a state carries, by name."""
     found = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
-    return {name: rate for its in found for (name, *_), rate in tree.by_path(its).items()}
+    return {name: rate for options in found for (name, *_), rate in tree.by_path(options).items()}
 
 
 def with_rates(state, values: dict[str, Any]):

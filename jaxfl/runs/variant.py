@@ -135,11 +135,11 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
 
 def _needs(variant: Variant) -> Collection[str]:
     """Return what a method needs, some of `NEEDS`."""
-    said = variant.method.needs
-    needs = said(variant.config) if callable(said) else said
+    stated = variant.method.needs
+    needs = stated(variant.config) if callable(stated) else stated
     named = isinstance(needs, Collection) and not isinstance(needs, str)
     if not (named and all(isinstance(name, str) and name in NEEDS for name in needs)):
-        who = f"{line_of(said)}: needs returns" if callable(said) else f"{variant.label}: needs is"
+        who = f"{line_of(stated)}: needs returns" if callable(stated) else f"{variant.label}: needs is"
         raise JaxflError(f"{who} {needs!r}; it must have some of {', '.join(NEEDS)}.")
     return needs
 

@@ -157,9 +157,9 @@ def _table(folders: list[Path], now: float, terminal: Console | None = None) -> 
             found[run] = progress(run)
         except JaxflError as error:  # of this run; the others are shown
             notes.append(str(error))
-    ended, left_out = [run for run, its in found.items() if not its.owned], 0
+    ended, left_out = [run for run, of_run in found.items() if not of_run.owned], 0
     while True:
-        shown = {run: its for run, its in found.items() if run not in ended[:left_out]}
+        shown = {run: of_run for run, of_run in found.items() if run not in ended[:left_out]}
         more = [f"{left_out} more have ended."] if left_out else []
         drawn = Group(_of_runs(shown, now), *map(Text, more + notes))
         excess = len(terminal.render_lines(drawn)) - terminal.height + 1 if terminal else 0
@@ -173,20 +173,20 @@ def _of_runs(found: dict[Path, Progress], now: float) -> Table:
     titles = ("seed", "round", "accuracy\n%", "loss", "MB\nup", "MB\ndown", "rounds\nper s", "left")
     numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
     table = Table(Column("method", overflow="fold"), *numbers, "state", box=SIMPLE_HEAD, padding=0)
-    alike = Counter((its.label, its.seed) for its in found.values())
-    for run, its in found.items():
-        left = its.left(now)
+    alike = Counter((of_run.label, of_run.seed) for of_run in found.values())
+    for run, of_run in found.items():
+        left = of_run.left(now)
         table.add_row(
-            its.label if alike[its.label, its.seed] == 1 else f"{its.label} in {run}",
-            str(its.seed),
-            "{}/{}".format(*its.rounds),
-            _number(its.accuracy and 100 * its.accuracy, ".1f"),
-            _number(its.loss, ".3f"),
-            f"{its.bytes_up / 1e6:.2f}",
-            f"{its.bytes_down / 1e6:.2f}",
-            _number(its.speed, ".3g"),
+            of_run.label if alike[of_run.label, of_run.seed] == 1 else f"{of_run.label} in {run}",
+            str(of_run.seed),
+            "{}/{}".format(*of_run.rounds),
+            _number(of_run.accuracy and 100 * of_run.accuracy, ".1f"),
+            _number(of_run.loss, ".3f"),
+            f"{of_run.bytes_up / 1e6:.2f}",
+            f"{of_run.bytes_down / 1e6:.2f}",
+            _number(of_run.speed, ".3g"),
             "-" if left is None else _span(left),
-            its.state(now),
+            of_run.state(now),
         )
     return table
 

@@ -133,9 +133,9 @@ def with_known(cohort: Cohort, known: PerGroup) -> Cohort:
     """Return a cohort of all clients that a server knows: those of the given one, and others (n_g,) bool."""
 
     def of_group(slots, known):
-        there = np.array(on_one_device(known))
-        there[np.asarray(slots.index)[np.asarray(slots.mask)]] = True
-        return Slots(np.arange(len(there), dtype=np.int32), there)
+        is_known = np.array(on_one_device(known))
+        is_known[np.asarray(slots.index)[np.asarray(slots.mask)]] = True
+        return Slots(np.arange(len(is_known), dtype=np.int32), is_known)
 
     return dataclasses.replace(cohort, groups=per_group(of_group, cohort.groups, known))
 
