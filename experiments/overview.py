@@ -117,7 +117,7 @@ def read(folder: Path) -> Paper:
     """Read and check a paper's items."""
     said = tomllib.loads((folder / "items.toml").read_text())
     items = [
-        Item(**entries | {"figures": [figures_of(its) for its in entries.get("figures", [])]})
+        Item(**entries | {"figures": [figures_of(figures) for figures in entries.get("figures", [])]})
         for entries in said["item"]
     ]
     for item in items:
@@ -138,11 +138,11 @@ def check(folder: Path, item: Item) -> None:
         raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
     studies = [study for study in (item.study, item.at_scale, *item.more) if study]
     files = [f"{study}.toml" for study in studies] + item.setups + item.pictures
-    for file in [*files, *(its.file for its in item.figures)]:
+    for file in [*files, *(figures.file for figures in item.figures)]:
         if not (folder / file).is_file():
             raise SystemExit(f"{where} there is no {folder / file}.")
     has_run = item.verdict != "not run"
-    if any(bool(its) != has_run for its in (item.seeds, item.commit, item.figures)):
+    if any(bool(figures) != has_run for figures in (item.seeds, item.commit, item.figures)):
         raise SystemExit(f"{where} what has run, and nothing else, has figures, seeds and a commit.")
 
 
@@ -176,7 +176,7 @@ def section(folder: Path, item: Item) -> str:
     if item.setups:
         parts.append("Setup: " + ", ".join(f"[{name}]({name})" for name in item.setups) + ".")
     if item.figures:
-        files = list(dict.fromkeys(its.file for its in item.figures))
+        files = list(dict.fromkeys(figures.file for figures in item.figures))
         parts += [
             as_markdown(gather(folder, item)),
             "Read from " + ", ".join(f"[{file}]({file})" for file in files) + ".",
@@ -195,31 +195,33 @@ def _seeds(item: Item) -> str:
 
 def gather(folder: Path, item: Item) -> list[list[str]]:
     """Return an item's figures as lines of cells, the titles first."""
-    titles = list(dict.fromkeys(its.title for its in item.figures))
-    cells = {label: {} for its in item.figures for label in its.rows}
-    for its in item.figures:
-        for label, row in its.rows.items():
-            cells[label][its.title] = figure(folder, item, its, row)
+    titles = list(dict.fromkeys(figures.title for figures in item.figures))
+    cells = {label: {} for figures in item.figures for label in figures.rows}
+    for figures in item.figures:
+        for label, row in figures.rows.items():
+            cells[label][figures.title] = figure(folder, item, figures, row)
     body = [[label, *(of_row.get(title, "") for title in titles)] for label, of_row in cells.items()]
     return [["", *titles], *body]
 
 
-def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
+def figure(folder: Path, item: Item, figures: Figures, row: str) -> str:
     """Return a figure as kept, or mean and deviation over the lines of a CSV with one line per seed."""
-    head, *lines = (from_csv if its.file.endswith(".csv") else from_markdown)(folder / its.file, its)
+    head, *lines = (from_csv if figures.file.endswith(".csv") else from_markdown)(
+        folder / figures.file, figures
+    )
     found = [line for line in lines if f"{' | '.join(line)} | ".startswith(f"{row} | ")]
-    of_seeds = "seed" in head and its.file.endswith(".csv")
+    of_seeds = "seed" in head and figures.file.endswith(".csv")
     seeds = {line[head.index("seed")] for line in found} if of_seeds else {""}
-    if its.column not in head or not found or len(seeds) < len(found):
-        raise SystemExit(f"{folder / its.file} has no one figure of {row!r} under {its.column!r}.")
+    if figures.column not in head or not found or len(seeds) < len(found):
+        raise SystemExit(f"{folder / figures.file} has no one figure of {row!r} under {figures.column!r}.")
     if of_seeds and isinstance(item.seeds, int) and len(found) != item.seeds:
         raise SystemExit(
-            f"{folder / its.file} has {len(found)} seeds of {row}, and items.toml says {item.seeds} of "
+            f"{folder / figures.file} has {len(found)} seeds of {row}, and items.toml says {item.seeds} of "
             f"{item.name}: look at its verdict again."
         )
-    place, spread = head.index(its.column), f"{its.column} std"
+    place, spread = head.index(figures.column), f"{figures.column} std"
     texts = [line[place] for line in found]
-    if not its.file.endswith(".csv"):
+    if not figures.file.endswith(".csv"):
         return texts[0]
     if not all(texts):  # such as a target that was not reached
         return "-"
@@ -229,31 +231,31 @@ def figure(folder: Path, item: Item, its: Figures, row: str) -> str:
     return f"{statistics.mean(values):.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
-def from_csv(path: Path, its: Figures) -> list[list[str]]:
+def from_csv(path: Path, figures: Figures) -> list[list[str]]:
     """Read the lines of a CSV."""
     with path.open() as file:
         return [*csv.reader(file)]
 
 
-def from_markdown(path: Path, its: Figures) -> list[list[str]]:
+def from_markdown(path: Path, figures: Figures) -> list[list[str]]:
     """Read the lines of a table under a heading of a page, or anywhere on it."""
     lines, at = path.read_text().splitlines(), 0
-    if its.under:
+    if figures.under:
         headings = [line.lstrip("#").strip() if line.startswith("#") else None for line in lines]
-        if its.under not in headings:
-            raise SystemExit(f"{path} has no heading {its.under!r}.")
-        at = headings.index(its.under) + 1
+        if figures.under not in headings:
+            raise SystemExit(f"{path} has no heading {figures.under!r}.")
+        at = headings.index(figures.under) + 1
     tables, begun = [], False
     for line in lines[at:]:
-        if line.startswith("#") and its.under:
+        if line.startswith("#") and figures.under:
             break
         if line.startswith("|"):
             tables += [] if begun else [[]]
             tables[-1].append([cell.strip().strip("*`") for cell in line.strip().strip("|").split("|")])
         begun = line.startswith("|")
-    if len(tables) < its.table:
-        raise SystemExit(f"{path} has no table {its.table} under {its.under!r}.")
-    head, _, *body = tables[its.table - 1]
+    if len(tables) < figures.table:
+        raise SystemExit(f"{path} has no table {figures.table} under {figures.under!r}.")
+    head, _, *body = tables[figures.table - 1]
     return [head, *body]
 
 

@@ -297,7 +297,7 @@ def test_pages_of_verdicts_agree_with_the_kept_results(overview):
 
 def test_every_study_belongs_to_a_table_or_figure(overview):
     items = {path.parent.name: overview.read(path.parent).items for path in EXPERIMENTS.glob("*/items.toml")}
-    of_items = [(folder, item) for folder, its in items.items() for item in its]
+    of_items = [(folder, item) for folder, of_folder in items.items() for item in of_folder]
     studies = [(folder, (item.study, item.at_scale, *item.more)) for folder, item in of_items]
     named = {f"{folder}/{name}" for folder, names in studies for name in names if name}
     assert named == set(study.found_below(EXPERIMENTS))
@@ -326,7 +326,7 @@ def test_every_study_belongs_to_a_table_or_figure(overview):
 def test_verdicts_without_matching_results_are_refused(overview, change, words):
     folder = EXPERIMENTS / "fedcmd"
     (item,) = (item for item in overview.read(folder).items if item.name == "Figure 8")
-    figures = [overview.figures_of(its) for its in change.get("figures", [])] or item.figures
+    figures = [overview.figures_of(entry) for entry in change.get("figures", [])] or item.figures
     changed = item._replace(**change | {"figures": figures})
     with pytest.raises(SystemExit, match=words):
         overview.check(folder, changed)

@@ -131,11 +131,11 @@ def test_speeds_of_one_architecture_s_clients_spread_around_its_profile():
     """Their logarithms have the given standard deviation, and one speed says nothing about the other."""
     profile, sizes = [Device(1e9, 1e6), Device(1e6, 2.0)], (3000, 5000)
     same = of_clients(profile, sizes, 0.0, np.random.default_rng(1))
-    for its, device, n in zip(same, profile, sizes, strict=True):
-        assert_same(its, Device(*(np.full(n, speed) for speed in device)))
+    for found, device, n in zip(same, profile, sizes, strict=True):
+        assert_same(found, Device(*(np.full(n, speed) for speed in device)))
     spread = of_clients(profile, sizes, 0.5, np.random.default_rng(1))
-    for its, device in zip(spread, profile, strict=True):
-        logs = np.log(np.array(its) / np.array(device)[:, None])
+    for found, device in zip(spread, profile, strict=True):
+        logs = np.log(np.array(found) / np.array(device)[:, None])
         np.testing.assert_allclose(np.median(logs, 1), 0, atol=0.03)
         np.testing.assert_allclose(np.cov(logs), [[0.25, 0], [0, 0.25]], atol=0.02)
 

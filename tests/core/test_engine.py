@@ -646,8 +646,10 @@ def counted(federation, cohorts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Program, "__call__", noting(Program.__call__))
         programs = as_programs(counting(calls))
-        its = programs.algorithm
-        programs = programs._replace(algorithm=its._replace(init=noting(its.init), host=noting(its.host)))
+        algorithm = programs.algorithm
+        programs = programs._replace(
+            algorithm=algorithm._replace(init=noting(algorithm.init), host=noting(algorithm.host))
+        )
         run = simulate(programs, federation, CONFIG, cohorts, KEY, eval_every=2, score_cohort=True)
         return list(run), calls, keys
 

@@ -640,6 +640,7 @@ def test_training_rows_are_counted_by_the_outputs_of_their_client():
     found = np.concatenate([np.asarray(group.class_counts) for group in federation.groups])
     counts = partition.counts(source.labels)
     assert all(
-        (of_client[order] == its).all() for of_client, order, its in zip(found, orders, counts, strict=True)
+        (of_client[order] == classes).all()
+        for of_client, order, classes in zip(found, orders, counts, strict=True)
     )
     assert (federation.rows_per_class() == counts).all() and (found != counts).any()

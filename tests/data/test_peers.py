@@ -49,7 +49,7 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
     assert column(source, "row").tolist() == source.images.ravel().tolist() != list(range(20))
     peers.write_json(tmp_path / "again.json", found, source)
     written = json.loads((tmp_path / "again.json").read_text())
-    assert [its["test"] for its in written["data_indices"]] == [[10], [5, 0]]
+    assert [indices["test"] for indices in written["data_indices"]] == [[10], [5, 0]]
     assert written["public"] == [15, 3]
     assert_same(peers.read(tmp_path / "again.json", source), found)
     again = from_arrays(*source)  # like a user's own source made from this one

@@ -48,8 +48,8 @@ def test_flower_reproduces_the_rounds_of_a_run(method, dataset, tmp_path, monkey
             return replies
 
     server(Grid(), flower.Context(1, 0, {}, flower.RecordDict(), project["config"]))
-    its, averaged = nodes.opened_at(run)
-    expected, found = sent_to_all(averaged, its.state), np.load(folder / "global.npz")
+    opened, averaged = nodes.opened_at(run)
+    expected, found = sent_to_all(averaged, opened.state), np.load(folder / "global.npz")
     assert set(found) == set(expected) and ("params/classifier/kernel" in expected) == (method != "fedper")
     for name, leaf in expected.items():
         np.testing.assert_allclose(found[name], leaf, rtol=1e-4, atol=1e-5)

@@ -481,10 +481,10 @@ def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
             ended = beside(commands, others, [*start, run], [*start, run], None, delay / 10)
         else:
             ended = beside(commands, others, [*start, run], ["resume", run], run / store.CONFIG, delay)
-        codes = sorted(its.code for its in ended)
+        codes = sorted(process.code for process in ended)
         assert codes in ([0, 2], [0, 0]), ended  # the first one may have ended just before
         if 2 in codes:
-            (sentence,) = [its.error for its in ended if its.code]
+            (sentence,) = [process.error for process in ended if process.code]
             assert sentence.count("\n") == 1, sentence
             by_owner = f"{run} is being run by process" in sentence and "end it first" in sentence
             assert by_owner or (number % 2 and f"{run} already holds a run" in sentence), sentence
@@ -500,8 +500,8 @@ def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset,
     words = ["compare", "fedavg", "fedavg,epochs=2", "fedper", *dataset, *PLAIN, "--run-dir", folder]
     begun = folder / "fedavg" / "seed-3" / store.CONFIG
     ended = beside(commands, others, words, words, begun, 0.0)
-    assert {its.code for its in ended} <= {0, 2}
-    refused = [its.error for its in ended if its.code]  # empty if all runs had finished meanwhile
+    assert {process.code for process in ended} <= {0, 2}
+    refused = [process.error for process in ended if process.code]  # empty if all runs had finished meanwhile
     assert all("/seed-3 is being run by process" in said and said.count("\n") == 1 for said in refused)
     injected("two owners of one comparison")
     again = commands(list(map(str, words)))

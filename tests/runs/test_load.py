@@ -78,7 +78,7 @@ def test_numbers_of_a_run_are_frames(run, monkeypatch):
     assert last["personal"].tolist() == run.personal.per_client[-1].tolist()
     parts = run.partition.train, run.partition.test
     assert [last[f"{name}_rows"].tolist() for name in ("train", "test")] == [
-        [*map(len, its)] for its in parts
+        [*map(len, part)] for part in parts
     ]
     assert last["architecture"].tolist() == ["mlp,hidden=3"] * 2 + ["mlp,hidden=4"] * 2
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -65,14 +65,14 @@ def test_nodes_and_a_mean_compute_the_rounds_of_a_run(run, method, options):
     """From a run's first weights, nodes and a mean reach its shared leaves, personal leaves and scores."""
     folder = run(method, *options)
     sent, kept, scores = federated(folder, 0, ROUNDS)
-    its, averaged = nodes.opened_at(folder)
-    unequal = len({len(rows) for rows in its.partition.train}) > 1  # otherwise weights do not matter
+    opened, averaged = nodes.opened_at(folder)
+    unequal = len({len(rows) for rows in opened.partition.train}) > 1  # otherwise weights do not matter
     assert unequal == (method != "fedrod")
-    expected = sent_to_all(averaged, its.state), [kept_by(averaged, its.state, i) for i in range(3)]
+    expected = sent_to_all(averaged, opened.state), [kept_by(averaged, opened.state, i) for i in range(3)]
     assert sent.keys() == expected[0].keys() and kept[0].keys() == expected[1][0].keys()
     for ours, theirs in zip(jax.tree.leaves((sent, kept)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert scores == pytest.approx(its.record["accuracy"]["per_client"])
+    assert scores == pytest.approx(opened.record["accuracy"]["per_client"])
 
 
 @pytest.mark.long
@@ -82,10 +82,10 @@ def test_nodes_go_on_with_a_run_as_its_resume_does(run):
     sent, _, scores = federated(folder, ROUNDS, 2)
     cli.main(["resume", str(folder), "--rounds", str(ROUNDS + 2)])
     nodes.opened_at.cache_clear()
-    its, averaged = nodes.opened_at(folder)
-    for name, leaf in sent_to_all(averaged, its.state).items():
+    opened, averaged = nodes.opened_at(folder)
+    for name, leaf in sent_to_all(averaged, opened.state).items():
         np.testing.assert_allclose(sent[name], leaf, rtol=1e-4, atol=1e-5)
-    assert scores == pytest.approx(its.record["accuracy"]["per_client"])
+    assert scores == pytest.approx(opened.record["accuracy"]["per_client"])
 
 
 def test_methods_say_whether_their_server_only_averages():
@@ -120,12 +120,15 @@ def test_what_nodes_cannot_do_is_refused_in_a_sentence(run, monkeypatch):
     me = nodes.node(folder, 1, 0)
     with pytest.raises(JaxflError, match="arrays of a round are not those of the run: params/classifier"):
         me.train(me.kept, me.kept, 0, 1)
-    its, _ = nodes.opened_at(folder)
-    two = dataclasses.replace(its.federation, groups=its.federation.groups * 2)
+    opened, _ = nodes.opened_at(folder)
+    two = dataclasses.replace(opened.federation, groups=opened.federation.groups * 2)
     for other, sentence in (
-        (its._replace(variant=choose("scaffold")), "scaffold needs more than a server that averages what"),
-        (its._replace(state=its.state._replace(shared=(None,))), "fedper sends nothing"),
-        (its._replace(federation=two), r"has 2 architectures \(mlp, mlp\).*repeat the run with --models mlp"),
+        (opened._replace(variant=choose("scaffold")), "scaffold needs more than a server that averages what"),
+        (opened._replace(state=opened.state._replace(shared=(None,))), "fedper sends nothing"),
+        (
+            opened._replace(federation=two),
+            r"has 2 architectures \(mlp, mlp\).*repeat the run with --models mlp",
+        ),
     ):
         monkeypatch.setattr(nodes, "opened", lambda *_, other=other, **__: other)
         nodes.opened_at.cache_clear()

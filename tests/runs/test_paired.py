@@ -67,9 +67,11 @@ def test_several_partitions_are_the_pairs():
     """Several partitions are the pairs, because seeds of one partition are not independent."""
     draws = [(seed, partition) for partition in (0, 1) for seed in (0, 1)]
     others = [0.5, *THEIRS[1:]]
-    ours, theirs = ({d: result(m) for d, m in zip(draws, its, strict=True)} for its in (OURS, others))
+    ours, theirs = (
+        {d: result(m) for d, m in zip(draws, accuracies, strict=True)} for accuracies in (OURS, others)
+    )
     found = paired(ours, theirs, VALUE)
-    means = [np.mean(np.reshape(its, (2, 2)), 1) for its in (OURS, others)]
+    means = [np.mean(np.reshape(accuracies, (2, 2)), 1) for accuracies in (OURS, others)]
     assert found[:3] == pytest.approx(of_scipy(*means)) and found[3:] == (2, "partitions")
 
 
@@ -104,7 +106,9 @@ def test_a_difference_says_whether_it_is_inside_the_spread(differences, text):
 
 def test_tables_hold_the_ends_of_intervals():
     differences = [UNPAIRED, Difference(-1.5, -2.0, 0.25, 3, "seeds")]
-    rows = [(f"m{i}", [Cell(90.0, None), its, Cell(1.0, 0.5)]) for i, its in enumerate(differences)]
+    rows = [
+        (f"m{i}", [Cell(90.0, None), difference, Cell(1.0, 0.5)]) for i, difference in enumerate(differences)
+    ]
     notes = notes_on("m0", dict(zip(("m0", "m1"), differences, strict=True)))
     table = Table(["accuracy %", "minus m0", "MB up"], rows, tuple(notes))
     head, first, second = as_csv(table).splitlines()

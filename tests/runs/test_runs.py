@@ -481,7 +481,7 @@ def test_report_counts_copies_once_and_refuses_other_runs_of_one_label(
     assert row["accuracy % std"] == ""
     with monkeypatch.context() as patch:  # also if accuracies are of another evaluation than the last
         patch.setattr(
-            report, "selected", lambda its, *_: its | {"accuracy": its["accuracy"] | {"mean": 0.125}}
+            report, "selected", lambda result, *_: result | {"accuracy": result["accuracy"] | {"mean": 0.125}}
         )
         assert jaxfl.report(tmp_path, select="validation").rows[0][1][0].mean == 12.5
     result = read(tmp_path / "b" / "result.json")

@@ -110,9 +110,9 @@ def test_what_is_shown_may_be_several_things(toy, columns):
     study_of = found._replace(show=tuple(shown), columns=columns, axes={"mu": [0.0, 1.0]})
     made = study_table.Cells(study_of, {})
     for setting in study.settings(study_of):
-        its = study_file.setting_name(setting | {"partition": found.axes["partition"][0]})
+        name = study_file.setting_name(setting | {"partition": found.axes["partition"][0]})
         for method in found.methods:
-            result, _ = store.read_finished(next((folder / store.file_name(its)).glob(f"{method}*/seed-0")))
+            result, _ = store.read_finished(next((folder / store.file_name(name)).glob(f"{method}*/seed-0")))
             made.results[study_file.setting_name(setting), method] = {(0, 0): result | {"absent": (0, 4)}}
     table = study_table.tabulate(made)
     assert len(table.rows) * len(table.titles) == 8
@@ -159,9 +159,9 @@ def test_the_best_method_of_each_setting_stands_out_and_names_are_those_of_the_f
     assert text.count("\\textbf") == len(table.best) and "\\$\\textbackslash{}mu\\$ = 0," in text
     lines = [line for line in text.splitlines() if "&" in line][1:]
     for line, (_, cells) in zip(lines, table.rows, strict=True):
-        its = cells[2]
-        star = "^{*}" if np.isfinite(its.low) and not its.inside else ""
-        assert line.endswith(f"& ${its.mean:+.2f}{star}$ \\\\")
+        difference = cells[2]
+        star = "^{*}" if np.isfinite(difference.low) and not difference.inside else ""
+        assert line.endswith(f"& ${difference.mean:+.2f}{star}$ \\\\")
 
 
 def test_a_study_goes_on_when_its_axes_change_places_and_needs_no_data_when_it_has_finished(toy, tmp_path):
@@ -170,8 +170,8 @@ def test_a_study_goes_on_when_its_axes_change_places_and_needs_no_data_when_it_h
     possible = {"mu": [0.0, 1.0], "partition": found.axes["partition"][:2]}
     turned = found._replace(axes=dict(reversed(possible.items())))
     missing = turned._replace(options=found.options | {"devices": 99})
-    for its in turned, missing:
-        table, failures = study.run(its, tmp_path / "copy")
+    for other in turned, missing:
+        table, failures = study.run(other, tmp_path / "copy")
         assert table is not None and not failures and len(results(tmp_path / "copy")) == 8
 
 
@@ -253,9 +253,11 @@ def test_cells_that_lack_runs_or_the_target_are_named(toy):
     cells = study.finished(found._replace(show=("rounds-to-target",)), whole)
     target = {"target": [0.5]}
     cells = cells._replace(study=cells.study._replace(options=found.options | target, seeds=3))
-    (setting, choice), (result,) = next((cell, [*its.values()]) for cell, its in cells.results.items())
+    (setting, choice), (result,) = next(
+        (cell, [*of_seeds.values()]) for cell, of_seeds in cells.results.items()
+    )
     reached = [result | {"targets": {"0.5": {"round": number}}} for number in (2, None)]
-    cells.results[setting, choice] = {(seed, 0): its for seed, its in enumerate(reached)}
+    cells.results[setting, choice] = {(seed, 0): result for seed, result in enumerate(reached)}
     table = study_table.tabulate(cells)
     what, missing, missed = table.notes
     assert "rounds to 50 %, mean and sample standard deviation over 3 runs." in what
@@ -280,10 +282,10 @@ def test_targets_are_those_of_the_file(toy):
     found, whole = toy
 
     def rounds(target):
-        its = found._replace(show=("rounds-to-target",), options=found.options | {"target": target})
+        aiming = found._replace(show=("rounds-to-target",), options=found.options | {"target": target})
         return [
             cell.text()
-            for _, cells in study_table.tabulate(study.finished(its, whole)).rows
+            for _, cells in study_table.tabulate(study.finished(aiming, whole)).rows
             for cell in cells
         ]
 
@@ -313,7 +315,7 @@ def test_a_setting_may_have_a_long_name(toy):
 
 def test_every_study_of_the_papers_can_be_read():
     found = study.found_below(Path(__file__).parents[2] / "experiments")
-    assert len(found) >= 18 and all(its.title and its.claim for its in found.values())
+    assert len(found) >= 18 and all(described.title and described.claim for described in found.values())
 
 
 @pytest.mark.parametrize(
@@ -418,6 +420,6 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
         study.store, "read_finished", lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": []}])
     )
     cells = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
-    assert {tuple(sorted(its)) for its in cells.results.values()} == {
+    assert {tuple(sorted(of_seeds)) for of_seeds in cells.results.values()} == {
         tuple((seed, partition) for seed in range(2) for partition in range(3))
     }

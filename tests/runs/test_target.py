@@ -78,11 +78,14 @@ def test_a_run_stops_at_its_last_target(whole, stopped):
     full, targets, end = whole
     assert metrics(stopped / "run") == metrics(full)[:end]
     assert checkpoint.saved(stopped / "run")[-1] == end
-    its = result(stopped / "run")
-    assert its["stopped_at_target"] and its["rounds"] == end and not result(full)["stopped_at_target"]
-    first, later = (its["targets"][str(target)] for target in targets)
+    outcome = result(stopped / "run")
+    assert outcome["stopped_at_target"] and outcome["rounds"] == end and not result(full)["stopped_at_target"]
+    first, later = (outcome["targets"][str(target)] for target in targets)
     assert (first["round"], later["round"]) == (2, end)
-    assert later["bytes_up"] == its["bytes_up"] and later["simulated_seconds"] == its["simulated_seconds"]
+    assert (
+        later["bytes_up"] == outcome["bytes_up"]
+        and later["simulated_seconds"] == outcome["simulated_seconds"]
+    )
 
 
 def test_a_run_that_was_killed_stops_at_the_same_round(stopped, tmp_path):
@@ -102,8 +105,8 @@ def test_a_run_can_be_lengthened_beyond_the_target(whole, stopped, tmp_path):
     assert jaxfl.resume(longer).result["rounds"] == jaxfl.resume(longer, rounds=end).result["rounds"] == end
     cli.main(["resume", str(longer), "--rounds", str(ROUNDS)])
     assert metrics(longer) == metrics(full)
-    its = result(longer)
-    assert not its["stopped_at_target"] and its["targets"] == result(stopped / "run")["targets"]
+    outcome = result(longer)
+    assert not outcome["stopped_at_target"] and outcome["targets"] == result(stopped / "run")["targets"]
     assert jaxfl.resume(longer).result["rounds"] == ROUNDS
     went_on, ended = (experiment(store.read_config(run)) for run in (longer, stopped / "run"))
     assert (went_on["stop_at_target"], ended["stop_at_target"]) == (False, True)  # not averaged as seeds

@@ -199,7 +199,7 @@ def test_a_users_log_function_gets_every_record(stopped):
         logs = [
             fails,
             takes,
-            lambda *its: seen.append(its),
+            lambda *arguments: seen.append(arguments),
             lambda folder, record: seen.append((None, record)),
         ]
         jaxfl.resume(stopped, quiet=True, log=logs)
