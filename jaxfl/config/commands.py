@@ -12,7 +12,7 @@ class RunFolder:
     """The folder of the results."""
 
     run_dir: Path | None = None
-    """A new folder for config, metrics, checkpoints and plots, or that of a comparison to continue; by
+    """The folder of all that is written: a new one, or for compare that of the comparison to continue; by
     default runs/NAME-DATASET."""
 
 

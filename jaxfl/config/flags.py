@@ -31,7 +31,7 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
     Returns:
       The dataclasses, and the words that are not their flags.
     """
-    shown = {name: _own_first(default) for name, default in defaults.items()}
+    shown = {name: _in_words(default) for name, default in defaults.items()}
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
     parts = dataclasses.make_dataclass("Options", fields, frozen=True)
     flat: Any = Annotated[parts, tyro.conf.OmitArgPrefixes]
@@ -46,30 +46,32 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
     except _Misread as error:
         annotations = {name: of for default in defaults.values() for name, of in hints(type(default)).items()}
         raise JaxflError(f"{_flag_before(error, arguments, annotations)} {error}.") from None
-    found = {name: getattr(parsed, name) for name in defaults}
-    return [
-        part if shown[name] is defaults[name] else dataclasses.replace(defaults[name], **vars(part))
-        for name, part in found.items()
-    ], unknown
+    return [_with_values(default, getattr(parsed, name)) for name, default in defaults.items()], unknown
 
 
-def _own_first(default: Any) -> Any:
-    """Return the same fields and values, inherited ones last; `default` itself if they are in that order."""
-    cls, helped, annotations = type(default), helps(type(default)), hints(type(default))
-    names = own_first(cls)
-    if names == [field.name for field in dataclasses.fields(cls)]:
-        return default
-    fields: Any = [
-        (
-            name,
-            Annotated[annotations[name], tyro.conf.arg(help=helped.get(name, ""))],
-            dataclasses.field(default=getattr(default, name)),
-        )
-        for name in names
-    ]
+def _in_words(default: Any) -> Any:
+    """Return a dataclass with the same fields and values, inherited ones last, and sentences in one line."""
+    cls, helped, annotations, fields = type(default), helps(type(default)), hints(type(default)), []
+    for name in own_first(cls):
+        value = getattr(default, name)
+        if dataclasses.is_dataclass(value):
+            value = _in_words(value)
+            kind = type(value)
+        else:
+            kind = Annotated[annotations[name], tyro.conf.arg(help=helped.get(name, ""))]
+        fields.append((name, kind, dataclasses.field(default=value)))
     view = dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
     view.__doc__ = cls.__doc__
     return view()
+
+
+def _with_values(default: Any, view: Any) -> Any:
+    """Return a dataclass with the values of its `_in_words`."""
+    values = {
+        name: _with_values(getattr(default, name), value) if dataclasses.is_dataclass(value) else value
+        for name, value in vars(view).items()
+    }
+    return dataclasses.replace(default, **values)
 
 
 REGISTRY = ConstructorRegistry()

@@ -90,7 +90,8 @@ class Unread:
         """Refuse attributes of arrays, such as shape."""
         raise AttributeError(name) if name.startswith("_") else TypeError(self._why)
 
-    __float__ = __int__ = __bool__ = __neg__ = __jax_array__ = _refuse
+    __float__ = __int__ = __bool__ = __neg__ = _refuse
+    __jax_array__ = property(_refuse)  # jax.numpy refuses what has it with a sentence of its own
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __abs__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __hash__ = __format__ = __array__ = _refuse
     __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse

@@ -252,6 +252,12 @@ def per_group(f, *groups) -> PerGroup:
         if not isinstance(entries, Iterable):
             kind = type(entries).__name__
             raise ValueError(f"expected a tuple with an entry for each architecture, not a {kind}")
+    groups = [tuple(entries) for entries in groups]
+    if len(lengths := {len(entries) for entries in groups}) > 1:
+        found = " and ".join(map(str, sorted(lengths)))
+        raise ValueError(
+            f"expected tuples with an entry for each architecture, but they have {found} entries"
+        )
     return tuple(f(*entries) for entries in zip(*groups, strict=True))
 
 

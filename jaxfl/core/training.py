@@ -164,6 +164,11 @@ def batches_per_phase(epochs: Epochs, count):
     if isinstance(epochs, Steps):
         return jnp.where(count > 0, jnp.int32(epochs.number), 0)
     if isinstance(epochs, jax.Array):
+        if not jnp.issubdtype(epochs.dtype, jnp.integer):
+            raise TypeError(
+                f"epochs that may differ by client must be integers, not {epochs.dtype}; a share of an epoch "
+                "is a Python number, and Steps(n) is a number of mini-batches"
+            )
         return count * epochs
     whole, share = divmod(Fraction(epochs).limit_denominator(1000), 1)  # 0.1 is no binary fraction
     full, rest = jnp.divmod(count, share.denominator)  # count * share.numerator may not fit an int32

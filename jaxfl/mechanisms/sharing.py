@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.config.options import Unread, options, within
-from jaxfl.config.own_code import require_call
+from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import tree
 from jaxfl.core.client_map import cohort_rows, gather, map_clients, per_group, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows
@@ -333,6 +333,11 @@ def sharing(
     """
     train = train or local_training(config)
     check_hooks(keep, train, tune, memory, extend)
+    if memory.client is not nothing and memory.update is no_message:
+        raise JaxflError(
+            f"{line_of(memory.client)}: Memory has client but no update, which returns the next memory "
+            "and its message (None for none)."
+        )
 
     def divide(model, weights):
         """Return (kept, shared)."""

@@ -251,6 +251,31 @@ def ignores_padding(trial: Trial) -> str | None:
         other = (group.rows + 17 + 3 * numbers) % np.int32(60)
         return dataclasses.replace(group, rows=jnp.where(numbers < group.size[:, None], group.rows, other))
 
+    return _changes_with(
+        padded_otherwise,
+        trial,
+        "with other images in the places after a client's own rows{} changes: mean(values, batch) and "
+        "rows < size leave them out",
+    )
+
+
+def ignores_test_rows(trial: Trial) -> str | None:
+    """Check that the rows on which clients are scored have no effect on what they learn."""
+
+    def tested_otherwise(group):
+        return dataclasses.replace(group, test_rows=(group.test_rows + 17) % np.int32(60))
+
+    return _changes_with(
+        tested_otherwise,
+        trial,
+        "with other test rows of the clients{} changes: only scores may see them; for rows to choose by, "
+        'declare needs=("validation",)',
+    )
+
+
+def _changes_with(otherwise: Callable, trial: Trial, sentence: str) -> str | None:
+    """Return which result changes, in a sentence, with clients (groups) made `otherwise`."""
+
     def outcome(federation):
         """Return results after two rounds: a teacher's outputs for padding may be kept, but not used."""
         changed = trial._replace(federation=federation)
@@ -258,15 +283,8 @@ def ignores_padding(trial: Trial) -> str | None:
         done = played(changed, jax.random.key(3), first.state, cohort(federation, EVERYONE))
         return {"loss": done.info.loss} | {name: getattr(done, name) for name in ("received", "personal")}
 
-    other = dataclasses.replace(
-        trial.federation, groups=tuple(map(padded_otherwise, trial.federation.groups))
-    )
-    return _apart(
-        outcome(other),
-        outcome(trial.federation),
-        "with other images in the places after a client's own rows{} changes: mean(values, batch) and "
-        "rows < size leave them out",
-    )
+    other = dataclasses.replace(trial.federation, groups=tuple(map(otherwise, trial.federation.groups)))
+    return _apart(outcome(other), outcome(trial.federation), sentence)
 
 
 def leaves_the_absent_alone(trial: Trial) -> str | None:
@@ -337,19 +355,22 @@ def uses_every_rate(trial: Trial) -> str | None:
 
 
 def is_not_fedavg(trial: Trial) -> str | None:
-    """Check that after a round of all clients the models are not those of FedAvg with the same options."""
+    """Check that after a few rounds of all clients models are not those of FedAvg with the same options."""
     algorithm, hyper = sharing(trial.variant.config), traced(trial.variant.config)
     plain = trial._replace(algorithm=algorithm, play=Program(whole_round(algorithm)))
 
     def models(trial):
         state = trial.algorithm.init(jax.random.key(0), trial.federation, hyper)
-        done = played(trial, jax.random.key(1), state, cohort(trial.federation, EVERYONE))
+        for t in range(ROUNDS):
+            done = played(trial, jax.random.key(t), state, cohort(trial.federation, EVERYONE))
+            state = done.state
         return done.received, done.personal
 
     if _apart(models(trial), models(plain), "differs"):
         return None
     return (
-        "after a round the models are those of FedAvg: fine if an option or a rare case makes the difference"
+        f"after {ROUNDS} rounds the models are those of FedAvg: fine if an option or a rare case makes the "
+        "difference"
     )
 
 
@@ -358,6 +379,7 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "initial state and rounds are the same when they are repeated": is_repeatable,
     "empty places of a cohort have no effect": ignores_empty_places,
     "rows that pad a client's list have no effect": ignores_padding,
+    "test rows have no effect": ignores_test_rows,
     "clients who are absent keep what they have": leaves_the_absent_alone,
     "bytes are only those of clients who take part": counts_what_is_sent,
 }

@@ -171,6 +171,7 @@ REFUSED = [
         "def forgetful",
         "Memory.update has the parameters (participant), but is called with (participant, trained)",
     ),
+    ("run wrong.py:remembers_once", "def first_memory", "Memory has client but no update"),
     ("run wrong.py:aggregates_alone", "def alone", "Memory.aggregate returns a Weights, not a pair"),
     ("run wrong.py:trains_nothing", "def speechless", "train returns a NoneType, not a Trained"),
     ("run wrong.py:trains_half", "def halved", "float16[", "which was float32["),
@@ -266,6 +267,21 @@ def test_a_traced_value_that_outlives_its_trace_is_refused(capsys, name):
             "run wrong.py:reads_a_rate @own.args",
             "reads_a_rate =",
             "TypeError: build computes with a float option",
+        ),
+        (
+            "run wrong.py:reads_a_rate_in_jax @own.args",
+            "reads_a_rate_in_jax =",
+            "TypeError: build computes with a float option",
+        ),
+        (
+            "run wrong.py:half_epochs @own.args",
+            "half_epochs =",
+            "TypeError: epochs that may differ by client must be integers, not float32",
+        ),
+        (
+            "run wrong.py:one_architecture @own.args",
+            "one_architecture =",
+            "ValueError: expected tuples with an entry for each architecture, but they have 1 and 2 entries",
         ),
         (
             "run wrong.py:unsplit @own.args",

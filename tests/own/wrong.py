@@ -216,6 +216,10 @@ def counting(participant, trained):
     return None, trained.steps
 
 
+def first_memory(model, shared, hyper):
+    return shared
+
+
 def alone(shared, server, means, hyper):
     return means.model
 
@@ -263,6 +267,10 @@ loops_outside = with_training(
     lambda start, *rest: jax.lax.fori_loop(0, 2, lambda i, w: descend(fine, w, *rest).weights, start)
 )
 reads_a_rate = method(lambda config: build(config) if config.mu > 0 else None)
+reads_a_rate_in_jax = method(lambda config: build(config) if jnp.maximum(config.mu, 0) else None)
+half_epochs = with_training(lambda *given: descend(fine, *given, epochs=jnp.float32(0.5)).weights)
+one_architecture = with_step(lambda state, info: (state, per_group(lambda *_: 0, info.loss, (0,))))
+remembers_once = method(lambda config: sharing(config, memory=Memory(client=first_memory)))
 
 
 few_arguments = method(lambda config: build(config)._replace(personal=lambda key, state: None))

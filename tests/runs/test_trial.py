@@ -96,6 +96,10 @@ def reads_padding(state, info, federation, cohort):
     return moved(state, federation.labels[federation.groups[0].rows].astype(float).mean()), info
 
 
+def reads_test_rows(state, info, federation, cohort):
+    return moved(state, federation.labels[federation.groups[0].test_rows].astype(float).mean()), info
+
+
 def touches_everybody(state, info, federation, cohort):
     return state._replace(kept=jax.tree.map(lambda leaf: leaf / 2, state.kept)), info
 
@@ -122,6 +126,7 @@ def nothing(state, info, federation, cohort):
         long(altered(draws_in_python), trial.is_repeatable, "step is a different program when it is traced"),
         long(altered(means_over_places), trial.ignores_empty_places, "empty places change state.shared[0]"),
         long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
+        long(altered(reads_test_rows), trial.ignores_test_rows, "other test rows of the clients"),
         long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
         (altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
@@ -140,6 +145,13 @@ def test_nan_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
 @pytest.mark.long
 def test_a_method_that_keeps_its_head_is_not_fedavg():
     assert trial.is_not_fedavg(trial.begin(choose("fedper", trial.OPTIONS))) is None
+
+
+@pytest.mark.long
+def test_a_method_that_begins_like_fedavg_is_not_fedavg():
+    """The momentum of a server has no effect in the first round."""
+    with_momentum = choose("fedavg,server_optimizer=sgd,server_momentum=0.9", trial.OPTIONS)
+    assert trial.is_not_fedavg(trial.begin(with_momentum)) is None
 
 
 @pytest.mark.long
