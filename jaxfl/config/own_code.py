@@ -81,6 +81,7 @@ def _executed(path: Path) -> types.ModuleType:
     assert spec and spec.loader  # as for every file that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    _forget_bytecode(path)
     try:
         with _helpers_of(path.resolve().parent):
             spec.loader.exec_module(module)
@@ -130,11 +131,20 @@ def _content(file: Path) -> bytes:
 def _forget_changed_helpers() -> None:
     """Load all own modules anew if the file of a helper has changed since: any of them may have used it."""
     files = _helper_files()
-    if any(_content(file) != _helpers.get(name, _content(file)) for name, file in files.items()):
+    changed = [file for name, file in files.items() if _content(file) != _helpers.get(name, _content(file))]
+    if changed:
+        for file in changed:
+            _forget_bytecode(file)
         for name in files:
             del sys.modules[name]
         _helpers.clear()
         _loaded.clear()
+
+
+def _forget_bytecode(file: Path) -> None:
+    """Delete a file's bytecode: Python reads it if the length and the second of the change are the same."""
+    with contextlib.suppress(OSError, NotImplementedError):
+        Path(importlib.util.cache_from_source(str(file))).unlink()
 
 
 def require_call(what: str, function: Callable, *arguments: str, **options: Any) -> None:

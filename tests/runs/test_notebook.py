@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import sys
 
 import jax
 import numpy as np
@@ -35,11 +36,13 @@ def options(dataset, tmp_path, monkeypatch):
     return {"dataset": dataset[1], "quiet": True, "epochs": 2} | federation
 
 
-def test_an_edited_module_beside_an_own_file_is_loaded_again(options, tmp_path):
+def test_an_edited_module_beside_an_own_file_is_loaded_again(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "my.py").write_text(METHOD)
     losses = []
     for factor in (0.0, 5.0, 0.0):
         (tmp_path / "factor.py").write_text(f"FACTOR = {factor}")
+        os.utime(tmp_path / "factor.py", (1e9, 1e9))  # as if all edits had been made in one second
         losses += jaxfl.run("my.py:mine", **options).loss.tolist()
     assert losses[0] == losses[2] < losses[1]
 
