@@ -89,9 +89,9 @@ def machine() -> dict[str, Any]:
 
 def versions(torch: bool) -> dict[str, str | None]:
     """Return the versions of jaxfl and what it computes with."""
-    known_here = environment()
-    known = ("jaxfl", "git", "jax", "jaxlib", "flax", "optax", "numpy", "python")
-    return {name: known_here[name] for name in known} | ({"torch": version("torch")} if torch else {})
+    found = environment()
+    shown = ("jaxfl", "git", "jax", "jaxlib", "flax", "optax", "numpy", "python")
+    return {name: found[name] for name in shown} | ({"torch": version("torch")} if torch else {})
 
 
 def keep(records: list[dict[str, Any]], path: Path | None) -> None:

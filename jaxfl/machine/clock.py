@@ -82,7 +82,7 @@ def of_clients(
 ) -> tuple[Device, ...]:
     """Return the device of every client: its architecture's, with other speeds.
 
-    Operations and bytes per second are each multiplied by exp(spread z), each with an own z from the standard
+    Operations and bytes per second are multiplied by exp(spread z), with an own z for each from the standard
     normal distribution. So half of the clients compute slower than the profile says.
 
     Args:
