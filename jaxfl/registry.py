@@ -12,7 +12,7 @@ from typing import Any
 from jaxfl import algorithms
 from jaxfl.config import choices, own_code
 from jaxfl.config.commands import Columns, Limit, Logs, Profile, RunFolder, Seeds
-from jaxfl.config.options import hints
+from jaxfl.config.options import DECORATED, hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
@@ -71,9 +71,7 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
             f"{found.name!r}."
         )
     config = found.config
-    if not (
-        isinstance(config, type) and issubclass(config, Training) and "__dataclass_fields__" in vars(config)
-    ):
+    if not (isinstance(config, type) and issubclass(config, Training) and DECORATED in vars(config)):
         raise JaxflError(f"{name}: config must be a subclass of jaxfl.Training, decorated by jaxfl.options.")
     if not callable(found.build):
         raise JaxflError(f"{name}: build must be a function that makes an Algorithm from a config.")

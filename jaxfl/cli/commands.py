@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> None:
         return
     others = _of_a_run()
     if arguments in HELP:
-        parse("run METHOD", arguments, federation=Setup(), method=Training(), **others)
+        parse(COMMANDS["run"].usage, arguments, federation=Setup(), method=Training(), **others)
     if "--from" in arguments:
         raise JaxflError(
             "jaxfl run --from RUN repeats a run with its method and its options; leave out what comes "
@@ -224,7 +224,7 @@ def _watch(arguments: list[str]) -> None:
 def _report(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
     columns, targets, output = parse(
-        "report RUN ...", arguments, columns=Columns(), targets=Targets(), output=Output()
+        COMMANDS["report"].usage, arguments, columns=Columns(), targets=Targets(), output=Output()
     )
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
@@ -242,7 +242,7 @@ def _partition(arguments: list[str]) -> None:
         saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
         setup = setup if data.data_dir is None else setup.replace(data_dir=data.data_dir)
     else:
-        setup, where, formats = parse("partition", arguments, federation=Setup(), **others)
+        setup, where, formats = parse(COMMANDS["partition"].usage, arguments, federation=Setup(), **others)
         saved = None
     check_setup(setup)
     folder = where.run_dir or store.free_folder("partition", setup.data.dataset)
@@ -264,7 +264,7 @@ def _bench(arguments: list[str]) -> None:
     if arguments[:1] == ["device"]:
         return _bench_device(arguments[1:])
     named, flags = names_and_flags(arguments)
-    (options,) = parse("bench [WORKLOAD ...]", flags, measuring=Bench())
+    (options,) = parse(COMMANDS["bench"].usage, flags, measuring=Bench())
     command = shlex.join(["jaxfl", "bench", *arguments])
     measured = bench(named, options, command, OUT.print)
     if measured.records:
@@ -371,7 +371,7 @@ COMMANDS = {
 def _named(arguments: list[str], command: str, what: str, **others: Any) -> tuple[str, list[Any]]:
     """Return the name after a command, and flags as dataclasses like `others`; a lone --help needs none."""
     if arguments in HELP:
-        parse(f"{command} {what}", arguments, **others)
+        parse(COMMANDS[command].usage, arguments, **others)
     name, rest = _positional(arguments, command, what)
     return name, parse(f"{command} {what}", rest, **others)
 

@@ -22,6 +22,9 @@ LARGEST = {int: 2**31 - 1, float: 3.4e38}  # numbers that programs hold, in int3
 SMALLEST = 1.2e-38  # above 0
 
 
+DECORATED = "__jaxfl_options__"  # attribute of a class that `options` has made a configuration
+
+
 @typing.dataclass_transform(frozen_default=True)
 def options(cls: type) -> type:
     """Make a class a method's configuration: a frozen dataclass that is a pytree.
@@ -37,9 +40,14 @@ def options(cls: type) -> type:
             f"The options of {cls.__name__} need defaults, each a number, a text, a tuple or None: {error}."
         ) from error
     _check_declared(cls)
-    floats = [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
-    others = [name for name in hints(cls) if name not in floats]
-    return jax.tree_util.register_dataclass(cls, floats, others)
+    setattr(cls, DECORATED, True)
+    rates = floats(cls)
+    return jax.tree_util.register_dataclass(cls, rates, [name for name in hints(cls) if name not in rates])
+
+
+def floats(cls: type) -> list[str]:
+    """Return the names of a configuration's options that are floats: leaves of the pytree."""
+    return [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
 
 
 def _check_declared(cls: type) -> None:

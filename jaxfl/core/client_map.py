@@ -291,6 +291,7 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
 
     Raises:
       JaxflError: if a message has more scalars than an int32 counts.
+      ValueError: if their number is a float.
     """
     return per_group(_counts, cohort.groups, messages)
 
@@ -301,6 +302,8 @@ def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
 
 
 def _counts(slots: Slots, message) -> jax.Array:
+    if isinstance(message, float):
+        raise ValueError(f"a message has a whole number of scalars, not {message}; round it, as by math.ceil")
     scalars = message if isinstance(message, int) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:
         raise JaxflError(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.config.options import hints
+from jaxfl.config.options import floats
 from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
 from jaxfl.core.engine import Chunk, join, newcomers_in_places, simulate
@@ -219,11 +219,10 @@ def _divergence(run: Run, round_: int, client: int, what: str) -> JaxflError:
 def _changed(variant: Variant) -> str:
     """Name the method's floats, apart from lr, that are not the defaults: one of them may be the cause."""
     config = variant.config
-    floats = [name for name, kind in hints(type(config)).items() if kind in (float, float | None)]
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     changed = [
         f"--{name.replace('_', '-')} (now {getattr(config, name)})"
-        for name in floats
+        for name in floats(type(config))
         if name != "lr" and getattr(config, name) not in (None, defaults[name])
     ]
     return f", or look at {', '.join(changed)}" if changed else ""

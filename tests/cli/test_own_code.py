@@ -187,6 +187,7 @@ REFUSED = [
     ("run wrong.py:sends_integers", "def counting", "a message of int32, but the server takes the mean"),
     ("run wrong.py:needs_a_word", "needs_a_word =", "it must have some of public, validation, links"),
     ("run wrong.py:undecorated", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),
+    ("run wrong.py:a_dataclass", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),
     ("run wrong.py:no_options", "", "config must be a subclass of jaxfl.Training"),
     ("run wrong.py:already_built", "", "build must be a function that makes an Algorithm from a config"),
     (

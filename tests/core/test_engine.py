@@ -704,6 +704,8 @@ def test_a_message_that_the_ledger_cannot_count_is_refused():
     assert sent_up(cohort, message(LARGEST_MESSAGE))[0].tolist() == [LARGEST_MESSAGE, 0]
     with pytest.raises(JaxflError, match="2,147,483,648 scalars, more than the ledger counts"):
         sent_up(cohort, message(LARGEST_MESSAGE + 1))
+    with pytest.raises(ValueError, match=r"a whole number of scalars, not 12\.5"):
+        sent_up(cohort, (12.5,))
 
 
 # ---- models right after training, and the phase before the first round

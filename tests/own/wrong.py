@@ -1,5 +1,6 @@
 """Mistakes that a user may make: each name is refused, or its error is shown."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -306,7 +307,15 @@ class Undecorated(jaxfl.Training):
     mu: float = 0.1
 
 
+@dataclasses.dataclass(frozen=True)
+class Dataclass(jaxfl.Training):
+    """Options with the standard library's decorator."""
+
+    mu: float = 0.1
+
+
 undecorated = method(config=Undecorated)
+a_dataclass = method(config=Dataclass)
 takes_a_name = method(config=Rounds)
 no_options = method(config=dict)
 already_built = method(build(own.FedProx()))
