@@ -12,8 +12,8 @@ from jaxfl.core.protocol import Method
 from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.data.sources import DATASETS
 from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.models.zoo import GIVEN, MODELS, described
 
@@ -41,8 +41,9 @@ def everything() -> Iterator[RichTable]:
             drawn.add_row(name, _first_line(function), own)
         yield drawn
     sources = RichTable("data set", "what", title="Data sets", title_justify="left")
-    for name, what in DATASETS.items():
-        sources.add_row(name, what)
+    for reader in READERS:
+        for name, what in reader.examples.items():
+            sources.add_row(name, what)
     yield sources
 
 

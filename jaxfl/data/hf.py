@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.options import as_path
+from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
 
@@ -15,7 +16,7 @@ WORDS = ("int", "uint", "bool", "string", "large_string")  # columns besides ima
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves in a folder
 
 
-def read(choice: str):
+def read_source(choice: str) -> Source:
     """Read the splits ``train`` and ``test`` of a data set.
 
     Args:
@@ -25,8 +26,7 @@ def read(choice: str):
         label or labels. Labels that are not numbers of classes are numbered in their order.
 
     Returns:
-      Images (N, H, W[, C]) or vectors (N, d); labels (N,); a bool mask (N,) of the training rows (None for a
-      set without ``test``); the number of classes; and all further columns of integers or words by name.
+      The source; its columns are all further ones of integers or words.
 
     Raises:
       JaxflError: if the package is missing, the set cannot be loaded, lacks a column, or its images do not
@@ -60,7 +60,7 @@ def read(choice: str):
     if classes is None:
         known, labels = np.unique(labels, return_inverse=True)
         classes = len(known)
-    return _images(name, parts, image, kinds[image]), labels, train, classes, columns
+    return from_arrays(choice, _images(name, parts, image, kinds[image]), labels, train, classes, columns)
 
 
 def absolute(choice: str) -> str:

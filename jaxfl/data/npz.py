@@ -1,4 +1,4 @@
-"""Reading ``.npz`` files written elsewhere."""
+"""Reading ``.npz`` files written elsewhere: any arrays, and labelled images or vectors."""
 
 import zipfile
 import zlib
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfl.data.sources import Source, from_arrays, is_column
 from jaxfl.errors import JaxflError
 
 
@@ -42,3 +43,39 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
         has = ", ".join(arrays) or "nothing"
         raise JaxflError(f"{path} lacks {', '.join(missing)}; it holds {has}; give its arrays these names.")
     return arrays
+
+
+def read_source(name: str, path: Path, labelled: bool = True) -> Source:
+    """Read labelled images or vectors.
+
+    The arrays are ``images`` (N, H, W) or (N, H, W, C), uint8 or float, or in their place ``features``
+    (N, d), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ... without a gap; and optionally
+    ``split`` (N,), either the words "train" and "test" or True for a training row. Every further array (N,)
+    of integers or words is a column.
+
+    Args:
+      name: of the source.
+      path: of the file.
+      labelled: whether images must have labels; if not and there are none, all are training rows of class 0.
+
+    Raises:
+      JaxflError: if the file cannot be read, lacks an array, or `from_arrays` refuses one.
+    """
+    arrays = read(path, required=())
+    kind = "features" if "features" in arrays and "images" not in arrays else "images"
+    if not labelled and kind in arrays and "labels" not in arrays:
+        arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[kind])), int)
+        arrays.setdefault("split", np.ones(len(arrays["labels"]), bool))
+    if missing := [what for what in ("labels", kind) if what not in arrays]:
+        lacks = " and ".join(missing).replace("images", "images or features")
+        raise JaxflError(
+            f"{path} lacks {lacks}; it holds {', '.join(arrays) or 'nothing'}; give its arrays these names."
+        )
+    examples, labels, split = arrays.pop(kind), arrays.pop("labels"), arrays.pop("split", None)
+    if (examples.ndim == 2) != (kind == "features"):
+        wanted = "(N, d)" if kind == "features" else "(N, H, W) or (N, H, W, C); name vectors (N, d) features"
+        raise JaxflError(f"{path}: {kind} have shape {examples.shape}, not {wanted}.")
+    if split is not None and np.isin(split, ("train", "test")).all():
+        split = split == "train"
+    columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}
+    return from_arrays(name, examples, labels, split, len(np.unique(labels)), columns)

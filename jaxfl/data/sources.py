@@ -1,33 +1,12 @@
-"""Data sources: an embedded set, tensorflow-datasets, Hugging Face, an ``.npz`` file, a folder."""
+"""Labelled images in memory, which `from_arrays` checks and brings into order for every reader."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from jaxfl.config.options import as_path
-from jaxfl.data import hf, npz, tfds
 from jaxfl.errors import JaxflError, nearest
-
-DATASETS = {
-    "digits": "1,797 handwritten digits, 8x8, ten classes; comes with jaxfl",
-    "cifar10, mnist, fashion_mnist, svhn_cropped, ...": "any image classification set of "
-    "tensorflow-datasets, by its name",
-    "emnist/byclass": "a configuration of a set",
-    "cifar100:coarse_label": "another label of a set",
-    "hf:uoft-cs/cifar10": "a data set of the Hugging Face hub, with options: config, image, label",
-    "hf:path/to/folder": "one in a folder: of save_to_disk, of parquet files, ...",
-    "path/to/file.npz": "arrays images (N, H, W[, C]) or features (N, d), labels (N,), and perhaps split",
-    "path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/",
-    "path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source",
-}
-
-# UCI's optical recognition of handwritten digits (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49, CC BY
-# 4.0), the part that scikit-learn has, with a fixed stratified fifth to test on.
-DIGITS = Path(__file__).with_name("digits.npz")
 
 
 class Source(NamedTuple):
@@ -56,62 +35,6 @@ class Source(NamedTuple):
     columns: Mapping[str, np.ndarray] = MappingProxyType({})
     numbers: np.ndarray | None = None
     divided: bool = True
-
-
-def load(name: str, data_dir: str | Path | None = None, labelled: bool = True) -> Source:
-    """Load a data set by its name or path.
-
-    Args:
-      name: one of
-
-        - ``digits``: the 1,797 real 8x8 handwritten digits (values 0..16) that come with jaxfl;
-        - a path ending in ``.npz``: arrays ``images`` (N, H, W) or (N, H, W, C), uint8 or float,
-          or ``features`` (N, d), also integers, in place of them; ``labels`` (N,) that number the classes
-          0, 1, 2, ... without a gap, and optionally ``split`` (N,), either the words "train" and "test" or
-          True for a training row; every further array (N,) of integers or words is a column;
-        - ``hf:`` and the name or the folder of a data set of Hugging Face, see `jaxfl.data.hf.read`;
-        - an existing folder: one sub-folder of images per class, in alphabetical order, or
-          ``train`` and ``test`` above these; the column ``file`` has each image's path in it;
-        - else an image-classification set of tensorflow-datasets: ``cifar10``, ``emnist/byclass``
-          (with a configuration), ``cifar100:coarse_label`` (with a label other than its usual one).
-
-        Without a test part, a fixed stratified fifth of the rows becomes it.
-      data_dir: folder of tensorflow-datasets' sets, ``~/tensorflow_datasets`` by default.
-      labelled: whether images must have labels. If not, an ``.npz`` may lack them, and a folder may hold
-        images without sub-folders: all are training rows of class 0 then.
-
-    Raises:
-      JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
-    """
-    path = as_path(name)
-    if name == "digits":
-        read: Any = _npz(DIGITS, labelled)
-    elif name.startswith(hf.PREFIX):
-        read = hf.read(name)
-    elif path.suffix == ".npz":
-        read = _npz(path, labelled)
-    elif is_folder(name):
-        read = _folder(path, labelled)
-    elif path.suffix and path.is_file():
-        raise JaxflError(
-            f"{name} is a file, but only .npz files are read; write one by numpy.savez, with arrays images "
-            "or features, and labels."
-        )
-    else:
-        read = tfds.read(name, data_dir)
-    return from_arrays(name, *read)
-
-
-def is_folder(name: str) -> bool:
-    """Return whether `load` takes a name for that of a folder."""
-    return name != "digits" and as_path(name).is_dir()
-
-
-def absolute(name: str) -> str:
-    """Return a name of the same data set that holds in every directory."""
-    if name.startswith(hf.PREFIX):
-        return hf.absolute(name)
-    return str(as_path(name).resolve()) if name.endswith(".npz") or is_folder(name) else name
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
@@ -189,91 +112,6 @@ def from_arrays(
     return Source(name, images[order], labels[order], train[order], classes, columns, moved, divided)
 
 
-def _npz(path: Path, labelled: bool):
-    arrays = npz.read(path, required=())
-    name = "features" if "features" in arrays and "images" not in arrays else "images"
-    if not labelled and name in arrays and "labels" not in arrays:
-        arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[name])), int)
-        arrays.setdefault("split", np.ones(len(arrays["labels"]), bool))
-    if missing := [what for what in ("labels", name) if what not in arrays]:
-        lacks = " and ".join(missing).replace("images", "images or features")
-        raise JaxflError(
-            f"{path} lacks {lacks}; it holds {', '.join(arrays) or 'nothing'}; give its arrays these names."
-        )
-    examples, labels, split = arrays.pop(name), arrays.pop("labels"), arrays.pop("split", None)
-    if (examples.ndim == 2) != (name == "features"):
-        wanted = "(N, d)" if name == "features" else "(N, H, W) or (N, H, W, C); name vectors (N, d) features"
-        raise JaxflError(f"{path}: {name} have shape {examples.shape}, not {wanted}.")
-    if split is not None and np.isin(split, ("train", "test")).all():
-        split = split == "train"
-    columns = {name: values for name, values in arrays.items() if _is_column(values, len(examples))}
-    return examples, labels, split, len(np.unique(labels)), columns
-
-
-def _folder(path: Path, labelled: bool):
-    if not labelled and not any(entry.is_dir() for entry in _visible(path)):
-        images = _stacked(_visible(path), f"{path} is an empty folder; put images in it.")
-        return images, np.zeros(len(images), int), np.ones(len(images), bool), 1
-    divided = (path / "train").is_dir() and (path / "test").is_dir()
-    alone = path / "train"
-    if not divided and alone.is_dir() and any(entry.is_dir() for entry in _visible(alone)):
-        raise JaxflError(
-            f"{path} has train, but no test beside it; rename the folder of test images to test, or give "
-            f"{alone}."
-        )
-    if divided and (others := [name for name in ("val", "valid", "validation") if (path / name).is_dir()]):
-        raise JaxflError(
-            f"{path} has {others[0]} beside train and test, but only these two are read; move its images "
-            "into train (--validation-fraction cuts validation rows from clients' own) or out of the folder."
-        )
-    parts = [path / "train", path / "test"] if divided else [path]
-    names = sorted({folder.name for part in parts for folder in _visible(part) if folder.is_dir()})
-    files = [
-        (file, label, part == parts[0])
-        for part in parts
-        for label, name in enumerate(names)
-        if (part / name).is_dir()
-        for file in _visible(part / name)
-    ]
-    empty = (
-        f"{path} has no images; give every class a sub-folder of images, or write arrays into one .npz file "
-        "(numpy.savez) and name that."
-    )
-    images = _stacked([file for file, *_ in files], empty)
-    paths, labels, train = zip(*files, strict=True)
-    columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
-    return images, np.array(labels), np.array(train) if divided else None, len(names), columns
-
-
-def _stacked(files: Sequence[Path], empty: str) -> np.ndarray:
-    """Read images of one size and mode, (N, H, W) or (N, H, W, 3); `empty` is the error if there are none."""
-    if not files:
-        raise JaxflError(empty)
-    images = [_image(file) for file in files]
-    for file, image in zip(files, images, strict=True):
-        if image.shape != images[0].shape:
-            raise JaxflError(
-                f"{file} has height, width and colours {image.shape}, but {files[0]} has "
-                f"{images[0].shape}; bring all images to one size and mode."
-            )
-    return np.stack(images)
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-
-
-def _image(file: Path) -> np.ndarray:
-    try:
-        with Image.open(file) as image:
-            mode, pixels = image.mode, np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all of Pillow's
-        raise JaxflError(f"{file} cannot be read as an image; repair it or move it elsewhere.") from error
-    if mode not in ("L", "RGB"):
-        raise JaxflError(f"{file} is of mode {mode}; convert it to L (grey) or RGB.")
-    return pixels
-
-
 def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     if images.ndim == 2:
         whole = images.dtype.kind in "biu" and images.dtype != np.uint8  # as tables have them
@@ -321,12 +159,13 @@ def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> n
     return labels.astype(np.int32)
 
 
-def _is_column(values: np.ndarray, rows: int) -> bool:
+def is_column(values: np.ndarray, rows: int) -> bool:
+    """Return whether an array holds an integer or a word for each of so many rows."""
     return values.shape == (rows,) and values.dtype.kind in "biuSU"
 
 
 def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.ndarray:
-    if not _is_column(values := np.asarray(values), rows):
+    if not is_column(values := np.asarray(values), rows):
         raise JaxflError(
             f"{name}: the column {key} is {values.dtype} of shape {values.shape}; give each of {rows} rows "
             "an integer or a word."

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import quiet
 
 
-def read(name: str, data_dir: str | Path | None = None):
+def read_source(name: str, data_dir: str | Path | None = None) -> Source:
     """Read a prepared data set; decoding is faster where OpenCV is installed.
 
     Args:
@@ -17,9 +18,8 @@ def read(name: str, data_dir: str | Path | None = None):
       data_dir: the folder of prepared sets, ``~/tensorflow_datasets`` by default.
 
     Returns:
-      Images (N, H, W, C) and labels (N,) of the splits ``train`` and ``test``, a bool mask (N,) of
-      the training rows (None for a set without ``test``), the number of classes, and its further features of
-      one integer or word per row, (N,) each, by name.
+      The source, of the splits ``train`` and ``test``; its columns are the set's further features of one
+      integer or word per row.
 
     Raises:
       JaxflError: if the set or label is unknown, not prepared, not readable or not about images, or the
@@ -50,8 +50,8 @@ def read(name: str, data_dir: str | Path | None = None):
     train = np.arange(len(rows)) < len(examples[0]) if "test" in splits else None
     images = np.stack([row[image] for row in rows])
     labels = np.array([row[label] for row in rows])
-    columns = {name: np.array([row[name] for row in rows]) for name in _columns(builder.info, (image, label))}
-    return images, labels, train, builder.info.features[label].num_classes, columns
+    columns = {key: np.array([row[key] for row in rows]) for key in _columns(builder.info, (image, label))}
+    return from_arrays(name, images, labels, train, builder.info.features[label].num_classes, columns)
 
 
 def _builder(tfds, name: str, data_dir) -> Any:

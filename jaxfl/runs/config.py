@@ -10,7 +10,7 @@ from jaxfl.config import choices
 from jaxfl.config.options import alternatives, as_path, hints
 from jaxfl.config.setup import MachineOptions, Setup, is_edges, is_saved
 from jaxfl.core.training import Training
-from jaxfl.data import sources
+from jaxfl.data import readers
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.moved import moved
@@ -42,7 +42,7 @@ def _with_absolute_paths(value: Any) -> Any:
 
 def absolute(setup: Setup) -> Setup:
     """Return the same options with absolute paths, which name the same files from every directory."""
-    dataset = sources.absolute(choices.absolute(setup.data.dataset))
+    dataset = readers.absolute(setup.data.dataset)
     partition = choices.absolute(setup.partition.partition)
     if is_saved(partition):
         partition = str(as_path(partition).resolve())
@@ -50,9 +50,9 @@ def absolute(setup: Setup) -> Setup:
         name, options = choices.split(partition)
         files = {"file": str(as_path(options["file"]).resolve())} if "file" in options else {}
         partition = choices.join(name, options | files)
-    public, options = choices.split(choices.absolute(setup.data.public))
+    public, options = choices.split(setup.data.public)
     if public not in ("auto", "none", "held-out"):
-        public = sources.absolute(public)
+        public = readers.absolute(public)
     edges = choices.absolute(setup.run.topology)
     if is_edges(edges):
         edges = str(as_path(edges).resolve())

@@ -22,14 +22,15 @@ from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
-from jaxfl.data import hf, peers, shift, streams
 from jaxfl.data import partition as partitions
+from jaxfl.data import peers, shift, streams
 from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
+from jaxfl.data.readers import load, reader_of
 from jaxfl.data.shift import Drawn
-from jaxfl.data.sources import Source, column, from_arrays, load
+from jaxfl.data.sources import Source, column
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.measured import fastest
@@ -198,10 +199,9 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
-    of_source = {key: options.pop(key) for key in hf.OPTIONS if name.startswith(hf.PREFIX) and key in options}
+    of_source = {key: options.pop(key) for key in reader_of(name).options if key in options}
     options = choices.convert(name, {"size": int, "labels": bool}, options)
-    other_set = setup.replace(dataset=choices.join(name, of_source))
-    other = load_source(other_set, labelled=options.get("labels", False))
+    other = load(choices.join(name, of_source), setup.machine.data_dir, options.get("labels", False))
     return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
 
 
@@ -286,20 +286,9 @@ def _check_saved(setup: Setup) -> None:
             )
 
 
-def load_source(setup: Setup, labelled: bool = True) -> Source:
-    """Load the data set; a user's own is ``my.py:function``, from `data_dir` to a `Source`."""
-    name, _, _ = setup.data.dataset.partition(":")
-    if not name.endswith(".py"):
-        return load(setup.data.dataset, setup.machine.data_dir, labelled)
-    found = choices.lookup("data set", {}, setup.data.dataset)
-    require_call(name, found, "data_dir")
-    with own_code():
-        made = found(setup.machine.data_dir)
-    if not isinstance(made, Source):
-        raise JaxflError(
-            f"{setup.data.dataset} returns a {type(made).__name__}, not a jaxfl.data.sources.Source."
-        )
-    return from_arrays(*made)
+def load_source(setup: Setup) -> Source:
+    """Load the clients' data set."""
+    return load(setup.data.dataset, setup.machine.data_dir)
 
 
 def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:

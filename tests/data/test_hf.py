@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxfl.data.sources import absolute, load
+from jaxfl.data.readers import absolute, load
 from jaxfl.errors import JaxflError
 
 datasets = pytest.importorskip("datasets")

@@ -13,7 +13,8 @@ from sklearn.model_selection import train_test_split
 
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments
-from jaxfl.data.sources import from_arrays, load, numbers
+from jaxfl.data.readers import load
+from jaxfl.data.sources import from_arrays, numbers
 from jaxfl.errors import JaxflError
 
 

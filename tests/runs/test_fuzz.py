@@ -21,7 +21,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.data import partition as partitions
-from jaxfl.data import sources
+from jaxfl.data import readers, sources
 from jaxfl.data.partition import Partition
 from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
@@ -294,7 +294,7 @@ def test_random_data_fit_or_are_refused(tmp_path):
     def fit(given):
         np.savez(path, **given)
         try:
-            source = sources.load(str(path))
+            source = readers.load(str(path))
         except JaxflError:
             return False
         order = sources.numbers(source)
@@ -318,7 +318,7 @@ def shifted():
 
 
 def test_partitions_with_random_arrays_fit_or_are_refused(begun, dataset, tmp_path):
-    source = sources.load(dataset[1])
+    source = readers.load(dataset[1])
     with np.load(begun / store.PARTITION) as file:
         saved = dict(file)
 
@@ -410,7 +410,7 @@ def test_methods_train_on_random_partitions(tmp_path_factory, method, data):
     np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
     saved = Partition(train, none, test, relabel, 3)
     assert_fits(saved, source)
-    partitions.save(saved, sources.load(str(folder / "tiny.npz")), folder / "mine.npz")
+    partitions.save(saved, readers.load(str(folder / "tiny.npz")), folder / "mine.npz")
     run = jaxfl.run(
         short(method),
         run_dir=folder / "run",

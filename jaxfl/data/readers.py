@@ -1,0 +1,138 @@
+"""The kinds of data sources: how the names of each look, and what reads it."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxfl.config import choices
+from jaxfl.config.options import as_path
+from jaxfl.config.own_code import own_code, require_call
+from jaxfl.data import folder, hf, npz, tfds
+from jaxfl.data.sources import Source, from_arrays
+from jaxfl.errors import JaxflError
+
+# UCI's optical recognition of handwritten digits (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49, CC BY
+# 4.0), the part that scikit-learn has, with a fixed stratified fifth to test on.
+DIGITS = Path(__file__).with_name("digits.npz")
+
+
+class Reader(NamedTuple):
+    """What reads one kind of data source.
+
+    Attributes:
+      examples: names of such sources, and what they are.
+      takes: ``name -> bool``, whether a name, perhaps with options, is that of such a source.
+      read: ``(name, data_dir, labelled) -> Source``, see `load`.
+      absolute: ``name -> name`` of the same source in every directory.
+      options: names of the options that such a name may have.
+    """
+
+    examples: Mapping[str, str]
+    takes: Callable[[str], bool]
+    read: Callable[[str, Path | None, bool], Source]
+    absolute: Callable[[str], str] = str
+    options: Collection[str] = ()
+
+
+def _read_own(name: str, data_dir: Path | None, labelled: bool) -> Source:
+    """Call the user's function for a `Source`."""
+    function = choices.lookup("data set", {}, name)
+    require_call(name.partition(":")[0], function, "data_dir")
+    with own_code():
+        made = function(data_dir)
+    if not isinstance(made, Source):
+        raise JaxflError(f"{name} returns a {type(made).__name__}, not a jaxfl.data.sources.Source.")
+    return from_arrays(*made)
+
+
+def _read_prepared(name: str, data_dir: Path | None, labelled: bool) -> Source:
+    """Read a set of tensorflow-datasets, unless a file is meant."""
+    path = as_path(name)
+    if path.suffix and path.is_file():
+        raise JaxflError(
+            f"{name} is a file, but only .npz files are read; write one by numpy.savez, with arrays images "
+            "or features, and labels."
+        )
+    return tfds.read_source(name, data_dir)
+
+
+def _resolved(name: str) -> str:
+    return str(as_path(name).resolve())
+
+
+READERS = (  # the first that takes a name reads it
+    Reader(
+        {"digits": "1,797 handwritten digits, 8x8, ten classes; comes with jaxfl"},
+        takes=lambda name: name == "digits",
+        read=lambda name, data_dir, labelled: npz.read_source(name, DIGITS),
+    ),
+    Reader(
+        {
+            "hf:uoft-cs/cifar10": "a data set of the Hugging Face hub, with options: config, image, label",
+            "hf:path/to/folder": "one in a folder: of save_to_disk, of parquet files, ...",
+        },
+        takes=lambda name: name.startswith(hf.PREFIX),
+        read=lambda name, data_dir, labelled: hf.read_source(name),
+        absolute=hf.absolute,
+        options=hf.OPTIONS,
+    ),
+    Reader(
+        {
+            "path/to/file.npz": "arrays images (N, H, W[, C]) or features (N, d), labels (N,), and perhaps "
+            "split"
+        },
+        takes=lambda name: name.endswith(".npz"),
+        read=lambda name, data_dir, labelled: npz.read_source(name, as_path(name), labelled),
+        absolute=_resolved,
+    ),
+    Reader(
+        {"path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/"},
+        takes=lambda name: as_path(name).is_dir(),
+        read=lambda name, data_dir, labelled: folder.read_source(name, as_path(name), labelled),
+        absolute=_resolved,
+    ),
+    Reader(
+        {"path/to/my.py:source": "a function of your own: data_dir -> jaxfl.data.sources.Source"},
+        takes=lambda name: name.partition(":")[0].endswith(".py"),
+        read=_read_own,
+        absolute=choices.absolute,
+    ),
+    Reader(
+        {
+            "cifar10, mnist, fashion_mnist, svhn_cropped, ...": "any image classification set of "
+            "tensorflow-datasets, by its name",
+            "emnist/byclass": "a configuration of a set",
+            "cifar100:coarse_label": "another label of a set",
+        },
+        takes=lambda name: True,
+        read=_read_prepared,
+    ),
+)
+
+
+def reader_of(name: str) -> Reader:
+    """Return the reader of a data set's name."""
+    return next(reader for reader in READERS if reader.takes(name))
+
+
+def absolute(name: str) -> str:
+    """Return a name of the same data set that holds in every directory."""
+    return reader_of(name).absolute(name)
+
+
+def load(name: str, data_dir: Path | None = None, labelled: bool = True) -> Source:
+    """Load a data set by its name or path.
+
+    Args:
+      name: as the examples of `READERS`.
+      data_dir: folder of tensorflow-datasets' sets, ``~/tensorflow_datasets`` by default.
+      labelled: whether images must have labels. If not, an ``.npz`` may lack them, and a folder may hold
+        images without sub-folders: all are training rows of class 0 then.
+
+    Returns:
+      The source. Without a test part, a fixed stratified fifth of the rows becomes it.
+
+    Raises:
+      JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
+    """
+    return reader_of(name).read(name, data_dir, labelled)
