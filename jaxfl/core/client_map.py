@@ -166,12 +166,16 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
 
 def clients_in(group: Client, slots: Slots) -> Client:
     """The clients in some places of a group; an empty place has a client without rows."""
-    clients = tree.take(group, slots)
+    return only_if(slots.mask, tree.take(group, slots))
+
+
+def only_if(present, client: Client) -> Client:
+    """Return a client, without any rows unless present, so that it trains on and predicts nothing."""
     return dataclasses.replace(
-        clients,
-        size=jnp.where(slots.mask, clients.size, 0),
-        validation_size=jnp.where(slots.mask, clients.validation_size, 0),
-        test_size=jnp.where(slots.mask, clients.test_size, 0),
+        client,
+        size=jnp.where(present, client.size, 0),
+        validation_size=jnp.where(present, client.validation_size, 0),
+        test_size=jnp.where(present, client.test_size, 0),
     )
 
 

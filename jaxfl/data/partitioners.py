@@ -154,7 +154,8 @@ def dirichlet_flbench(
 
     The recipe of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FL-bench, which FedCMD uses. As there,
     cuts of a class are rounded down. The rows lost this way go to the last client, which therefore has a row
-    of nearly every class, even when it is full.
+    of nearly every class, even when it is full. When a client's rows are then divided, FL-bench rounds the
+    number of its training rows down, we that of its test rows.
 
     Args:
       labels: (n,) int, labels of the rows.

@@ -27,8 +27,8 @@ from jaxfl.mechanisms.mixing import pairs, project_on_simplex, put_pairs, row_st
 class LearnedMatrix(Training):
     """Options of methods that learn who teaches whom."""
 
-    matrix_lr: float = within("[0, inf)", 0.01)
-    """eta_3, learning rate of the matrix; 0 leaves it uniform."""
+    matrix_lr: float | None = within("[0, inf)", None)
+    """eta_3, learning rate of the matrix; by default that of the clients (`lr`). 0 leaves it uniform."""
     lam: float = within("[0, inf)", 1.0)
     """lambda, weight of the distance between a client and its teacher."""
     rho: float = within("[0, inf)", 0.7)
@@ -71,9 +71,8 @@ def learn(matrix, i, share, gradient, hyper: LearnedMatrix, clients):
       C after the step.
     """
     weights, present = pairs(matrix, i, i), i != NOBODY
-    new = weights - hyper.matrix_lr * (
-        hyper.lam * share[:, None] * gradient + 2 * hyper.rho * (weights - 1 / clients)
-    )
+    eta_3 = hyper.lr if hyper.matrix_lr is None else hyper.matrix_lr
+    new = weights - eta_3 * (hyper.lam * share[:, None] * gradient + 2 * hyper.rho * (weights - 1 / clients))
     mass = weights.sum(1)
     if hyper.row_norm == "simplex":
         new = project_on_simplex(new, mass, present)
@@ -101,9 +100,10 @@ def matrices(state) -> dict:
     return {"teachers": state.matrix}
 
 
-BIBTEX = """@article{beikmohammadi2024dealing,
+BIBTEX = """@unpublished{beikmohammadi-dealing,
   title={Dealing with Imbalanced Sources in Heterogenous Client Distributions in Federated Learning},
-  author={Beikmohammadi, Arman and Darzidehkalani, Erfan and Raziei, Mohammad and Rezaei, Amir}}
+  author={Beikmohammadi, Arman and Darzidehkalani, Erfan and Raziei, Mohammad and Rezaei, Amir},
+  note={Manuscript}}
 
 @inproceedings{zhang2021parameterized,
   title={Parameterized Knowledge Transfer for Personalized Federated Learning},

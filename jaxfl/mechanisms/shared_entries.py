@@ -195,6 +195,26 @@ def mean(models: PerGroup, weights: PerGroup, places: Places, old: PerGroup) -> 
     return tree.mean_of_holders(sums, counts, old)
 
 
+def scalars_of_several(form: PerGroup, places: Places, clients: PerGroup) -> PerGroup:
+    """Count the scalars of a model whose places at least two clients hold.
+
+    Args:
+      form: per group the weights of one client.
+      places: places of leaves that are shared as a whole.
+      clients: per group () the number of its clients.
+
+    Returns:
+      Per group () int32.
+    """
+    holders, counts = collections.Counter(), [jnp.int32(0) for _ in form]
+    for (g, *_), place in places.items():
+        holders[place.leaf] += clients[int(g)]
+    for path, leaf in tree.by_path(form).items():
+        if place := places.get(path):
+            counts[int(path[0])] += jnp.where(holders[place.leaf] >= 2, jnp.int32(leaf.size), 0)
+    return tuple(counts)
+
+
 # ---- methods of `jaxfl.mechanisms.sharing` whose clients share first layers
 
 

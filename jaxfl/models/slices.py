@@ -1,6 +1,6 @@
 """Slices of a network's leaves that form a narrower one: the first channels of every layer.
 
-Diao et al. 2021, "HeteroFL", arXiv:2010.01264, section 3.2. Output channels of a layer are numbered from 0 in
+Diao et al. 2021, "HeteroFL", arXiv:2010.01264. Output channels of a layer are numbered from 0 in
 both networks, and the narrower one has the first numbers. Its input channels may have other numbers:
 flattened maps have the first ones at every pixel, and after a concatenation (a module that `extends`, see
 `jaxfl.models.repeated`) each part has its own first ones. A module that says why it is `uncut` has no such

@@ -8,7 +8,17 @@ import functools
 import math
 
 import jax
-from conftest import CLASSES, SHAPE, SIZES, cohort, tiny_links, tiny_models, tiny_partition, tiny_source
+from conftest import (
+    CLASSES,
+    SHAPE,
+    SIZES,
+    cohort,
+    tiny_links,
+    tiny_models,
+    tiny_partition,
+    tiny_source,
+    validating,
+)
 
 from jaxfl.core import flops
 from jaxfl.core.job import traced
@@ -26,10 +36,11 @@ ALWAYS = (EVERYONE,) * 3
 # ---- federations
 
 
-def federated(*models, sizes=SIZES):
+def federated(*models, sizes=SIZES, validates=False):
     """Return a federation with these pairs (model, clients)."""
     source = tiny_source()
-    return federate(source, tiny_partition(source, sizes), models, links=tiny_links())
+    partition = tiny_partition(source, sizes)
+    return federate(source, validating(partition) if validates else partition, models, links=tiny_links())
 
 
 def mlp(**options):

@@ -22,11 +22,7 @@ from conftest import (
     comparable,
     differ,
     long,
-    tiny_links,
     tiny_models,
-    tiny_partition,
-    tiny_source,
-    validating,
 )
 
 import jaxfl
@@ -35,14 +31,13 @@ from jaxfl.core.check import check, checked
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, messages
-from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
 from jaxfl.runs.trial import rates, whole_round, with_rates
 from jaxfl.runs.variant import choose
 from methods.cases import CASES, Case, short
-from methods.rounds import alike, billed, initial, mlp
+from methods.rounds import alike, billed, federated, initial, mlp
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
 TOLERANCE = 1e-6  # absolute and relative, where the order of sums changes
@@ -81,16 +76,10 @@ class Played(NamedTuple):
     stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
-def validating_clients(*models):
-    """Return five unequal clients with validation rows, which some methods need."""
-    source = tiny_source()
-    return federate(source, validating(tiny_partition(source)), models, links=tiny_links())
-
-
 @pytest.fixture(scope="module")
 def federation():
-    """Return clients of two architectures."""
-    return validating_clients(*tiny_models())
+    """Return five unequal clients of two architectures, with validation rows, which some methods need."""
+    return federated(*tiny_models(), validates=True)
 
 
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
@@ -258,7 +247,7 @@ def test_traffic_is_counted_in_scalars_for_clients_that_are_present(played, fede
     "name", [name if name in SENDING else long(name) for name in METHODS if name not in OTHERWISE]
 )
 def test_statistics_that_stay_on_clients_are_not_counted_as_sent(name):
-    case, federation = CASES[name], validating_clients((mlp(norm="batch"), 3), (mlp(), 2))
+    case, federation = CASES[name], federated((mlp(norm="batch"), 3), (mlp(), 2), validates=True)
     options = OPTIONS | case.short | case.traffic_rates
     up, down, _ = billed(name, federation, SOME, bn_stats="local", **options)
     assert_counted(case, federation, up, down, 0)

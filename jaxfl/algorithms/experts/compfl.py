@@ -2,7 +2,9 @@
 
 Xu et al. 2024, "Cooperative Multiple Model Training for Personalized Federated Learning over Heterogeneous
 Devices" (FedKDD), Algorithm 1. Experts j = 1..M are ordered by size; client i owns expert j_i and may train
-any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's head on it. In a round:
+any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's head on it. k counts the rows
+of a mini-batch; z_k and p_k are the features and the prediction of the expert in training, p_jk is that of
+teacher j. In a round:
 
 1. adapt (eq. 6)     zbar_jc = mean of z_j(x) over the client's rows of class c      prototypes, anchors
                      phi_ij  <- zbar_jc / ||zbar_jc||, bias 0, for j != j_i; the own phi_ij stays
@@ -18,11 +20,15 @@ any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's 
 A client that trained its own expert in the last round deploys that model. Otherwise it deploys the newest
 theta_ji with an adapted head. What it receives is in both cases the newest theta_ji with an adapted head.
 
+zbar and a_j have tildes in the paper.
+
 Where the paper leaves room: Algorithm 1 retains the own head, section 3.2 says that it can be made anew from
-prototypes; we retain it (``head_init``), which gains two to five points (experiments/compfl). Eq. 3 prints
-KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums over the feature's dimensions, we
-average (``anchor_reduction``), as in the first author's other code. Accuracies are on the training rows
-unless ``accuracy_on="validation"``.
+prototypes; we retain it (``head_init``), which gains two to five points, on one seed each
+(experiments/compfl). Eq. 3 prints KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums
+over the feature's dimensions, we average (``anchor_reduction``), as in FedPAC's code, by the same first
+author. The paper has validation accuracies in step 2, but says nothing of validation rows; we take the
+training rows unless ``accuracy_on="validation"``. By appendix C only experts smaller than the own one teach;
+here a client that assists a smaller one is also taught by its own (section 2.2).
 
 Distillation starts after a warm-up. Greedy selection has no warm-up. During the warm-up a client downloads
 its own expert and the one it drew; afterwards it downloads all that it can run, even if ``kd`` is off and
@@ -30,7 +36,6 @@ none of them teaches (only its own if neither ``kd`` nor ``greedy`` is on). With
 ``head_init="keep"`` this is FedPer, scored after local training.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +61,7 @@ from jaxfl.authoring import (
     gather,
     initial_weights,
     map_clients,
+    only_if,
     options,
     own_models,
     per_group,
@@ -219,9 +225,8 @@ def build(config: CompFL) -> Algorithm:
         def client(key, client, theta, own):
             heads, trained, last = own
             fresh = last == cohort.round
-            # A client whose model is fresh needs no adaptation; with size 0 that costs nothing.
-            idle = dataclasses.replace(client, size=jnp.where(fresh, 0, client.size))
-            adapted = newest(key, idle, federation, theta, heads[-1], state.hyper)
+            # A client whose model is fresh needs no adaptation; without rows that costs nothing.
+            adapted = newest(key, only_if(~fresh, client), federation, theta, heads[-1], state.hyper)
             return jax.tree.map(lambda a, b: jnp.where(fresh, a, b), trained, adapted)
 
         own = tuple(zip(state.heads, state.trained, state.last, strict=True))

@@ -30,6 +30,7 @@ from jaxfl.authoring import (
     head,
     map_clients,
     mean,
+    only_if,
     options,
     own_rows,
     per_group,
@@ -131,7 +132,7 @@ class Adapted(NamedTuple):
 
     weights: Weights  # theta_j and the adapted head phi_ij
     anchors: jax.Array  # (C, d), zbar_jc; 0 for classes that the client lacks
-    accuracy: jax.Array  # (), a_j
+    accuracy: jax.Array  # (), before it is scaled
     predictions: jax.Array  # (m, C), softmax of the logits on the client's rows
 
 
@@ -266,8 +267,8 @@ def local_round(
         (chosen,) = trainable
 
     def student(e, runs):
-        """Return the client with expert e; with size 0 it runs no batch."""
-        return dataclasses.replace(client, model=experts[e], size=jnp.where(runs, client.size, 0))
+        """Return the client with expert e; without rows unless it runs, and then that costs nothing."""
+        return dataclasses.replace(only_if(runs, client), model=experts[e])
 
     of_use = {e: heard[e] | (chosen == e) for e in thetas}
 

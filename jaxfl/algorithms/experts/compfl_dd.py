@@ -148,7 +148,7 @@ def build(config: CompFLDD) -> Algorithm:
         return received(key, federation, cohort, state.walkers, own, state.hyper)
 
     def last_visit(key, state, federation, cohort):
-        """Return the own expert as last trained: its copy, which a client always accepts, under its head."""
+        """Return each client's own expert as the last visit left it, which clients accept, under its head."""
         known = gather(state.known, cohort)
         return own_models.predictors(
             per_group(lambda own: tree.combine(own.copies[-1], own.heads[-1]), known)

@@ -66,7 +66,8 @@ class FedAMP(Training):
     """Options of FedAMP."""
 
     lam: float = within("[0, inf)", 1.0)
-    """lambda, the pull towards the own aggregate: 0 is Local; beyond alpha_k / (eta S) nothing changes."""
+    """lambda, the pull towards the own aggregate: 0 is Local; nothing changes beyond alpha_k / (lr times the
+    client's mini-batches in a round)."""
     sigma: float | None = within("(0, inf)", None)
     """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
     alpha: float | None = within("(0, inf)", None)

@@ -18,7 +18,7 @@ In a round client i trains sum_j W_ij w_j with its b_i on its other rows; the mi
 absent clients sent last. A client deploys its own model. The comparison uses the outputs of all convolutions,
 which are the inputs of the norms that follow; in a network without convolutions, those of all hidden layers.
 
-d-FedAP is `layers="last"`. f-FedAP is `pretraining="fedavg"`: FedAvg on the held-out rows instead of the
+d-FedAP is ``layers="last"``. f-FedAP is ``pretraining="fedavg"``: FedAvg on the held-out rows instead of the
 visits. The passes carry BatchNorm's statistics along, whatever `bn_stats` is. They are additional to the
 rounds; in FL-bench, which made FedCMD's table, they are half of the rounds. If clients are given initial
 models, the first client's model goes round.
@@ -91,7 +91,10 @@ class State(NamedTuple):
 
 
 def held_out_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples:
-    """Return the client's first rows, a share rounded down; partitioners order rows at random."""
+    """Return the client's first rows, a share rounded down.
+
+    A partition that is drawn has a client's rows in random order; one that is read from a file should, too.
+    """
     return stretch(own_rows(client, federation, hyper), 0, part(client, hyper))
 
 

@@ -6,7 +6,7 @@ model, phi_i its personal layer l*, K_p = `selection_rounds`.
 
 Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer with the least score (eq. 6, see
 `fedcmd_score`). The client's choice, the round's choice and finally l* are majorities. Then all clients start
-from the global model, and in a round with the cohort S_t client i trains (eqs. 7-8)
+from the global model, and in a round with the cohort S_t client i trains (eqs. 2, 7 and 8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
@@ -15,7 +15,8 @@ from the global model, and in a round with the cohort S_t client i trains (eqs. 
 
 If every answer of round K_p is lost, one more round of FedAvg follows, in which nobody votes. The personal
 layer is a traced value, so both phases are one compiled program. Each architecture votes separately. A client
-receives the model assembled as above and deploys its own w_i after training. Ties go to the earlier layer.
+receives the model assembled as above and deploys its own w_i after training, which in rounds 1..K_p is the
+initial one until it takes part. Ties go to the earlier layer.
 When all clients are scored, models are mixed over all of them.
 
 Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.

@@ -2,8 +2,9 @@
 
 Huang et al. 2022, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR, section 3.
 w_i is client i's model, w_i^0 the same after training alone before the federation, w_i^- the same after its
-last local training (before the first: at the start), S_t the cohort. Over a batch of B public images Z_i are
-client i's logits; A_i and M are Z_i and its mean over S_t with standardised columns:
+last local training (before its first round: w_i^0, so that both terms are the same), S_t the cohort. Over a
+batch of B public images Z_i are client i's logits and Zbar is their mean over S_t; A_i and M are Z_i and Zbar
+with standardised columns:
 
     w_i <- LocalSGD over CE(w_i) + KL(f(w_i^-) || f(w_i)) + KL(f(w_i^0) || f(w_i))
     for each public batch:

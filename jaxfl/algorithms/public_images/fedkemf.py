@@ -165,9 +165,10 @@ def build(config: FedKEMF) -> Algorithm:
         if config.ensemble == "vote":
             votes = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
             return jnp.mean(votes, 0, where=present)
-        e = jnp.mean(logits, 0, where=present)
         if config.ensemble == "max":
             e = jnp.max(logits, 0, where=present, initial=-jnp.inf)
+        else:
+            e = jnp.mean(logits, 0, where=present)
         return jax.nn.softmax(e / temperature)
 
     return Algorithm(init, own_models.personal, step, own_models.personal)

@@ -8,10 +8,11 @@ images, T the temperature. In a round
     w_n  <- LocalSGD(w_n)                                           eq. 5, E epochs, rate eta_1 = lr
     s_n  =  softmax(f(w_n, D_r) / T),   t_n = sum_m C[n, m] s_m
     w_n  <- SGD over KL(t_n || softmax(f(w_n) / T)) on D_r           eq. 6, R passes, rate eta_2
-    C    <- C - eta_3 grad_C { lam sum_n (n_n / n) KL(t_n || s_n) + rho ||C - 1/N||^2 }        eq. 7
+    C    <- C - eta_3 grad_C { lam sum_n |D_n| / |D| KL(t_n || s_n) + rho ||C - 1/N||^2 }        eq. 7
 
-and every row of C is projected onto the simplex, see `jaxfl.mechanisms.learned_matrix`. If only some clients
-take part, teachers are mixed among them. A client deploys w_n and receives nothing before it trains.
+and every row of C is projected onto the simplex, see `jaxfl.mechanisms.learned_matrix`. eta_2 is
+`distill_lr`, eta_3 `matrix_lr`; the paper has one value for all three. If only some clients take part,
+teachers are mixed among them. A client deploys w_n and receives nothing before it trains.
 
 Where the paper leaves room: rows of C are learners (its equations mix rows and columns). Without the
 simplex t_n would not be a distribution. For eq. 7 clients send predictions again, of the distilled models

@@ -9,7 +9,8 @@ For client m with blocks B_{m,1}..B_{m,R}:
 3. complete    the client's own blocks from that r on
 
 The paper keeps all candidates. Their number grows exponentially with R, so here at most `most` are kept,
-drawn uniformly without replacement. The client's own model is dropped unless it is the only candidate.
+drawn uniformly without replacement. The candidate in which no block is substituted is dropped, unless it is
+the only one.
 
 Where the paper leaves room: the anchor most similar to B_{m,1} is a different block, if its group has one.
 Completion starts with the block for which nothing was found, as Figure 2 shows.

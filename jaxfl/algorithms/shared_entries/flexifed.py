@@ -18,7 +18,7 @@ clustered-common averages within each architecture, and max-common still average
 Common layers start from the same weights; in the code all clients start from their own. Means are uniform.
 Absent clients keep their networks, and clients deploy their own.
 
-Traffic: the network up, its averaged layers down.
+Traffic: the network up; down those of its layers of which somebody else of S_t has one.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,6 @@ from jaxfl.authoring import (
     own_models,
     per_group,
     scatter,
-    sent_down,
     sent_up,
     tree,
 )
@@ -115,12 +114,11 @@ def build(config: FlexiFed) -> Algorithm:
         means = shared_entries.mean(trained, present, places, shared_entries.shared_leaves(nobody, places))
         merged = shared_entries.hand_out(means, places, trained)
         merged = jax.tree.map(lambda leaf, of_all: jnp.broadcast_to(leaf, of_all.shape), merged, trained)
-        down = tree.split(one, lambda path: path in places)[0]
+        up = sent_up(cohort, own_models.message(trained, config.bn_stats))
+        averaged = shared_entries.scalars_of_several(one, places, per_group(jnp.sum, present))
+        down = per_group(lambda slots, count: jnp.where(slots.mask, count, 0), cohort.groups, averaged)
         return State(hyper, scatter(state.weights, cohort, merged)), Info(
-            loss,
-            sent_up(cohort, own_models.message(trained, config.bn_stats)),
-            sent_down(cohort, down),
-            trained=own_models.predictors(trained),
+            loss, up, down, trained=own_models.predictors(trained)
         )
 
     return Algorithm(init, own_models.personal, step, own_models.personal)

@@ -9,7 +9,8 @@ them. Client i has the width r_i and the classes Y_i:
     W_e  <- mean_i (W_i)_e                                           over those i in S_t that hold entry e
 
     scaler      what a convolution or a hidden dense layer puts out is divided by r_i, before its norm: here
-                its kernel and its bias are. Where widths were rounded, r_i is the share of that layer.
+                its kernel and its bias are. Where widths were rounded, r_i is the share of that layer. A
+                depthwise convolution is not scaled, the dense layers of a squeeze-and-excitation gate are.
     mask_i      makes the logits of classes that i lacks 0; i holds the classifier's entries of Y_i
     static BN   no running statistics: batches are normalised by themselves, and before networks are used they
                 gather statistics over the training rows of all clients with that width, see `static_norm`

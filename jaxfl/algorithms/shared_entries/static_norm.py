@@ -1,4 +1,4 @@
-"""Static batch normalisation, without running statistics (Diao et al. 2021, "HeteroFL", section 3.3).
+"""Static batch normalisation, without running statistics (Diao et al. 2021, "HeteroFL").
 
 In training each batch is normalised by its own statistics, and none are stored. Before a network is used, its
 norms gather statistics over some images: the mean of the mini-batches' means and of their variances, each

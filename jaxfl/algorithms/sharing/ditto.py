@@ -7,7 +7,7 @@ Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client
     w   <- sum_i n_i w_i / sum_i n_i
 
 lam is the paper's lambda. v_i starts from the initial w and moves only when client i takes part. A client
-receives w and deploys v_i.
+receives w and deploys v_i. The reported loss is that of w_i.
 """
 
 from typing import Any, NamedTuple

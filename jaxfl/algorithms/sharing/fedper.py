@@ -5,9 +5,9 @@ Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extracto
     (theta_i, phi_i) <- LocalSGD(theta, phi_i)
     theta            <- sum_i n_i theta_i / sum_i n_i
 
-With `share="prefix"` clients of all architectures share one theta: the first layers that all extractors have
-in common. The layers after them are personal. This is our reading of FedPer in DraftFed's comparison on mixed
-ResNets, which does not say where its "base layers" end.
+With ``share="prefix"`` clients of all architectures share one theta: the first layers that all extractors
+have in common. The layers after them are personal. This is our reading of FedPer in DraftFed's comparison on
+mixed ResNets, which does not say where its "base layers" end.
 """
 
 import functools

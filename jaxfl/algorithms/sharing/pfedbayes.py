@@ -178,7 +178,7 @@ def build(config: PFedBayes) -> Algorithm:
 
         def client(key, client, received, own):
             optimizer = local_optimizer(hyper)
-            E_n = steps_of(client.size, own, client.model.names, config)
+            E_n = steps_of(client.size, own, client.model.names, hyper)
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):

@@ -158,13 +158,14 @@ def assembled(server: Server, blocks: Sequence[BlockRef]) -> Chain:
 def tuned(server: Server, several: Sequence[Sequence[BlockRef]]) -> list[Chain]:
     """Return networks of blocks whose learning parts have been trained on the public images."""
 
-    def drawn(blocks):
+    def drawn(number, blocks):
         network = assembled(server, blocks)
         learns = any(map(server.trains, network))
-        return network, tuning.draws(len(server.images.y), server.options, server.rng) if learns else []
+        batches = tuning.draws(len(server.images.y), server.options, server.rng) if learns else []
+        return network, batches, jax.random.fold_in(server.key, number)
 
     # Random numbers are drawn in order, before the networks learn at the same time.
-    return _at_once(server, lambda both: _learnt(server, *both), list(map(drawn, several)))
+    return _at_once(server, lambda one: _learnt(server, *one), list(map(drawn, itertools.count(), several)))
 
 
 def logits_of(server: Server, several: Sequence[Chain]) -> list[np.ndarray]:
@@ -177,13 +178,13 @@ def logits_of(server: Server, several: Sequence[Chain]) -> list[np.ndarray]:
     return _at_once(server, of_network, several)
 
 
-def _learnt(server: Server, network: Chain, drawn: Sequence[tuning.Draw]) -> Chain:
+def _learnt(server: Server, network: Chain, drawn: Sequence[tuning.Draw], key) -> Chain:
     images, rest = server.images, network
     if server.options.labelled:  # otherwise every epoch has other views
         images, rest = begun(server, network)
     loss, batches = tuning.objective(images, server.options, server.parts, drawn)
     lr = server.options.server_lr
-    learnt = chain.train(server.parts, rest, batches, loss, lr, trains=server.trains, key=server.key)
+    learnt = chain.train(server.parts, rest, batches, loss, lr, trains=server.trains, key=key)
     jax.block_until_ready([part.weights for part in learnt])
     return network[: len(network) - len(rest)] + learnt
 

@@ -4,7 +4,8 @@ Chen et al. 2020, "A simple framework for contrastive learning of visual represe
 arXiv:2002.05709, appendix A, as the authors of pFedClub use it for small images: horizontal flip (probability
 0.5), a crop of 80 to 100 % of the area, colour jitter of strength 0.5 (0.8), grey (0.2). The jitter
 changes brightness, contrast and saturation by factors between 1 - 0.8 / 2 and 1 + 0.8 / 2, and the hue by up
-to 0.2 / 2 of its circle.
+to 0.2 / 2 of its circle. Crops are square and the jitter's changes have one order; in the authors' code both
+vary.
 """
 
 import jax

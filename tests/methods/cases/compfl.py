@@ -19,7 +19,9 @@ from jaxfl.core.protocol import Cohort
 from jaxfl.registry import METHODS
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group, orders
-from methods.rounds import TRAINING, mixed, mlp, reported, run
+from methods.rounds import TRAINING, billed, federated, mixed, mlp, reported, run
+
+SMALLEST = mlp(hidden=3)
 
 
 class Adapted(NamedTuple):
@@ -239,6 +241,14 @@ def the_warmup_ends_at_the_exact_round():
         assert np.flatnonzero(later)[0] == first
 
 
+def experts_that_are_not_downloaded_cost_nothing():
+    """Until the warm-up ends nobody teaches, and a client works on its own expert alone."""
+    clients = federated((mlp(), 2), (SMALLEST, 3), validates=True)
+    options = {"greedy": False, "accuracy_on": "validation", "warmup": 1.0}
+    alone, untaught = (billed("compfl", clients, kd=kd, **options, **TRAINING) for kd in (False, True))
+    assert_same(untaught, alone)
+
+
 def without_cooperation_it_is_fedper():
     off = {"align": False, "greedy": False, "kd": False, "head_init": "keep"}
     for (compfl, report), (fedper, expected) in zip(
@@ -250,7 +260,6 @@ def without_cooperation_it_is_fedper():
         assert_same(reported(report), reported(expected), tolerance=1e-5)
 
 
-SMALLEST = mlp(hidden=3)
 OPTIONS = {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 SOON = {"eps": 0.6, "warmup": 0.25}  # clients train experts of others, and distil from the second round on
 
@@ -304,5 +313,9 @@ compfl = Case(
             **SOON | {"kd": False, "optimizer": "adam", "lr": 0.01},
         ),
     },
-    reductions=(the_warmup_ends_at_the_exact_round, without_cooperation_it_is_fedper),
+    reductions=(
+        the_warmup_ends_at_the_exact_round,
+        experts_that_are_not_downloaded_cost_nothing,
+        without_cooperation_it_is_fedper,
+    ),
 )

@@ -9,7 +9,7 @@ from jaxfl.algorithms.shared_entries.flexifed import STRATEGIES
 from jaxfl.mechanisms.shared_entries import layers
 from methods import recording
 from methods.cases import NORMALISED, THREE_LAYERS, TWO_LAYERS, Case, Comparison, local_statistics
-from methods.rounds import ALWAYS, TRAINING, equal, reported, run
+from methods.rounds import ALWAYS, TRAINING, billed, equal, federated, reported, run
 
 
 def start(clients, initial, options):
@@ -85,6 +85,14 @@ def with_one_architecture_it_is_fedavg():
         assert_same(reported(report), reported(expected), tolerance=1e-6)
 
 
+def layers_that_nobody_else_has_are_not_sent_back():
+    """A client of each architecture: with two layers and with three, of which the first are alike."""
+    clients = federated((TWO_LAYERS, 2), (THREE_LAYERS, 3))
+    _, down, _ = billed("flexifed", clients, (1, 2), **TRAINING)
+    alike = sum(np.prod(shape, dtype=int) for layer in layers(TWO_LAYERS)[:2] for _, shape in layer.kind[1:])
+    assert [of_group.tolist() for of_group in down] == [[alike, 0], [alike, 0, 0]]
+
+
 def strategies_name_the_architecture_whose_layer_is_shared():
     models, none = (NORMALISED, TWO_LAYERS, THREE_LAYERS, TWO_LAYERS), None
     owners = {
@@ -107,7 +115,8 @@ flexifed = Case(
     step,
     own_models.scores,
     view=recording.own_models,
-    traffic=lambda model, models, t: model.size,
+    # Clients 0 and 1 share all layers; client 3 is alone with its architecture.
+    traffic=lambda model, models, t: (model.size, lambda i: 0 if i == 3 else model.size),
     comparisons={
         "": Comparison(
             {},
@@ -120,5 +129,9 @@ flexifed = Case(
             models=((NORMALISED, 3), (TWO_LAYERS, 2)),
         ),
     },
-    reductions=(with_one_architecture_it_is_fedavg, strategies_name_the_architecture_whose_layer_is_shared),
+    reductions=(
+        with_one_architecture_it_is_fedavg,
+        layers_that_nobody_else_has_are_not_sent_back,
+        strategies_name_the_architecture_whose_layer_is_shared,
+    ),
 )

@@ -58,7 +58,8 @@ def learnt(matrix, clients, present, distance_gradient, options, everyone=None):
         old = matrix[n, present]
         share = clients[n].size / rows
         gradient = options.lam * share * np.array([distance_gradient[n, m] for m in present])
-        moved = old - options.matrix_lr * (gradient + 2 * options.rho * (old - uniform))
+        rate = options.lr if options.matrix_lr is None else options.matrix_lr
+        moved = old - rate * (gradient + 2 * options.rho * (old - uniform))
         if options.row_norm == "simplex":
             moved = nearest(moved, old.sum())
         elif options.row_norm == "softmax":
@@ -155,7 +156,13 @@ mnfl = Case(
     comparisons={
         "": Comparison(OPTIONS, mistakes=[("matrix_predictions", "before"), ("row_norm", "clip")]),
         "as in the authors' code": Comparison(
-            OPTIONS | {"matrix_loss": "mse", "matrix_predictions": "before", "row_norm": "softmax"},
+            OPTIONS
+            | {
+                "matrix_loss": "mse",
+                "matrix_predictions": "before",
+                "row_norm": "softmax",
+                "matrix_lr": None,
+            },
             mistakes=[("matrix_loss", "kl")],
         ),
         "local statistics": local_statistics(**OPTIONS),
