@@ -1,4 +1,7 @@
-"""Checks of hooks that authors pass to `jaxfl.mechanisms.sharing.sharing`; errors name the hook's line."""
+"""Checks of hooks that authors pass to `jaxfl.mechanisms.sharing.sharing`; errors name the hook's line.
+
+Arguments are checked once. What a hook returns is checked by a function around it, made by `returning_...`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,17 +38,6 @@ def check_hooks(
             require_call(what, hook, *arguments)
 
 
-def pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
-    """Return what a hook returned, as a pair.
-
-    Raises:
-      JaxflError: with the hook's line, if that is no pair.
-    """
-    if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
-        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a pair.")
-    return tuple(made)
-
-
 def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
     """Refuse a phase that trains blocks that the model does not have.
 
@@ -59,21 +51,69 @@ def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
         )
 
 
-def require_trained(what: str, made: Any, received: Weights, hook: Callable) -> Trained:
-    """Return a client's training, refused unless its model has the form of the received one.
+def returning_trained(what: str, train: Callable) -> Callable:
+    """Return local training whose result must be a `Trained` with a model of the received one's form."""
+
+    def checked(key, participant, federation):
+        made = train(key, participant, federation)
+        if not isinstance(made, Trained):
+            kind = type(made).__name__
+            raise JaxflError(
+                f"{line_of(train)}: {what} returns a {kind}, not a Trained; descend returns one."
+            )
+        keep_form(f"{what}'s weights", made.weights, participant.received, train)
+        return made
+
+    return checked
+
+
+def returning_weights(extend: Callable) -> Callable:
+    """Return `extend`, whose result must be `Weights` of floats."""
+
+    def checked(key, model, weights, hyper):
+        made = extend(key, model, weights, hyper)
+        _require_weights("extend", made, extend)
+        return made
+
+    return checked
+
+
+def returning_memories(update: Callable, aggregate: Callable) -> tuple[Callable, Callable]:
+    """Return `Memory.update` and `Memory.aggregate`, whose results must be pairs and keep their form."""
+
+    def checked_update(participant, trained):
+        made = update(participant, trained)
+        remembered, message = _pair("Memory.update", made, update)
+        keep_form("Memory.update", remembered, participant.memory, update)
+        for name, dtype in _not_floats(message):
+            raise JaxflError(
+                f"{line_of(update)}: Memory.update sends a message{name} of {dtype}, but the server takes "
+                "the mean; make it float, as in trained.steps.astype(float)."
+            )
+        return remembered, message
+
+    def checked_aggregate(shared, server, means, hyper):
+        made = aggregate(shared, server, means, hyper)
+        after = _pair("Memory.aggregate", made, aggregate)
+        _require_weights("Memory.aggregate", after[0], aggregate)
+        keep_form("Memory.aggregate", after, (shared, server), aggregate)
+        return after
+
+    return checked_update, checked_aggregate
+
+
+def _pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
+    """Return what a hook returned, as a pair.
 
     Raises:
-      JaxflError: with the hook's line.
+      JaxflError: with the hook's line, if that is no pair.
     """
-    if not isinstance(made, Trained):
-        raise JaxflError(
-            f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a Trained; descend returns one."
-        )
-    keep_form(f"{what}'s weights", made.weights, received, hook)
-    return made
+    if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
+        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a pair.")
+    return tuple(made)
 
 
-def require_weights(what: str, made: Any, hook: Callable) -> None:
+def _require_weights(what: str, made: Any, hook: Callable) -> None:
     """Refuse a model that is not `Weights` of floats.
 
     Raises:
@@ -113,19 +153,6 @@ def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
             )
     if jax.tree.structure(made) != jax.tree.structure(before):
         raise JaxflError(f"{line_of(hook)}: {what} makes other containers; it must keep their form.")
-
-
-def require_floats(what: str, message: Any, hook: Callable) -> None:
-    """Refuse a message with leaves that are not floats, as these have no mean.
-
-    Raises:
-      JaxflError: with the hook's line.
-    """
-    for name, dtype in _not_floats(message):
-        raise JaxflError(
-            f"{line_of(hook)}: {what} sends a message{name} of {dtype}, but the server takes the mean; make "
-            "it float, as in trained.steps.astype(float)."
-        )
 
 
 def _not_floats(tree: Any) -> list[tuple[str, Any]]:

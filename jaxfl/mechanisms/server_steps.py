@@ -69,7 +69,7 @@ def server_steps(config: ServerSteps) -> Memory:
         return optimizer(hyper).init(x.params)
 
     def step(x: Weights, opt_state: Any, means: Means, hyper: ServerSteps) -> tuple[Weights, Any]:
-        mean = means.model
+        mean = means.shared
         downhill = jax.tree.map(jnp.subtract, x.params, mean.params)
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
             change, opt_state = optimizer(hyper).update(downhill, opt_state, x.params)

@@ -29,12 +29,10 @@ from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.hooks import (
     check_hooks,
-    keep_form,
-    pair,
     require_blocks,
-    require_floats,
-    require_trained,
-    require_weights,
+    returning_memories,
+    returning_trained,
+    returning_weights,
 )
 from jaxfl.models.model import Model, Weights
 
@@ -82,15 +80,17 @@ class Means(NamedTuple):
     Answers are added up while clients train, so memory holds only those of clients that run at the same time.
 
     Args:
-      model: the mean of the shared leaves after local training.
+      model: the architecture.
+      shared: the mean of the shared leaves after local training.
       message: the mean of what `Memory.update` sends.
-      share: () float, |S|/N, the share of this architecture's clients that answered; newcomers count where
-        they join.
+      participation: () float, |S|/N, the share of this architecture's clients that answered; newcomers count
+        where they join.
     """
 
-    model: Weights
+    model: Model
+    shared: Weights
     message: Any
-    share: jax.Array
+    participation: jax.Array
 
 
 def nothing(*_) -> None:
@@ -114,7 +114,7 @@ def no_message(participant: Participant, trained: Trained) -> tuple[None, None]:
 
 def take_mean(shared: Weights, server: Any, means: Means, hyper: Any) -> tuple[Weights, Any]:
     """Return the mean as the new model (FedAvg)."""
-    return means.model, server
+    return means.shared, server
 
 
 class Memory(NamedTuple):
@@ -333,6 +333,8 @@ def sharing(
     """
     train = train or local_training(config)
     check_hooks(keep, train, tune, memory, extend)
+    train, extend = returning_trained("train", train), returning_weights(extend)
+    update, aggregate = returning_memories(memory.update, memory.aggregate)
     if memory.client is not nothing and memory.update is no_message:
         raise JaxflError(
             f"{line_of(memory.client)}: Memory has client but no update, which returns the next memory "
@@ -359,9 +361,7 @@ def sharing(
     def init(key, federation, hyper):
         def extended(g, model, weights):
             of_group = jax.random.fold_in(jax.random.fold_in(key, EXTENSION), g)
-            weights = extend(of_group, model, weights, hyper)
-            require_weights("extend", weights, extend)
-            return weights
+            return extend(of_group, model, weights, hyper)
 
         drawn = initial_weights(key, federation)
         models = federation.models
@@ -382,11 +382,8 @@ def sharing(
     def step(key, state, federation, cohort):
         def client(key, participant):
             trained = train(key, participant, federation)
-            require_trained("train", trained, participant.received, train)
             kept, shared = divide(participant.model, trained.weights)
-            remembered, message = pair("Memory.update", memory.update(participant, trained), memory.update)
-            keep_form("Memory.update", remembered, participant.memory, memory.update)
-            require_floats("Memory.update", message, memory.update)
+            remembered, message = update(participant, trained)
             return (kept, shared, remembered, trained.loss), (shared, message)
 
         n = cohort_rows(federation, cohort)
@@ -396,14 +393,11 @@ def sharing(
         kept, shared, remembered, loss = zip(*outputs, strict=True)
 
         def serve(g, before, server, mean, present):
-            model, message = mean
             joining = tree.take(federation.groups[g].newcomer, cohort.groups[g]).astype(present.dtype)
             clients = federation.participants[g] + (joining * present).sum()
-            means = Means(model, message, present.sum() / clients)
-            after = memory.aggregate(before, server, means, state.hyper)
-            after = pair("Memory.aggregate", after, memory.aggregate)
-            require_weights("Memory.aggregate", after[0], memory.aggregate)
-            keep_form("Memory.aggregate", after, (before, server), memory.aggregate)
+            model, (shared, message) = federation.models[g], mean
+            means = Means(model, shared, message, present.sum() / clients)
+            after = aggregate(before, server, means, state.hyper)
             return tree.where(present.any(), after, (before, server))
 
         groups = range(len(federation.groups))
@@ -423,10 +417,11 @@ def sharing(
     if tune is None:
         return Algorithm(init, receive, step, personal=receive, averaged=memory.averaged(step))
 
+    tune = returning_trained("tune", tune)
+
     def tuned(key, state, federation, cohort):
         def client(key, participant):
-            tuned = tune(key, participant, federation)
-            return require_trained("tune", tuned, participant.received, tune).weights
+            return tune(key, participant, federation).weights
 
         weights = on_clients(client, key, state, federation, cohort)
         return per_group(lambda w: Predictor(None, w, predict), weights)

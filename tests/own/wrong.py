@@ -222,11 +222,11 @@ def first_memory(model, shared, hyper):
 
 
 def alone(shared, server, means, hyper):
-    return means.model
+    return means.shared
 
 
 def parameters(shared, server, means, hyper):
-    return means.model.params, server
+    return means.shared.params, server
 
 
 def speechless(key, participant, federation):

@@ -57,7 +57,7 @@ def test_newcomers_are_in_no_mixture_before_they_join():
     assert rows_per_class(apart) == rows_per_class(federation)
     assert apart.training_rows.tolist() == [12, 1]
     shares = []
-    memory = Memory(aggregate=lambda w, h, means, hyper: (shares.append(means.share), (w, h))[1])
+    memory = Memory(aggregate=lambda w, h, means, hyper: (shares.append(means.participation), (w, h))[1])
     config = METHODS["fedavg"].config(epochs=1)
     algorithm = sharing(config, memory=memory)
     state = algorithm.init(jax.random.key(0), apart, config)

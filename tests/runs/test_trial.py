@@ -58,7 +58,7 @@ def divides_by_steps(config):
         return None, 1 / trained.steps.astype(float)
 
     def aggregate(shared, server, means, hyper):
-        moved = jax.tree.map(lambda leaf: leaf + means.message, means.model)
+        moved = jax.tree.map(lambda leaf: leaf + means.message, means.shared)
         return moved, server
 
     return sharing(config, memory=Memory(update=update, aggregate=aggregate))

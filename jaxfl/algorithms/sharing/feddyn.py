@@ -72,7 +72,7 @@ def dual(participant: Participant, trained: Trained):
 
 def aggregate(w: Weights, h, means: Means, hyper: FedDyn):
     """Update w and the server's h / alpha."""
-    mean, _, share = means
+    mean, share = means.shared, means.participation
     h = jax.tree.map(lambda h, mean, w: h - share * (mean - w), h, mean.params, w.params)
     return mean._replace(params=optax.tree.sub(mean.params, h)), h
 

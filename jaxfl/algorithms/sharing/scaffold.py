@@ -84,7 +84,7 @@ def variate(participant: Participant, trained: Trained):
 
 def aggregate(x: Weights, c, means: Means, hyper: Scaffold):
     """Update the server's x and c."""
-    y, change, share = means
+    y, change, share = means.shared, means.message, means.participation
     params = jax.tree.map(lambda x, y: x + hyper.server_lr * (y - x), x.params, y.params)
     return y._replace(params=params), jax.tree.map(lambda c, d: c + share * d, c, change)
 
