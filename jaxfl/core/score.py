@@ -92,7 +92,14 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
 
     def of_group(test, validation, validation_rows):
         right, rows, predicted, finite = test
-        return Score(right, rows, predicted, validation[0].sum(1, dtype=jnp.int32), validation_rows, finite)
+        return Score(
+            right=right,
+            rows=rows,
+            predicted=predicted,
+            validated=validation[0].sum(1, dtype=jnp.int32),
+            validation_rows=validation_rows,
+            finite=finite,
+        )
 
     validation = of("validation")
     return per_group(of_group, judge(*of("test")), judge(*validation), validation[1])

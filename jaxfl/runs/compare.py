@@ -20,6 +20,7 @@ from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
+from jaxfl.runs.measures import check_columns
 from jaxfl.runs.moved import moved
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import Taken, owned
@@ -28,7 +29,7 @@ from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
 from jaxfl.runs.result import NO_VALIDATION
 from jaxfl.runs.run import extend, require_same_beginning, rounds_kept
-from jaxfl.runs.table import Table, check_columns
+from jaxfl.runs.table import Table
 from jaxfl.runs.variant import Variant, own_setup, provided
 
 MOST_RUNS = 100_000  # of a comparison: a larger number is a slip

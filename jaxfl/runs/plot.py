@@ -10,7 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from jaxfl.runs.findings import over_rounds
-from jaxfl.runs.table import OF_ACCURACY, Cell, Table
+from jaxfl.runs.measures import PER_CLASS, SCORES
+from jaxfl.runs.table import Cell, Table
 
 LINES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D")
@@ -104,9 +105,9 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
 
     Args:
       runs: for each label the metrics of its seeds, as in `draw_curves`.
-      shown: names in `jaxfl.runs.table.SHOWN`; values of a whole run have no panel.
+      shown: names in `jaxfl.runs.measures.SHOWN`; values of a whole run have no panel.
     """
-    panels = [name for name in shown if name in OF_ACCURACY or name == "per-class"]
+    panels = [name for name in shown if name in SCORES or name == PER_CLASS]
     if not panels:
         return None
     wrapped = _wrapped(runs)
@@ -114,22 +115,19 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
     for place, name in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place)
         for number, seeds in enumerate(runs.values()):
-            scored = [
-                [(record["round"], record["accuracy"]) for record in metrics if "accuracy" in record]
-                for metrics in seeds
-            ]
-            if name == "per-class":
-                classes = [of_seed[-1][1].get("per_class", []) for of_seed in scored if of_seed]
+            scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
+            if name == PER_CLASS:
+                classes = [of_seed[-1]["accuracy"].get("per_class", []) for of_seed in scored if of_seed]
                 _draw_classes(axes, classes, number, len(runs))
                 continue
-            length, (_, key) = min(map(len, scored)), OF_ACCURACY[name]
-            points = [[accuracy.get(key) for _, accuracy in of_seed[:length]] for of_seed in scored]
-            rounds = [round_ for round_, _ in scored[0][:length]]
-            axes.plot(rounds, 100 * np.array(points, float).mean(0), **_line(number))
-        if name == "per-class":
+            length = min(map(len, scored))
+            points = [[SCORES[name].value(record) for record in of_seed[:length]] for of_seed in scored]
+            rounds = [record["round"] for record in scored[0][:length]]
+            axes.plot(rounds, np.array(points).mean(0), **_line(number))
+        if name == PER_CLASS:
             axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
         else:
-            axes.set(xlabel="round", ylabel=OF_ACCURACY[name][0].replace(" %", " (%)"))
+            axes.set(xlabel="round", ylabel=SCORES[name].title.replace(" %", " (%)"))
             axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)

@@ -16,6 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
+from jaxfl.runs.measures import measure
 from jaxfl.runs.moved import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.result import SELECTED, selected
@@ -25,7 +26,6 @@ from jaxfl.runs.table import (
     as_csv,
     as_latex,
     as_markdown,
-    measure,
     notes_on_absent,
     tabulate,
 )

@@ -1,5 +1,8 @@
 """Scores of a run over clients, architectures and classes, from the rows that clients' models get right."""
 
+from typing import Any
+
+import jax
 import numpy as np
 
 from jaxfl.data.federation import Federation, PerGroup
@@ -21,14 +24,16 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
     """
     ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
     counted = ~np.concatenate(federation.newcomers)
-    right, rows, predicted, validated, validation_rows, _ = _joined(scores)
-    of_client, f1 = right.sum(1) / rows.sum(1), macro_f1(right, rows, predicted)
+    every = _joined(scores)
+    of_client = every.right.sum(1) / every.rows.sum(1)
+    f1 = macro_f1(every.right, every.rows, every.predicted)
     order = np.argsort(ids)
     known = of_client[counted]
-    validates = counted & (validation_rows > 0)
+    validates = counted & (every.validation_rows > 0)
+    validation = every.validated[validates] / every.validation_rows[validates]
     ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]
     of_groups = zip(federation.models, np.split(of_client, ends), np.split(counted, ends), strict=True)
-    of_class, class_rows = right[counted].sum(0), rows[counted].sum(0)
+    of_class, class_rows = every.right[counted].sum(0), every.rows[counted].sum(0)
     return {
         "mean": float(known.mean()),
         "std": float(known.std()),
@@ -42,9 +47,7 @@ def accuracy(scores: PerGroup, federation: Federation) -> dict:
             int(of_class[c]) / int(class_rows[c]) if class_rows[c] else None for c in range(len(of_class))
         ],
         "per_group": {model.name: float(shares[present].mean()) for model, shares, present in of_groups},
-        "validation": float((validated[validates] / validation_rows[validates]).mean())
-        if validates.any()
-        else None,
+        "validation": float(validation.mean()) if validates.any() else None,
     }
 
 
@@ -86,13 +89,13 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
 
 def _of(scores: PerGroup, present: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the correct test rows, and all test rows, of each client present."""
-    right, rows, *_ = (leaf[np.concatenate(present)] for leaf in _joined(scores))
-    return right.sum(1), rows.sum(1)
+    every, answered = _joined(scores), np.concatenate(present)
+    return every.right[answered].sum(1), every.rows[answered].sum(1)
 
 
-def _joined(scores: PerGroup) -> tuple[np.ndarray, ...]:
-    """Concatenate the leaves of all groups' clients."""
-    return tuple(np.concatenate(leaves).astype(np.int64) for leaves in zip(*scores, strict=True))
+def _joined(scores: PerGroup) -> Any:
+    """Concatenate the `Score` of all groups' clients; its leaves are NumPy arrays of int64."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves).astype(np.int64), *scores)
 
 
 def _by_id(values: np.ndarray, counted: np.ndarray, order: np.ndarray) -> list[float | None]:

@@ -16,9 +16,9 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.compare import check_distinct
+from jaxfl.runs.measures import measure
 from jaxfl.runs.paired import matching_label
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.table import measure
 from jaxfl.runs.variant import Variant, choose
 
 METHOD = "method"  # the axis that every study has
@@ -38,7 +38,7 @@ class Study(NamedTuple):
       partition_seeds: number of repetitions of all of that, on other divisions of the data.
       columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
         `SHOW`.
-      show: what the table shows, see `jaxfl.runs.table.measure`.
+      show: what the table shows, see `jaxfl.runs.measures.measure`.
       select: the evaluation that accuracies are of, see `jaxfl.runs.result.selected`.
       against: the method with which the others are compared in further columns, see `jaxfl.runs.paired`.
       names: what the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy).

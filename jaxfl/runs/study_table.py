@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.runs.measures import Measure, known_measures, measure
 from jaxfl.runs.paired import UNPAIRED, Draw, notes_on, paired
 from jaxfl.runs.result import SELECTED
 from jaxfl.runs.study_file import (
@@ -22,16 +23,7 @@ from jaxfl.runs.study_file import (
     to_target,
     value_text,
 )
-from jaxfl.runs.table import (
-    Cell,
-    Measure,
-    Table,
-    cell,
-    known_measures,
-    measure,
-    notes_on_absent,
-    notes_on_empty,
-)
+from jaxfl.runs.table import Cell, Table, cell, notes_on_absent, notes_on_empty
 
 MOST_NAMED = 6  # cells in a note that lists some
 NOTHING = Cell(math.nan, None)
@@ -129,7 +121,7 @@ def _notes(cells: Cells) -> list[str]:
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
     notes += notes_on_absent([result["absent"] for result in found])
-    validated = [(what.title, what.value) for name, what in measures.items() if name == "validation"]
+    validated = [what for name, what in measures.items() if name == "validation"]
     return notes + notes_on_empty(validated, found)
 
 

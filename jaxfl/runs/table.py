@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,18 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import markdown
+from jaxfl.runs.measures import (
+    COSTS,
+    MEANS,
+    SCORES,
+    SPENT,
+    Measure,
+    check_columns,
+    columns,
+    percent,
+    until,
+)
 from jaxfl.runs.paired import Difference
 
 
@@ -32,34 +42,25 @@ class Cell(NamedTuple):
         return f"{self.mean:.{decimals}f}" + ("" if self.std is None else f"{between}{self.std:.{decimals}f}")
 
 
-OF_ACCURACY = {  # of the deployed models, beside the mean: title, and name in a result
-    "std": ("std over clients %", "std"),
-    "lowest": ("lowest client %", "lowest"),
-    "worst-tenth": ("worst tenth %", "worst_tenth"),
-    "pooled": ("pooled %", "pooled"),
-    "macro-f1": ("macro F1 %", "macro_f1"),
-    "validation": ("validation %", "validation"),
-}
 IN_LATEX = str.maketrans(
     {mark: f"\\{mark}" for mark in "&%_#${}"}
     | {"\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}"}
     | {"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}"}
 )
-SHOWN = (*OF_ACCURACY, "per-class", "flops", "lost")  # on request
 MOST_COLUMNS = 12  # of a table that is not transposed in a terminal
-_NEWCOMERS = (
-    ("newcomers received %", lambda r: _of_newcomers(r, "received")),
-    ("newcomers joined %", lambda r: _of_newcomers(r, "personal")),
-)
+OF_NEWCOMERS = [
+    Measure(title, lambda result, moment=moment: _mean_of_newcomers(result, moment))
+    for title, moment in (("newcomers received %", "received"), ("newcomers joined %", "personal"))
+]
+
+
+def _mean_of_newcomers(result: dict, moment: str) -> float:
+    known = result.get("newcomers")
+    return percent(known[moment]["mean"] if known else None)
 
 
 def _sent_nothing(newcomers: dict | None) -> bool:
     return newcomers is not None and newcomers["bytes_down"] == newcomers["bytes_up"] == 0
-
-
-def _of_newcomers(result: dict, moment: str) -> float:
-    known = result.get("newcomers")
-    return 100 * known[moment]["mean"] if known else np.nan
 
 
 class Table(NamedTuple):
@@ -80,17 +81,6 @@ class Table(NamedTuple):
         return as_markdown(self)
 
 
-def check_columns(show: Sequence[str]) -> None:
-    """Refuse unknown columns.
-
-    Raises:
-      JaxflError: naming the first one, and a similar known one.
-    """
-    for name in show:
-        if name not in SHOWN:
-            raise JaxflError(f"There is no column {name!r}; {nearest(name, SHOWN)}")
-
-
 def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table:
     """Gather results by label, in the order in which labels first appear.
 
@@ -109,35 +99,33 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
       JaxflError: if there is no such column.
     """
     check_columns(show)
-    targets = list(dict.fromkeys(target for _, result in results for target in result.get("targets", {})))
+    every = [result for _, result in results]
+    targets = list(dict.fromkeys(target for result in every for target in result.get("targets", {})))
     seeds = defaultdict(list)
     for label, result in results:
         seeds[label].append(result)
-    groups = list(dict.fromkeys(g for _, r in results for g in r["accuracy"]["per_group"]))
-    columns: list[tuple[str, Callable]] = [
-        ("accuracy %", lambda r: 100 * r["accuracy"]["mean"]),
-        *(column for name in show for column in _on_request(name, [result for _, result in results])),
-        *(
-            (g, lambda r, g=g: 100 * r["accuracy"]["per_group"].get(g, np.nan))
-            for g in (groups if len(groups) > 1 else ())
-        ),
-        ("received %", lambda r: 100 * r["received"]["mean"]),
-        *(
-            _on_request("lost", [])
-            if "lost" not in show and any(r.get("lost_answers") for _, r in results)
-            else ()
-        ),
-        *(_NEWCOMERS if any(result.get("newcomers") for _, result in results) else ()),
-        ("MB up", lambda r: r["bytes_up"] / 1e6),
-        ("MB down", lambda r: r["bytes_down"] / 1e6),
+    timed = any(result["simulated_seconds"] for result in every)
+    shown = [
+        MEANS["accuracy"]._replace(title="accuracy %"),
+        *(column for name in show for column in columns(name, every)),
+        *_of_architectures(every),
+        MEANS["received"],
     ]
-    if any(result["simulated_seconds"] for _, result in results):
-        columns.append(("simulated s", lambda r: r["simulated_seconds"] or np.nan))
-    for target in targets:
-        timed = any(result["simulated_seconds"] for _, result in results)
-        columns += _until(target, counted="flops" in show, timed=timed)
+    if "lost" not in show and any(result.get("lost_answers") for result in every):
+        shown.append(COSTS["lost"])
+    if any(result.get("newcomers") for result in every):
+        shown += OF_NEWCOMERS
+    shown += [
+        Measure("MB up", lambda result: result["bytes_up"] / 1e6),
+        Measure("MB down", lambda result: result["bytes_down"] / 1e6),
+    ]
+    if timed:
+        shown.append(Measure("simulated s", lambda result: result["simulated_seconds"] or math.nan))
+    asked = {"flops": "flops" in show, "simulated-seconds": timed}
+    spent = [name for name in SPENT if asked.get(name, True)]
+    shown += [until(name, target, _percent_of(target)) for target in targets for name in spent]
     rows = [
-        (label, [cell([value(result) for result in of_label]) for _, value in columns])
+        (label, [cell([column.value(result) for result in of_label]) for column in shown])
         for label, of_label in seeds.items()
     ]
     notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
@@ -146,11 +134,10 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         for label, of_label in seeds.items()
         if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
-    validated = _on_request("validation", []) if "validation" in show else []
-    notes += notes_on_empty(validated, [result for _, result in results])
+    notes += notes_on_empty([SCORES["validation"]] if "validation" in show else [], every)
     accuracies = [cells[0].mean for _, cells in rows]
     best = [(number, 0) for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
-    return Table([title for title, _ in columns], rows, tuple(filter(None, notes)), best)
+    return Table([column.title for column in shown], rows, tuple(filter(None, notes)), best)
 
 
 def absent(metrics: list[dict]) -> tuple[int, int]:
@@ -174,123 +161,27 @@ def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
     ]
 
 
-def notes_on_empty(columns: Sequence[tuple[str, Callable]], results: Sequence[dict]) -> list[str]:
+def notes_on_empty(columns: Sequence[Measure], results: Sequence[dict]) -> list[str]:
     """Return a note for each of these columns, accuracies on validation rows, if no run has such rows."""
     return [
-        f"{title}: no run has validation rows; clients hold some out with --validation-fraction."
-        for title, value in columns
-        if all(math.isnan(value(result)) for result in results)
+        f"{column.title}: no run has validation rows; clients hold some out with --validation-fraction."
+        for column in columns
+        if all(math.isnan(column.value(result)) for result in results)
     ]
 
 
-class Measure(NamedTuple):
-    """A value by which results are compared.
+def _of_architectures(results: Sequence[dict]) -> list[Measure]:
+    """Return the accuracy of each architecture's clients, if there are several architectures."""
 
-    Args:
-      title: its name in words, with its unit.
-      value: returns it for a result.
-      of_clients: returns it for every client by id, None for newcomers; None if clients have no such value.
-      better: returns the best of some values; None if none is best.
-    """
+    def of_architecture(name):
+        return Measure(name, lambda result: percent(result["accuracy"]["per_group"].get(name)))
 
-    title: str
-    value: Callable[[dict], float]
-    of_clients: Callable[[dict], list[float | None]] | None = None
-    better: Callable[[Sequence[float]], float] | None = None
+    names = list(dict.fromkeys(name for result in results for name in result["accuracy"]["per_group"]))
+    return list(map(of_architecture, names)) if len(names) > 1 else []
 
 
-def measure(name: str, target: float | None = None) -> Measure:
-    """Return what a study shows.
-
-    Args:
-      name: one of `known_measures`.
-      target: the accuracy, for the title of what is spent until it is reached.
-
-    Raises:
-      JaxflError: if the name is unknown.
-    """
-    known = known_measures(target)
-    if name not in known:
-        raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
-    return known[name]
-
-
-def known_measures(target: float | None = None) -> dict[str, Measure]:
-    """Return all that a study can show, by name: accuracies, costs, and what `SHOWN` has of one column."""
-    reached = "the target" if target is None else f"{100 * target:g} %"
-    known = {}
-    for moment, title in (("accuracy", "accuracy, mean over clients %"), ("received", "received %")):
-        known[moment] = Measure(
-            title,
-            lambda r, moment=moment: 100 * r[moment]["mean"],
-            lambda r, moment=moment: [_percent(share) for share in r[moment]["per_client"]],
-            max,
-        )
-    better = dict.fromkeys(OF_ACCURACY, max) | {"std": min}
-    for name in SHOWN:
-        for title, value in _on_request(name, []) if name != "per-class" else ():
-            known[name] = Measure(title, value, None, better.get(name))
-    known["megabytes"] = Measure("MB sent and received", lambda r: (r["bytes_up"] + r["bytes_down"]) / 1e6)
-    spent = {
-        "rounds": ("rounds", 1, ("round",)),
-        "megabytes": ("MB", 1e6, ("bytes_up", "bytes_down")),
-        "flops": ("GFLOP", 1e9, ("flops",)),
-        "simulated-seconds": ("simulated s", 1, ("simulated_seconds",)),
-    }
-    for name, (unit, scale, of) in spent.items():
-        known[f"{name}-to-target"] = Measure(
-            f"{unit} to {reached}", lambda r, of=of, scale=scale: _to_target(r, *of) / scale, None, min
-        )
-    return known
-
-
-def _to_target(result: dict, *names: str) -> float:
-    """Return what a run has spent until it reached its target, NaN with several, see `_spent`."""
-    (target, *others) = result.get("targets", {}).values() or [{}]
-    return _spent({} if others else target, *names)
-
-
-def _spent(until: dict, *names: str) -> float:
-    """Return the sum of some entries of what was spent until a target; NaN if it was not reached."""
-    return float(sum(np.nan if until.get(name) is None else until[name] for name in names))
-
-
-def _on_request(name: str, results: list[dict]) -> list[tuple[str, Callable]]:
-    """Return the columns of one name in `SHOWN`; runs of an earlier jaxfl lack some values."""
-    if name == "flops":
-        return [("GFLOP", lambda r: r["flops"] / 1e9)]
-    if name == "lost":
-        return [("lost answers", lambda r: r.get("lost_answers") or 0)]
-    if name != "per-class":
-        title, key = OF_ACCURACY[name]
-        return [(title, lambda r: _percent(r["accuracy"].get(key)))]
-    classes = max(len(result["accuracy"].get("per_class", ())) for result in results)
-
-    def of_class(result, c):
-        known = result["accuracy"].get("per_class", ())
-        return _percent(known[c]) if c < len(known) else np.nan
-
-    return [(f"class {c} %", lambda r, c=c: of_class(r, c)) for c in range(classes)]
-
-
-def _percent(share: float | None) -> float:
-    return np.nan if share is None else 100 * share
-
-
-def _until(target: str, counted: bool, timed: bool) -> list[tuple[str, Callable]]:
-    """Return the columns that say what was spent until a target was reached."""
-
-    def spent(result, *names):
-        return _spent(result.get("targets", {}).get(target, {}), *names)
-
-    accuracy = f"{100 * float(target):g} %"
-    columns = [
-        (f"rounds to {accuracy}", lambda r: spent(r, "round")),
-        (f"MB to {accuracy}", lambda r: spent(r, "bytes_up", "bytes_down") / 1e6),
-    ]
-    columns += [(f"GFLOP to {accuracy}", lambda r: spent(r, "flops") / 1e9)] if counted else []
-    columns += [(f"simulated s to {accuracy}", lambda r: spent(r, "simulated_seconds"))] if timed else []
-    return columns
+def _percent_of(target: str) -> str:
+    return f"{100 * float(target):g} %"
 
 
 def _reaching(label: str, target: str, results: list[dict]) -> str | None:
@@ -298,7 +189,7 @@ def _reaching(label: str, target: str, results: list[dict]) -> str | None:
     number = sum(result["targets"][target]["round"] is not None for result in results)
     if number in (0, len(results)):
         return None
-    return f"{label} reaches {100 * float(target):g} % in {number} of {len(results)} runs."
+    return f"{label} reaches {_percent_of(target)} in {number} of {len(results)} runs."
 
 
 def cell(values: Sequence[float]) -> Cell:

@@ -9,6 +9,7 @@ from scipy import stats
 
 from jaxfl.errors import JaxflError
 from jaxfl.runs.compare import check_distinct
+from jaxfl.runs.measures import measure
 from jaxfl.runs.paired import UNPAIRED, Difference, interval, label_of, notes_on, paired
 from jaxfl.runs.table import (
     MOST_COLUMNS,
@@ -18,7 +19,6 @@ from jaxfl.runs.table import (
     as_latex,
     as_markdown,
     as_text,
-    measure,
     tabulate,
 )
 
