@@ -106,8 +106,8 @@ def until(name: str, target: str | None, words: str) -> Measure:
             found = {} if others else found
         else:
             found = targets.get(target, {})
-        amounts = [found.get(entry) for entry in entries]
-        return math.nan if None in amounts else float(sum(amounts)) / scale
+        amounts = (math.nan if (amount := found.get(entry)) is None else amount for entry in entries)
+        return float(sum(amounts)) / scale
 
     return Measure(f"{unit} to {words}", value, None, min)
 
