@@ -3,7 +3,8 @@
     python experiments/pfedclub/tables.py RUN [RUN ...]
 
 Prints Markdown: the teachers' change in size per client (the paper's phi), statistics of candidates, and the
-server's seconds a round. The seconds leave out the first round, as its programs are not warm.
+server's seconds a round. Runs of one method are its seeds, whose teachers and rounds are taken together. The
+seconds leave out the first round, as its programs are not warm.
 """
 
 import argparse
@@ -22,9 +23,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+")
     arguments = parser.parse_args()
-    labels = [json.loads((run / "config.json").read_text())["label"] for run in arguments.runs]
-    findings = [read(run) for run in arguments.runs]
-    assembled = [[found for each in rounds for found in each["assembled"]] for rounds in findings]
+    of_label: dict[str, list[list[dict]]] = {}
+    for run in arguments.runs:
+        of_label.setdefault(json.loads((run / "config.json").read_text())["label"], []).append(read(run))
+    labels, findings = list(of_label), list(of_label.values())
+    assembled = [
+        [found for rounds in seeds for each in rounds for found in each["assembled"]] for seeds in findings
+    ]
 
     print_table(["client, parameters", *(f"{label}: mean, max" for label in labels)], sizes(assembled))
     columns = "candidates of a client: mean, least|blocks|substituted|their similarity|teachers in order"
@@ -48,7 +53,7 @@ def sizes(assembled: list[list[dict]]) -> Iterable[list[str]]:
 def candidates(label: str, found: list[dict]) -> list[str]:
     """Return statistics of a run's teachers and of the candidates from which they were chosen."""
     blocks = [each["blocks"] for each in found]
-    substituted = [[block for block in each if block["substituted"]] for each in blocks]
+    substituted = [[block for block in each if block.get("substituted")] for each in blocks]
     ordered = [all(a["index"] < b["index"] for a, b in pairwise(each)) for each in blocks]
     alike = [block["similarity"] for each in substituted for block in each]
     counts = [each["candidates"] for each in found]
@@ -63,11 +68,12 @@ def candidates(label: str, found: list[dict]) -> list[str]:
     ]
 
 
-def seconds(label: str, rounds: list[dict]) -> list[str]:
-    """Return the server's seconds in a round, step by step, and its number of compiled programs."""
-    warm = [each["server seconds"] for each in rounds[1:] or rounds]
+def seconds(label: str, seeds: list[list[dict]]) -> list[str]:
+    """Return the server's seconds in a round, step by step, and its number of compiled programs in a run."""
+    warm = [each["server seconds"] for rounds in seeds for each in rounds[1:] or rounds]
     means = [np.mean([each[step] for each in warm]) for step in STEPS]
-    return [label, *(f"{mean:.2f}" for mean in means), str(rounds[-1]["compiled parts"]["programs"])]
+    programs = np.mean([rounds[-1]["compiled parts"]["programs"] for rounds in seeds])
+    return [label, *(f"{mean:.2f}" for mean in means), f"{programs:.0f}"]
 
 
 def change(phi: list[float]) -> str:
