@@ -154,12 +154,16 @@ def all_clients(federation: Federation, rounds: int) -> Cohort:
 
 
 def these_clients(
-    federation: Federation, chosen: Sequence[np.ndarray], rounds: int, number: int = 0, part: bool = False
+    federation: Federation,
+    chosen: Sequence[np.ndarray],
+    rounds: int,
+    number: int = 0,
+    among_all: bool = False,
 ) -> Cohort:
-    """Return some clients, (n_g,) bool per group, as the cohort of a round; `part`: see `Cohort`."""
+    """Return some clients, (n_g,) bool per group, as the cohort of a round; see `Cohort` for `among_all`."""
     slots = [_slots(np.asarray(of_group)[None]) for of_group in chosen]
     places = balance(slots, [np.asarray(group.size) for group in federation.groups], federation)
-    return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds, part)
+    return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds, among_all)
 
 
 def in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
@@ -174,7 +178,9 @@ def in_parts(federation: Federation, last: int, rounds: int) -> list[Cohort]:
     work = [np.asarray(group.test_size) for group in federation.groups]
     parts = balance([slots(group) for group in federation.groups], work, federation)
     return [
-        Cohort(np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds, part=True)
+        Cohort(
+            np.int32(last), jax.tree.map(lambda leaf, part=part: leaf[part], parts), rounds, among_all=True
+        )
         for part in range(number)
     ]
 

@@ -42,7 +42,7 @@ def alone(federation: Federation, client: int, last: int, rounds: int) -> tuple[
     """Return a cohort of one client, with one place per group, and the number of the client's group."""
     chosen = [np.asarray(group.id) == client for group in federation.groups]
     its_group = next(g for g, of_group in enumerate(chosen) if of_group.any())
-    return these_clients(federation, chosen, rounds, last, part=True), its_group
+    return these_clients(federation, chosen, rounds, last, among_all=True), its_group
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

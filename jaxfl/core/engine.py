@@ -232,7 +232,7 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
 
 def newcomers_in_places(job: Job, last: int) -> Cohort:
     """Return the newcomers as the cohort of one more round with the number `last`."""
-    return these_clients(job.federation, job.federation.newcomers, job.rounds, last, part=True)
+    return these_clients(job.federation, job.federation.newcomers, job.rounds, last, among_all=True)
 
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:

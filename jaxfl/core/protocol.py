@@ -41,7 +41,7 @@ class Cohort:
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    part: bool = static(default=False)  # a slice of all clients, which may mix in the others' models
+    among_all: bool = static(default=False)  # no round but clients to score: all clients' models are mixed
 
 
 @jax.tree_util.register_dataclass
@@ -110,7 +110,7 @@ class Predict(Protocol):
     """The models of some clients at some moment, one `Predictor` per group."""
 
     def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
-        """`cohort` holds the clients to build; all clients are scored in slices, with `cohort.part` set."""
+        """`cohort` holds the clients to build; all are scored in slices, with `cohort.among_all` set."""
         ...
 
 

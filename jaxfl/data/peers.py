@@ -41,11 +41,6 @@ def read(path: Path, source: Source) -> Partition:
     about = found if isinstance(found, dict) else {}
     place = np.argsort(numbers(source)).astype(np.int32)  # row of every number
     of_data = checksum_of(source.labels[place])
-    if about.get("checksum", of_data) == checksum_of(source.labels) != of_data:
-        raise JaxflError(
-            f"{path} numbers rows as an earlier jaxfl did, training rows first; write it again by jaxfl "
-            "partition --from RUN, or from its options."
-        )
     if about.get("checksum", of_data) != of_data:
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for other labels; load the data that it was made for."

@@ -23,7 +23,7 @@ EPS = 1e-8  # smallest norm that a cosine divides by
 
 def among(federation: Federation, cohort: Cohort) -> Cohort:
     """Return the clients to mix: the cohort, or all but newcomers if clients are scored in parts or join."""
-    return everyone(federation, cohort) if cohort.part else cohort
+    return everyone(federation, cohort) if cohort.among_all else cohort
 
 
 def ids(federation: Federation, cohort: Cohort) -> PerGroup:

@@ -36,7 +36,7 @@ def as_csv(
     """
     last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
     accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
-    f1 = last["accuracy"].get("macro_f1_per_client", [None] * len(accuracy))  # an earlier jaxfl has none
+    f1 = last["accuracy"]["macro_f1_per_client"]
     place = {client: i for i, client in enumerate(newcomers["clients"])}
     rounds, lost, spent = Counter(), Counter(), {name: Counter() for name in SPENT}
     for record in metrics:

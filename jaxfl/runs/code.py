@@ -46,33 +46,33 @@ def _is_beside(path: Path, folder: Path) -> bool:
     return outermost == folder and path.suffix == ".py" and _ROOT not in path.parents
 
 
-def latest(folder: Path, config: dict, metrics: list[dict]) -> dict | None:
-    """Return the code that computed the last of some rounds; None if an earlier jaxfl did not record it.
+def latest(folder: Path, config: dict, metrics: list[dict]) -> dict:
+    """Return the code that computed the last of some rounds.
 
     Files that have moved with the run's folder have the paths where they are now.
     """
-    then = next((record["code"] for record in reversed(metrics) if "code" in record), config.get("code"))
+    then = next((record["code"] for record in reversed(metrics) if "code" in record), config["code"])
     return moved_code(folder, config, then)
 
 
 def history(config: dict, metrics: list[dict]) -> list[dict]:
     """Return all codes of a run, each with the first round that it computed."""
-    begun = [{"round": 1} | config["code"]] if "code" in config and "code" not in metrics[0] else []
+    begun = [] if "code" in metrics[0] else [{"round": 1} | config["code"]]
     return begun + [{"round": record["round"]} | record["code"] for record in metrics if "code" in record]
 
 
-def same(then: dict | None, now: dict) -> bool:
+def same(then: dict, now: dict) -> bool:
     """Return whether a run's code is unchanged, so that no new code needs to be recorded."""
-    return then is not None and then["package"] == now["package"] and not _changed(then)
+    return then["package"] == now["package"] and not changed(then)
 
 
-def same_package(then: dict | None) -> bool:
+def same_package(then: dict) -> bool:
     """Return whether jaxfl itself is unchanged."""
-    return then is not None and then["package"] == _package()
+    return then["package"] == _package()
 
 
 @on_first_process
-def refuse_changed(folder: Path, then: dict | None) -> None:
+def refuse_changed(folder: Path, then: dict) -> None:
     """Refuse to go on if the user's files have changed.
 
     Raises:
@@ -91,15 +91,12 @@ def refuse_changed(folder: Path, then: dict | None) -> None:
         )
 
 
-def changed(code: dict | None) -> list[str]:
+def changed(code: dict) -> list[str]:
     """Return the user's files that have changed."""
-    return [] if code is None else _changed(code)
 
-
-def _changed(code: dict) -> list[str]:
     def same(path, then):
-        names, colon, _ = (then or "").partition(":")
-        return then == (_fingerprint(path, names.split("+")) if colon else _digest(path))
+        names, _, _ = then.partition(":")
+        return then == _fingerprint(path, names.split("+"))
 
     return [path for path, then in code["files"].items() if not same(Path(path), then)]
 
@@ -113,11 +110,6 @@ def _fingerprint(path: Path, names: Collection[str]) -> str | None:
     return f"{'+'.join(names)}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _digest(path: Path) -> str | None:
-    """Return the SHA-256 digest of a file; None if there is no file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -126,5 +118,6 @@ def _package() -> str:
     """Return the fingerprint of all source files of jaxfl."""
     digest = hashlib.sha256()
     for path in sorted(_ROOT.rglob("*.py")):
-        digest.update(f"{path.relative_to(_ROOT)} {_digest(path)}".encode())
+        of_file = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(_ROOT)} {of_file}".encode())
     return digest.hexdigest()

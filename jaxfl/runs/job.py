@@ -21,7 +21,7 @@ from jaxfl.core.job import Job, traced
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.data.sources import of_vectors
+from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
@@ -114,32 +114,16 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
         vectors are to be augmented like images, or windows rotated, or clients' state is to be in the host's
         memory and a round needs all clients.
     """
-    federation, shape = data.federation, data.source.images.shape[1:]
-    if variant.config.augment and of_vectors(shape):
-        raise JaxflError(
-            f"{variant.label}: --augment {' '.join(variant.config.augment)} changes images, but "
-            f"{data.source.name} holds vectors; leave it out."
-        )
-    if "rotate" in variant.config.augment and 1 in shape[:2]:
-        raise JaxflError(
-            f"{variant.label}: --augment rotate turns images, but {data.source.name} holds windows of "
-            f"{max(shape[:2])} steps; leave it out."
-        )
-    if setup.run.topology == "none":  # other methods of a comparison may have links
-        federation = dataclasses.replace(federation, links=federation.links[:0, :0])
+    _require_images_to_augment(variant, data.source)
     if setup.machine.client_state == "host" and (variant.programs.algorithm.host or variant.programs.prepare):
         raise beyond_cohort(f"{variant.label} has a step that uses all clients")
+    federation = data.federation
+    if setup.run.topology == "none":  # other methods of a comparison may have links
+        federation = dataclasses.replace(federation, links=federation.links[:0, :0])
     if not variant.built_in:
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
-    limit = on_first_process(memory.available)(federation)
-    if limit is not None and setup.machine.clients_at_once is None:
-        federation = memory.as_many_as_fit(federation, lambda fewer: _needed(variant, setup, fewer), limit)
-        if federation.clients_at_once < data.federation.clients_at_once:
-            warnings.warn(
-                f"{variant.label}: {data.federation.clients_at_once} clients side by side do not fit in a "
-                f"device's memory; now using --clients-at-once {federation.clients_at_once}.",
-                stacklevel=3,
-            )
+    if setup.machine.clients_at_once is None:
+        federation = _as_many_as_fit(variant, setup, federation)
     machine = dataclasses.replace(
         setup.machine,
         clients_at_once=federation.clients_at_once,
@@ -149,9 +133,38 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
     return dataclasses.replace(setup, machine=machine), data._replace(federation=federation)
 
 
-def _needed(variant: Variant, setup: Setup, federation: Federation) -> int:
-    """Return a run's peak memory on a device, in bytes."""
-    return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], federation))))
+def _require_images_to_augment(variant: Variant, source: Source) -> None:
+    """Refuse to augment vectors like images, and to rotate windows of a signal."""
+    augment, shape = variant.config.augment, source.images.shape[1:]
+    if augment and of_vectors(shape):
+        raise JaxflError(
+            f"{variant.label}: --augment {' '.join(augment)} changes images, but {source.name} holds "
+            "vectors; leave it out."
+        )
+    if "rotate" in augment and 1 in shape[:2]:
+        raise JaxflError(
+            f"{variant.label}: --augment rotate turns images, but {source.name} holds windows of "
+            f"{max(shape[:2])} steps; leave it out."
+        )
+
+
+def _as_many_as_fit(variant: Variant, setup: Setup, federation: Federation) -> Federation:
+    """Return the federation with as many clients side by side as fit in a device's memory."""
+
+    def needed(fewer):
+        return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], fewer))))
+
+    limit = on_first_process(memory.available)(federation)
+    if limit is None:
+        return federation
+    fitting = memory.as_many_as_fit(federation, needed, limit)
+    if fitting.clients_at_once < federation.clients_at_once:
+        warnings.warn(
+            f"{variant.label}: {federation.clients_at_once} clients side by side do not fit in a device's "
+            f"memory; now using --clients-at-once {fitting.clients_at_once}.",
+            stacklevel=4,
+        )
+    return fitting
 
 
 def most_together(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> int:

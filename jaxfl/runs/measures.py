@@ -34,7 +34,7 @@ def percent(share: float | None) -> float:
 
 
 def _of_deployed(title: str, entry: str, better: Callable = max) -> Measure:
-    return Measure(title, lambda result: percent(result["accuracy"].get(entry)), None, better)
+    return Measure(title, lambda result: percent(result["accuracy"][entry]), None, better)
 
 
 def _mean_of(moment: str, title: str) -> Measure:
@@ -65,12 +65,12 @@ def of_classes(results: Sequence[dict]) -> list[Measure]:
 
     def of_class(c):
         def value(result):
-            known = result["accuracy"].get("per_class", ())
+            known = result["accuracy"]["per_class"]
             return percent(known[c]) if c < len(known) else math.nan
 
         return Measure(f"class {c} %", value)
 
-    classes = max(len(result["accuracy"].get("per_class", ())) for result in results)
+    classes = max(len(result["accuracy"]["per_class"]) for result in results)
     return list(map(of_class, range(classes)))
 
 

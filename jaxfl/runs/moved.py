@@ -26,10 +26,10 @@ def moved(folder: Path, config: dict, code: bool = False) -> dict:
     return config | {"method": _now(config["method"], *roots, code), "options": found}
 
 
-def moved_code(folder: Path, config: dict, then: dict | None) -> dict | None:
+def moved_code(folder: Path, config: dict, then: dict) -> dict:
     """Return a run's code, see `jaxfl.runs.code`, with the paths that its files have now."""
     roots = _roots(folder, config)
-    if roots is None or then is None:
+    if roots is None:
         return then
     return then | {
         "files": {_now(path, *roots, True): fingerprint for path, fingerprint in then["files"].items()}

@@ -117,7 +117,7 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
         for number, seeds in enumerate(runs.values()):
             scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
             if name == PER_CLASS:
-                classes = [of_seed[-1]["accuracy"].get("per_class", []) for of_seed in scored if of_seed]
+                classes = [of_seed[-1]["accuracy"]["per_class"] for of_seed in scored if of_seed]
                 _draw_classes(axes, classes, number, len(runs))
                 continue
             length = min(map(len, scored))

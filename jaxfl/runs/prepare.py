@@ -75,7 +75,6 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     """
     check_setup(setup)
     _require_device()
-    factors(setup.run.schedule, setup.run.rounds)
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
     links = link(setup, len(partition.train), saved)
@@ -257,6 +256,7 @@ def check_setup(setup: Setup) -> None:
         _check_saved(setup)
     else:
         _partitioner(setup)
+    factors(setup.run.schedule, setup.run.rounds)  # or a sentence about the schedule
 
 
 def seed_draws(setup: Setup) -> bool:

@@ -10,12 +10,13 @@ NUMBER = int | float
 ACCURACY = {
     "mean": NUMBER,
     "std": NUMBER,
-    "lowest?": NUMBER,
+    "lowest": NUMBER,
     "worst_tenth": NUMBER,
-    "macro_f1?": NUMBER,
+    "pooled": NUMBER,
+    "macro_f1": NUMBER,
     "per_client": [NUMBER | None],
-    "macro_f1_per_client?": [NUMBER | None],
-    "per_class?": [NUMBER | None],
+    "macro_f1_per_client": [NUMBER | None],
+    "per_class": [NUMBER | None],
     "per_group": {"*": NUMBER},
 }
 CODE = {"package": str, "files": {"*": str}}
@@ -30,7 +31,7 @@ CONFIG = {
     "data?": {"shape": [int], "dtype": str, "mean": [NUMBER], "std": [NUMBER], "public": int},
     "beyond_target?": bool,
     "environment": dict,
-    "code?": CODE,
+    "code": CODE,
 }
 OF_NEWCOMERS = {"mean": NUMBER, "pooled": NUMBER, "per_client": [NUMBER]}
 NEWCOMERS = {

@@ -444,7 +444,5 @@ def fingerprint(config: dict) -> str:
     for name, begun in BEGUN.items():
         if begun in config:
             options[name] = config[begun]
-    if options.get("devices", 0) is None:  # begun by a jaxfl that did not record it
-        del options["devices"]
     chosen = {"method": config["method"], "options": options}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -857,7 +857,7 @@ def test_newcomers_join_at_the_rate_of_the_last_round(federation, cohorts):
     seen, drawn = [], []
 
     def rounds(key, state, federation, of_rounds, score_key, conditions):
-        seen.append((conditions.rate.tolist(), of_rounds.round.tolist(), of_rounds.part))
+        seen.append((conditions.rate.tolist(), of_rounds.round.tolist(), of_rounds.among_all))
         drawn.extend([key, score_key])
         return state, Report(Info((np.zeros(1),), (), ()), (), {})
 

@@ -45,7 +45,7 @@ def test_ids_are_those_of_the_places(federation, cohort):
 
 
 def test_models_are_mixed_within_the_cohort_or_among_all_when_they_are_scored(federation, cohort):
-    in_parts = Cohort(cohort.round, cohort.groups, rounds=1, part=True)
+    in_parts = Cohort(cohort.round, cohort.groups, rounds=1, among_all=True)
     assert mixing.among(federation, cohort) is cohort
     everyone = mixing.ids(federation, mixing.among(federation, in_parts))
     assert [i.tolist() for i in everyone] == [[0, 1, 2], [3, 4]]
@@ -110,7 +110,7 @@ def test_what_a_client_receives_does_not_depend_on_its_place(federation, rng, na
             Slots(np.array(index, np.int32), np.array(index) < len(group.id))
             for index, group in zip(places, federation.groups, strict=True)
         ]
-        return models(state, Cohort(np.int32(0), tuple(slots), rounds=1, part=True))
+        return models(state, Cohort(np.int32(0), tuple(slots), rounds=1, among_all=True))
 
     places = [2, 3, 0, 1], [1, 0, 2]
     in_order, elsewhere = received([0, 1, 2], [0, 1]), received(*places)

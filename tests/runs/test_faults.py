@@ -847,11 +847,11 @@ def test_options_newer_than_a_run_have_their_defaults(finished, dataset, tmp_pat
     run = folder / "fedavg" / "seed-3"
     config = json.loads((run / "config.json").read_text())
     assert "momentum" not in config["options"]
-    del config["code"]
+    config["code"]["package"] = "another"
     (run / "config.json").write_text(json.dumps(config))
     code, said = main(capsys, *words, "--seeds", "2")
     assert code == 0 and "jaxfl has changed since 1 of 1 runs" in said
-    assert len(json.loads((run / "result.json").read_text())["code"]) == 1
+    assert len(json.loads((run / "result.json").read_text())["code"]) == 2
     found, made = (jaxfl.load(path).metrics for path in (run, finished))
     assert [line["loss"] for line in found] == [line["loss"] for line in made]
     table, _, note = (folder / "table.md").read_text().partition("\n\n")

@@ -51,7 +51,7 @@ def test_newcomers_are_in_no_mixture_before_they_join():
     federation = federate(source, tiny_partition(source), tiny_models())
     apart = set_apart(federation, [np.array([False, True, False]), np.array([False, True])])
     cohort = these_clients(apart, [np.array([True, True, False]), np.array([True, False])], rounds=1)
-    pool = dataclasses.replace(cohort, part=True)
+    pool = dataclasses.replace(cohort, among_all=True)
     found = [slots.index[slots.mask].tolist() for slots in jax.device_get(among(apart, pool).groups)]
     assert found == [[0, 2], [0]]
     assert rows_per_class(apart) == rows_per_class(federation)
@@ -185,7 +185,8 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
         | spent
         for t in range(12)
     ]
-    found = summarised({"label": "fedavg", "options": {"seed": 0, "rounds": 12}}, metrics, 0)
+    config = {"label": "fedavg", "options": {"seed": 0, "rounds": 12}, "code": {"package": "", "files": {}}}
+    found = summarised(config, metrics, 0)
     assert found["seconds"] == {"train": 12, "write": 33}
     assert (found["simulated_seconds"], found["lost_answers"], found["bytes_down"]) == (6, 24, 24)
     assert found["summary"] == pytest.approx(
