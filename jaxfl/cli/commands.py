@@ -30,7 +30,7 @@ from jaxfl.config.commands import (
 )
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
-from jaxfl.data import peers
+from jaxfl.data import partition_formats
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.runs import compare as comparisons
@@ -39,8 +39,8 @@ from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs import study as studies
 from jaxfl.runs.config import restore_setup
-from jaxfl.runs.divided import save_partition
 from jaxfl.runs.load import load
+from jaxfl.runs.partition_files import save_partition
 from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
 from jaxfl.runs.table import as_text
 from jaxfl.runs.variant import choose, variant_of
@@ -250,7 +250,7 @@ def _partition(arguments: list[str]) -> None:
     source = load_source(setup)
     partition = divide(setup, source, saved)
     drawn = draw_shift(setup, source, len(partition.train))
-    peers.require(formats.format, partition)
+    partition_formats.require(formats.format, partition)
     store.create(folder)
     written = save_partition(folder, setup, source, partition, drawn, formats.format)
     OUT.print(describe(partition, source))
@@ -297,15 +297,15 @@ def _list(arguments: list[str]) -> None:
 def _check(arguments: list[str]) -> None:
     choice, rest = _positional(arguments, "check", "METHOD")
     _nothing_left(rest, "check")
-    from jaxfl.runs import trial  # here: no other command needs the networks that it makes
+    from jaxfl.runs import promises  # here: no other command needs the networks that it makes
 
     broken, table = 0, RichTable("promise", "kept", "seen")
-    for promise, seen, is_broken in trial.tried(choose(choice, trial.OPTIONS)):
+    for promise, seen, is_broken in promises.tried(choose(choice, promises.OPTIONS)):
         broken += is_broken
         table.add_row(promise, "no" if is_broken else "perhaps" if seen else "yes", seen)
     OUT.print(table)
     if broken:
-        raise JaxflError(f"{choice} does not keep {broken} of {len(trial.PROMISES)} promises.")
+        raise JaxflError(f"{choice} does not keep {broken} of {len(promises.PROMISES)} promises.")
 
 
 def _cite(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ If all clients of a group use one model, it does not matter which client runs it
 dealt to the clients' places in full batches, and small clients cost no padding.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,29 @@ class Score(NamedTuple):
     finite: jax.Array
 
 
+class Counts(NamedTuple):
+    """Counts of some rows of clients, their test or their validation rows; see `Score`."""
+
+    right: jax.Array
+    rows: jax.Array
+    predicted: jax.Array
+    finite: jax.Array
+
+
+class Places(NamedTuple):
+    """The rows that one group's clients predict, each in its place.
+
+    Args:
+      rows: (k, M) int32, padded.
+      sizes: (k,) int32, number of real rows.
+      went: (k, m) int32, where each of a client's own rows went in the flattened (k, M).
+    """
+
+    rows: jax.Array
+    sizes: jax.Array
+    went: jax.Array
+
+
 def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
     """Score predictors on their clients' test and validation rows.
 
@@ -51,11 +75,48 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     Returns:
       Per group a `Score`; an empty place has 0 of 0 rows.
     """
-    one_model = not jax.tree.leaves([predictor.stacked for predictor in predictors])
     clients = per_group(clients_in, federation.groups, cohort.groups)
 
-    def run(key, client, shared, own):
-        """Predict the rows of a client's place with its model, and tell whether its scores are numbers."""
+    def counts(rows, sizes):
+        if rows[0].shape[1] == 0:  # no client has such rows
+            return per_group(_nothing, clients, sizes)
+        given = answers(predictors, key, federation, cohort, rows, sizes)
+        return per_group(partial(_counted, federation.labels), clients, rows, sizes, given)
+
+    def of_group(client, test, validation):
+        return Score(
+            right=test.right,
+            rows=test.rows,
+            predicted=test.predicted,
+            validated=validation.right.sum(1, dtype=jnp.int32),
+            validation_rows=client.validation_size,
+            finite=test.finite,
+        )
+
+    test = counts([of.test_rows for of in clients], [of.test_size for of in clients])
+    validation = counts([of.validation_rows for of in clients], [of.validation_size for of in clients])
+    return per_group(of_group, clients, test, validation)
+
+
+def answers(predictors: PerGroup, key, federation: Federation, cohort: Cohort, rows, sizes) -> PerGroup:
+    """Return what clients' models say of some rows.
+
+    Args:
+      predictors: one `Predictor` per group, for the cohort's clients.
+      key: of the round.
+      federation: the clients.
+      cohort: the clients.
+      rows: per group (k, m) int32, padded.
+      sizes: per group (k,) int32, numbers of real rows.
+
+    Returns:
+      Per group (k, m) int32, the output with the largest score, and (k, m) bool, whether all scores are
+      numbers; for padding anything.
+    """
+    one_model = not jax.tree.leaves([predictor.stacked for predictor in predictors])
+    places = per_group(_dealt if one_model else _its_own, rows, sizes)
+
+    def client(key, client, shared, own):
         (predict, common), (stacked, rows, size) = shared, own
 
         def answer(x):
@@ -64,67 +125,42 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
 
         return sweep(answer, rows, size, federation)
 
-    def judge(rows, sizes):
-        """Return per group right, rows, predicted (k_g, C) and (k_g,) bool whether all scores are numbers."""
-        if rows[0].shape[1] == 0:  # no client has such rows
-            return per_group(_of_nobody, clients, sizes)
-        deal = _dealt if one_model else _its_own
-        places = per_group(deal, rows, sizes)
-        own = tuple((one.stacked, *place[:2]) for one, place in zip(predictors, places, strict=True))
-        shared = tuple((one.predict, one.shared) for one in predictors)
-        answers = map_clients(run, key, federation, cohort, shared, own)
-
-        def of_group(client, rows, sizes, place, answer):
-            output, finite = (leaf.ravel()[place[2]] for leaf in answer)
-            real = jnp.arange(rows.shape[1], dtype=jnp.int32)[None] < sizes[:, None]
-            classes = jnp.arange(client.relabel.shape[1], dtype=jnp.int32)
-            of_class = (federation.labels[rows][..., None] == classes[None, None]) & real[..., None]
-            taken_for = (output[..., None] == client.relabel[:, None]) & real[..., None]  # (k, m, C)
-            counts = (which.sum(1, dtype=jnp.int32) for which in (of_class & taken_for, of_class, taken_for))
-            return *counts, (finite | ~real).all(1)
-
-        return per_group(of_group, clients, rows, sizes, places, answers)
-
-    def of(name):
-        """Return rows (k_g, m) and sizes (k_g,) of each group's clients."""
-        sizes = tuple(getattr(client, f"{name}_size") for client in clients)
-        return tuple(getattr(client, f"{name}_rows") for client in clients), sizes
-
-    def of_group(test, validation, validation_rows):
-        right, rows, predicted, finite = test
-        return Score(
-            right=right,
-            rows=rows,
-            predicted=predicted,
-            validated=validation[0].sum(1, dtype=jnp.int32),
-            validation_rows=validation_rows,
-            finite=finite,
-        )
-
-    validation = of("validation")
-    return per_group(of_group, judge(*of("test")), judge(*validation), validation[1])
+    shared = per_group(lambda predictor: (predictor.predict, predictor.shared), predictors)
+    own = per_group(lambda predictor, place: (predictor.stacked, place.rows, place.sizes), predictors, places)
+    given = map_clients(client, key, federation, cohort, shared, own)
+    return per_group(lambda place, answer: tuple(leaf.ravel()[place.went] for leaf in answer), places, given)
 
 
-def _of_nobody(client, sizes):
-    """Return scores for rows that no client owns, see `score`."""
+def _counted(labels, client, rows, sizes, answer) -> Counts:
+    """Count one group's answers by class."""
+    output, finite = answer
+    real = jnp.arange(rows.shape[1], dtype=jnp.int32)[None] < sizes[:, None]
+    classes = jnp.arange(client.relabel.shape[1], dtype=jnp.int32)
+    of_class = (labels[rows][..., None] == classes[None, None]) & real[..., None]
+    taken_for = (output[..., None] == client.relabel[:, None]) & real[..., None]  # (k, m, C)
+    right, of_class, taken_for = (
+        which.sum(1, dtype=jnp.int32) for which in (of_class & taken_for, of_class, taken_for)
+    )
+    return Counts(right, of_class, taken_for, (finite | ~real).all(1))
+
+
+def _nothing(client, sizes) -> Counts:
+    """Return counts of rows that no client has."""
     none = jnp.zeros(client.relabel.shape, jnp.int32)
-    return none, none, none, sizes == 0
+    return Counts(none, none, none, sizes == 0)
 
 
-def _its_own(rows, sizes):
-    """Return every client's own rows in its place, see `_dealt`."""
-    return rows, sizes, jnp.arange(rows.size, dtype=jnp.int32).reshape(rows.shape)
+def _its_own(rows, sizes) -> Places:
+    """Leave every client's rows in its place."""
+    return Places(rows, sizes, jnp.arange(rows.size, dtype=jnp.int32).reshape(rows.shape))
 
 
-def _dealt(rows, sizes):
+def _dealt(rows, sizes) -> Places:
     """Deal the rows of all clients to their places in equal numbers of full batches.
 
     Args:
       rows: (k, m) int32, padded.
       sizes: (k,) int32, number of real rows.
-
-    Returns:
-      Rows (k, M) and sizes (k,) of the places, and (k, m) where each row went in the flattened (k, M).
     """
     k, m = rows.shape
     batch = min(SWEPT, m)
@@ -138,4 +174,4 @@ def _dealt(rows, sizes):
     owner = jnp.minimum(owner, k - 1)
     of_places = rows.at[owner, number - first[owner]].get(mode="clip")
     went = first[:, None] + jnp.arange(m, dtype=jnp.int32)[None]
-    return of_places, jnp.clip(end[-1] - start, 0, share), went // share * width + went % share
+    return Places(of_places, jnp.clip(end[-1] - start, 0, share), went // share * width + went % share)

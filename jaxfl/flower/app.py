@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jaxfl.machine import files
 from jaxfl.machine.environment import versions
+from jaxfl.runs.lengthen import require_longer
 from jaxfl.runs.node import opened_at
-from jaxfl.runs.run import require_longer
 
 HERE = Path(__file__).parent
 COPIED = "client_app.py", "server_app.py"

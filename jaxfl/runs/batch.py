@@ -23,8 +23,8 @@ from jaxfl.runs.job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.observer import ONLY_WARNINGS
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.prepare import Data, prepare
-from jaxfl.runs.proceed import compilation, proceed
 from jaxfl.runs.run import begin, reopen
+from jaxfl.runs.run_loop import compilation, proceed
 from jaxfl.runs.variant import Variant
 
 

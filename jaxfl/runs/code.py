@@ -15,8 +15,8 @@ from jaxfl.config.own_code import USER
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.config import own_objects
-from jaxfl.runs.moved import moved_code
-from jaxfl.runs.needed import needed
+from jaxfl.runs.moved_paths import moved_code
+from jaxfl.runs.used_source import needed
 
 
 def present(config: dict) -> dict:

@@ -18,17 +18,17 @@ from jaxfl.runs.comparison import Comparison, by_label
 from jaxfl.runs.config import described, experiment, restore
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
+from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.measures import check_columns
-from jaxfl.runs.moved import moved
+from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
 from jaxfl.runs.result import NO_VALIDATION
-from jaxfl.runs.run import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.table import Table
 from jaxfl.runs.variant import Variant, own_setup, provided
 
@@ -307,7 +307,7 @@ def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
     """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
 
     Raises:
-      JaxflError: if one cannot, see `jaxfl.runs.run.lengthen`, or another process owns one.
+      JaxflError: if one cannot, see `jaxfl.runs.lengthen.lengthen`, or another process owns one.
     """
     shorter, asked = {}, set()
     for run, entry in planned.items():

@@ -13,7 +13,7 @@ from jaxfl.core.training import Training
 from jaxfl.data import readers
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
-from jaxfl.runs.moved import moved
+from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.variant import Variant, variant_of
 
 

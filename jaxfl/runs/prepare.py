@@ -23,7 +23,7 @@ from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
 from jaxfl.data import partition as partitions
-from jaxfl.data import peers, shift, streams
+from jaxfl.data import partition_formats, shift, streams
 from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
@@ -345,7 +345,9 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 def _saved(path: Path, source: Source) -> Partition:
     """Read a partition from a file in jaxfl's own format or JSON."""
-    return on_first_process(peers.read if path.suffix == ".json" else partitions.load)(path, source)
+    return on_first_process(partition_formats.read if path.suffix == ".json" else partitions.load)(
+        path, source
+    )
 
 
 def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:

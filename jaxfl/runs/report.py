@@ -17,7 +17,7 @@ from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.measures import measure
-from jaxfl.runs.moved import moved
+from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.result import SELECTED, selected
 from jaxfl.runs.table import (

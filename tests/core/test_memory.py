@@ -15,7 +15,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import run, variant
 from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.proceed import compilation, proceed
+from jaxfl.runs.run_loop import compilation, proceed
 
 pytestmark = pytest.mark.usefixtures("optimised_compilation")  # so that programs need as much as for users
 

@@ -15,7 +15,6 @@ from jaxfl.config.choices import described
 from jaxfl.config.options import helps
 from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
 from jaxfl.data import partition
-from jaxfl.data.draw import draw
 from jaxfl.data.federation import federate
 from jaxfl.data.partition import divide
 from jaxfl.data.partitioners import (
@@ -31,6 +30,7 @@ from jaxfl.data.partitioners import (
     quantity,
     shards,
 )
+from jaxfl.data.pictures import draw
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 

@@ -34,7 +34,7 @@ from jaxfl.core.protocol import Algorithm, messages
 from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
 from jaxfl.runs import store
-from jaxfl.runs.trial import rates, whole_round, with_rates
+from jaxfl.runs.promises import rates, whole_round, with_rates
 from jaxfl.runs.variant import choose
 from methods.cases import CASES, Case, short
 from methods.rounds import alike, billed, federated, initial, mlp

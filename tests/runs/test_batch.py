@@ -13,7 +13,7 @@ from killing import press
 from jaxfl import cli
 from jaxfl.core import memory
 from jaxfl.errors import JaxflError
-from jaxfl.runs import batch, checkpoint, proceed, store
+from jaxfl.runs import batch, checkpoint, run_loop, store
 from jaxfl.runs import compare as comparing
 from jaxfl.runs.watch import progress
 
@@ -202,7 +202,7 @@ def test_runs_with_a_host_step_run_one_after_another(options, tmp_path, capsys):
 
 def test_memory_is_freed_after_a_method_runs_out_of_it(options, tmp_path, capsys, monkeypatch):
     """The state of a run that did not fit is freed, or the next runs would not fit either."""
-    simulate, refused, gone = proceed.simulate, [], []
+    simulate, refused, gone = run_loop.simulate, [], []
 
     def refusing(*arguments):
         if refused:
@@ -213,7 +213,7 @@ def test_memory_is_freed_after_a_method_runs_out_of_it(options, tmp_path, capsys
         refused.append(weakref.ref(state))
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")
 
-    monkeypatch.setattr(proceed, "simulate", refusing)
+    monkeypatch.setattr(run_loop, "simulate", refusing)
     with pytest.raises(SystemExit):
         compare(options, tmp_path / "run", "fedper", "local")
     assert "2 of 4 runs have not finished: fedper: A device's memory ran out" in capsys.readouterr().err

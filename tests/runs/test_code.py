@@ -7,8 +7,8 @@ import pytest
 import jaxfl
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
-from jaxfl.runs.moved import moved
-from jaxfl.runs.needed import needed
+from jaxfl.runs.moved_paths import moved
+from jaxfl.runs.used_source import needed
 
 NET = """
 import flax.linen as nn

@@ -38,7 +38,7 @@ from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.machine import files
 from jaxfl.registry import METHODS
-from jaxfl.runs import checkpoint, interrupt, owner, proceed, store
+from jaxfl.runs import checkpoint, interrupt, owner, run_loop, store
 from jaxfl.runs import code as code_of_runs
 from jaxfl.runs import config as config_of_runs
 from jaxfl.runs import run as run_of_runs
@@ -418,7 +418,7 @@ def slow(monkeypatch):
     clock = types.SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
     monkeypatch.setattr(engine, "evaluate", evaluated)
     monkeypatch.setattr(interrupt, "time", clock)
-    monkeypatch.setattr(proceed, "time", clock)
+    monkeypatch.setattr(run_loop, "time", clock)
 
 
 def test_a_run_stops_in_time(slow, finished, dataset, tmp_path, capsys):

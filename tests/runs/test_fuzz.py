@@ -25,7 +25,7 @@ from jaxfl.data import readers, sources
 from jaxfl.data.partition import Partition
 from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
-from jaxfl.runs import proceed, store
+from jaxfl.runs import run_loop, store
 
 
 def fuzz(examples):
@@ -64,7 +64,7 @@ def stops_before_rounds(monkeypatch):
         job.programs.rounds._jitted.eval_shape(key, state, federation, first, score_key)
         raise Begins
 
-    monkeypatch.setattr(proceed, "simulate", begin)
+    monkeypatch.setattr(run_loop, "simulate", begin)
 
 
 def begins(capsys, words):
@@ -203,7 +203,7 @@ def begun(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "begun"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
-            proceed, "simulate", lambda *arguments, **options: (_ for _ in ()).throw(KeyboardInterrupt)
+            run_loop, "simulate", lambda *arguments, **options: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         options = {"partition": "iid", "models": ["mlp,hidden=3"], "clients": 4}
         jaxfl.run("fedavg", run_dir=folder, dataset=dataset[1], **options)

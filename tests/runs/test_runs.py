@@ -31,8 +31,8 @@ from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.runs import checkpoint, owner, plot, report, run, store
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
+from jaxfl.runs.lengthen import rates_depend_on_length
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.run import rates_depend_on_length
 from jaxfl.runs.table import Cell, absent, notes_on_absent
 from jaxfl.runs.variant import choose
 

@@ -257,7 +257,7 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
 
 def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations: int) -> dict:
     """Write the result and the pictures of a run whose rounds are done, and return the result."""
-    from jaxfl.data.draw import draw  # here, so that the first rounds do not wait for it
+    from jaxfl.data.pictures import draw  # here, so that the first rounds do not wait for it
     from jaxfl.runs import plot
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method

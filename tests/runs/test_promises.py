@@ -12,7 +12,7 @@ from methods.cases import CASES
 from jaxfl.authoring import Memory, Method, Predictor, Training, options, per_group, sharing
 from jaxfl.cli import main
 from jaxfl.registry import METHODS
-from jaxfl.runs import trial
+from jaxfl.runs import promises
 from jaxfl.runs.variant import choose
 
 
@@ -115,59 +115,65 @@ def nothing(state, info, federation, cohort):
 @pytest.mark.parametrize(
     ("method", "promise", "seen"),
     [
-        long(altered(divides_by_those_there), trial.stays_finite, "state.shared[0].params"),
+        long(altered(divides_by_those_there), promises.stays_finite, "state.shared[0].params"),
         long(
             Method("own", divides_by_steps, Training, "a mistake"),
-            trial.stays_finite,
+            promises.stays_finite,
             "is not finite after a round with clients",
         ),
-        long(scored(jnp.nan, 0.0), trial.stays_finite, "score as deployed of client 0 is not finite in"),
-        long(altered(nothing, begins=random.random), trial.is_repeatable, "init is a different program"),
-        long(altered(draws_in_python), trial.is_repeatable, "step is a different program when it is traced"),
-        long(altered(means_over_places), trial.ignores_empty_places, "empty places change state.shared[0]"),
-        long(altered(reads_padding), trial.ignores_padding, "other images in the places after"),
-        long(altered(reads_test_rows), trial.ignores_test_rows, "other test rows of the clients"),
-        long(altered(touches_everybody), trial.leaves_the_absent_alone, "state.kept[0].params['classifier']"),
-        (altered(bills_everybody), trial.counts_what_is_sent, "Info.up counts clients who are not"),
-        long(altered(nothing, Mu), trial.uses_every_rate, "nothing depends on mu in three rounds"),
-        long(Method("own", keeps_no_leaf, Training, "a mistake"), trial.is_not_fedavg, "those of FedAvg"),
+        long(scored(jnp.nan, 0.0), promises.stays_finite, "score as deployed of client 0 is not finite in"),
+        long(altered(nothing, begins=random.random), promises.is_repeatable, "init is a different program"),
+        long(
+            altered(draws_in_python), promises.is_repeatable, "step is a different program when it is traced"
+        ),
+        long(
+            altered(means_over_places), promises.ignores_empty_places, "empty places change state.shared[0]"
+        ),
+        long(altered(reads_padding), promises.ignores_padding, "other images in the places after"),
+        long(altered(reads_test_rows), promises.ignores_test_rows, "other test rows of the clients"),
+        long(
+            altered(touches_everybody), promises.leaves_the_absent_alone, "state.kept[0].params['classifier']"
+        ),
+        (altered(bills_everybody), promises.counts_what_is_sent, "Info.up counts clients who are not"),
+        long(altered(nothing, Mu), promises.uses_every_rate, "nothing depends on mu in three rounds"),
+        long(Method("own", keeps_no_leaf, Training, "a mistake"), promises.is_not_fedavg, "those of FedAvg"),
     ],
 )
 def test_a_mistake_is_seen(method, promise, seen):
-    assert seen in promise(trial.begin(choose(method, trial.OPTIONS)))
+    assert seen in promise(promises.begin(choose(method, promises.OPTIONS)))
 
 
 @pytest.mark.long
 def test_nan_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
-    assert trial.stays_finite(trial.begin(choose(scored(-jnp.inf, jnp.nan), trial.OPTIONS))) is None
+    assert promises.stays_finite(promises.begin(choose(scored(-jnp.inf, jnp.nan), promises.OPTIONS))) is None
 
 
 @pytest.mark.long
 def test_a_method_that_keeps_its_head_is_not_fedavg():
-    assert trial.is_not_fedavg(trial.begin(choose("fedper", trial.OPTIONS))) is None
+    assert promises.is_not_fedavg(promises.begin(choose("fedper", promises.OPTIONS))) is None
 
 
 @pytest.mark.long
 def test_a_method_that_begins_like_fedavg_is_not_fedavg():
     """The momentum of a server has no effect in the first round."""
-    with_momentum = choose("fedavg,server_optimizer=sgd,server_momentum=0.9", trial.OPTIONS)
-    assert trial.is_not_fedavg(trial.begin(with_momentum)) is None
+    with_momentum = choose("fedavg,server_optimizer=sgd,server_momentum=0.9", promises.OPTIONS)
+    assert promises.is_not_fedavg(promises.begin(with_momentum)) is None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_built_in_methods_keep_what_they_promise(name):
-    for found in trial.tried(choose(name, trial.OPTIONS | CASES[name].short)):
+    for found in promises.tried(choose(name, promises.OPTIONS | CASES[name].short)):
         assert not found.broken, found
 
 
 def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatch):
     """A draw by NumPy, another constant in every program, breaks one promise; that about bytes is kept."""
-    kept = (trial.is_repeatable, trial.counts_what_is_sent)
-    promises = {name: promise for name, promise in trial.PROMISES.items() if promise in kept}
-    monkeypatch.setattr(trial, "PROMISES", promises)
+    kept = (promises.is_repeatable, promises.counts_what_is_sent)
+    some = {name: promise for name, promise in promises.PROMISES.items() if promise in kept}
+    monkeypatch.setattr(promises, "PROMISES", some)
     expectations = {"every rate has an effect": lambda trial: "nothing depends on mu"}
-    monkeypatch.setattr(trial, "EXPECTATIONS", expectations)
+    monkeypatch.setattr(promises, "EXPECTATIONS", expectations)
     (tmp_path / "my.py").write_text(
         "import numpy as np\nfrom jaxfl.authoring import *\n"
         "def train(key, participant, federation):\n"

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.data import partition as partitions
-from jaxfl.data import peers
+from jaxfl.data import partition_formats
 from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
@@ -43,7 +43,7 @@ def save_partition(
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.
     """
-    from jaxfl.data.draw import draw, draw_seen  # here, so that commands without plots do not wait for it
+    from jaxfl.data.pictures import draw, draw_seen  # here, so that commands without plots do not wait for it
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
@@ -54,13 +54,13 @@ def save_partition(
     files.write_pictures(folder, pictures)
     written = [store.PARTITION, *pictures]
     if "json" in forms:
-        peers.write_json(folder / "partition.json", partition, source)
+        partition_formats.write_json(folder / "partition.json", partition, source)
         written.append("partition.json")
     if "fl-bench" in forms:
-        peers.write_fl_bench(folder / "partition.pkl", partition, source)
+        partition_formats.write_fl_bench(folder / "partition.pkl", partition, source)
         written.append("partition.pkl")
     if "pfllib" in forms:
-        peers.write_pfllib(folder / "pfllib", partition, source, setup.partition.partition, drawn)
+        partition_formats.write_pfllib(folder / "pfllib", partition, source, setup.partition.partition, drawn)
         written.append("pfllib/")
     return written
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import assert_same, tiny_partition, tiny_source, validating
 
-from jaxfl.data import peers
+from jaxfl.data import partition_formats
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import column, from_arrays
 from jaxfl.errors import JaxflError
@@ -23,16 +23,16 @@ def test_json_comes_back_unchanged(tmp_path):
     names = tuple("vwxyz")
     partition = PARTITION._replace(train=train, validation=validation, relabel=relabel, names=names)
     path = tmp_path / "rows.json"
-    peers.write_json(path, partition, SOURCE)
-    assert_same(peers.read(path, SOURCE), partition)
+    partition_formats.write_json(path, partition, SOURCE)
+    assert_same(partition_formats.read(path, SOURCE), partition)
     # Another program's own file has neither relabelling nor public rows.
     content = json.loads(path.read_text())["data_indices"]
     path.write_text(json.dumps(content))
     plain = partition._replace(relabel=PARTITION.relabel, public=partition.public[:0], names=())
-    assert_same(peers.read(path, SOURCE), plain)
+    assert_same(partition_formats.read(path, SOURCE), plain)
     with pytest.raises(JaxflError, match="does not fit tiny: it is for other labels"):
         path.write_text(json.dumps({"checksum": 7, "data_indices": content}))
-        peers.read(path, SOURCE)
+        partition_formats.read(path, SOURCE)
 
 
 def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
@@ -41,18 +41,18 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
     source = from_arrays("mixed", images, labels, np.arange(20) % 5 > 0, 2)
     rows = '[{"train": [7, 1], "test": [10]}, {"train": [19], "test": [5, 0]}]'
     (tmp_path / "rows.json").write_text(f'{{"data_indices": {rows}, "public": [15, 3]}}')
-    found = peers.read(tmp_path / "rows.json", source)
+    found = partition_formats.read(tmp_path / "rows.json", source)
     assert source.images[found.public].ravel().tolist() == [15, 3]
     pixels = [[source.images[rows].ravel().tolist() for rows in part] for part in (found.train, found.test)]
     assert pixels == [[[7, 1], [19]], [[10], [5, 0]]]
     assert column(source, "row").tolist() == source.images.ravel().tolist() != list(range(20))
-    peers.write_json(tmp_path / "again.json", found, source)
+    partition_formats.write_json(tmp_path / "again.json", found, source)
     written = json.loads((tmp_path / "again.json").read_text())
     assert [indices["test"] for indices in written["data_indices"]] == [[10], [5, 0]]
     assert written["public"] == [15, 3]
-    assert_same(peers.read(tmp_path / "again.json", source), found)
+    assert_same(partition_formats.read(tmp_path / "again.json", source), found)
     again = from_arrays(*source)  # like a user's own source made from this one
-    assert_same(again.images[peers.read(tmp_path / "again.json", again).train[0]], images[[7, 1]])
+    assert_same(again.images[partition_formats.read(tmp_path / "again.json", again).train[0]], images[[7, 1]])
     with pytest.raises(JaxflError, match="from 0 to 19, each once"):
         from_arrays(*source._replace(numbers=np.zeros(20, int)))
 
@@ -93,11 +93,11 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
 def test_invalid_json_is_refused(tmp_path, content, sentence):
     (tmp_path / "rows.json").write_text(content)
     with pytest.raises(JaxflError, match=sentence):
-        peers.read(tmp_path / "rows.json", SOURCE)
+        partition_formats.read(tmp_path / "rows.json", SOURCE)
 
 
 def test_files_for_fl_bench_have_its_form(tmp_path):
-    peers.write_fl_bench(tmp_path / "partition.pkl", PARTITION, SOURCE)
+    partition_formats.write_fl_bench(tmp_path / "partition.pkl", PARTITION, SOURCE)
     with (tmp_path / "partition.pkl").open("rb") as file:
         found = pickle.load(file)
     assert found["separation"] == dict.fromkeys(("train", "val", "test"), [0, 1, 2, 3, 4]) | {"total": 5}
@@ -107,7 +107,7 @@ def test_files_for_fl_bench_have_its_form(tmp_path):
 
 def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     drawn = Drawn(("rotate",), (np.array([0.0, 180.0, 0.0, 0.0, 0.0]),), 0)
-    peers.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn)
+    partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["num_clients"], config["num_classes"], config["partition"]) == (5, 3, "mine")
     training = SOURCE.images[SOURCE.train].astype(float)
@@ -121,4 +121,4 @@ def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     counted = [sum(n for _, n in client) for client in config["Size of samples for labels in clients"]]
     assert counted == [len(a) + len(b) for a, b in zip(PARTITION.train, PARTITION.test, strict=True)]
     with pytest.raises(JaxflError, match="PFLlib has no validation rows"):
-        peers.require(["pfllib"], validating(PARTITION))
+        partition_formats.require(["pfllib"], validating(PARTITION))

@@ -1,0 +1,105 @@
+"""Runs that become longer: what refuses to, and the folder of a run with rounds still to come."""
+
+from pathlib import Path
+
+from jaxfl.config.setup import Setup
+from jaxfl.core.engine import depends_on_length
+from jaxfl.core.schedule import factors
+from jaxfl.errors import JaxflError
+from jaxfl.runs import checkpoint, store
+from jaxfl.runs.job import job_of
+from jaxfl.runs.prepare import Data
+from jaxfl.runs.target import stops
+from jaxfl.runs.variant import Variant
+
+
+def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:
+    """Let a run go on to more rounds, with the same bits as a run begun for that many.
+
+    Args:
+      folder: the run's folder.
+      config: the run's configuration.
+      variant: the method.
+      setup: the options of the run so far.
+      data: from `prepare` with its partition.
+      rounds: number of rounds of the whole run.
+
+    Returns:
+      The options with the new number of rounds, which is now in the configuration too.
+
+    Raises:
+      JaxflError: if there would be fewer rounds than before, a round of the method or a schedule differs in a
+        longer run, or no checkpoint is left to go on from.
+    """
+    before = setup.run.rounds
+    if rounds < before:
+        raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
+    if rounds > before:
+        require_same_beginning(folder, variant, setup, data, rounds)
+    extend(folder, config, setup, rounds)
+    return setup.replace(rounds=rounds)
+
+
+def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: Data, rounds: int) -> None:
+    """Refuse to make a run longer if a new run of `rounds` rounds would begin otherwise; see `lengthen`.
+
+    Raises:
+      JaxflError: if a round of the method or a schedule differs in a longer run.
+    """
+    require_longer(folder, setup, rounds)
+    if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
+        raise JaxflError(
+            f"{variant.label} has rounds that depend on the length of the run: one of {rounds} rounds "
+            f"does not begin like {folder}, begun for {setup.run.rounds}; start a new run with --rounds "
+            f"{rounds}."
+        )
+
+
+def extend(folder: Path, config: dict, setup: Setup, rounds: int) -> None:
+    """Write that a run has more rounds, and that those still to come are not done; see `lengthen`.
+
+    Raises:
+      JaxflError: if no checkpoint is left to go on from.
+    """
+    kept = rounds_kept(folder, setup, rounds)
+    beyond = {"beyond_target": True} if stops(config, store.read_metrics(folder)) else {}
+    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
+
+
+def rounds_kept(folder: Path, setup: Setup, rounds: int) -> int:
+    """Return the number of rounds done from which a run can become longer.
+
+    Raises:
+      JaxflError: if it has no checkpoint of that round.
+    """
+    done = len(store.read_metrics(folder))
+    # The last rounds of a run may be fewer than --eval-every: the longer run is not scored after these.
+    kept = done - done % setup.run.eval_every
+    if kept and not checkpoint.saved(folder, kept):
+        raise JaxflError(
+            f"A longer run would go on from round {kept} of {folder}, which has no checkpoint of it; start a "
+            f"new run with --rounds {rounds}, and next time keep more checkpoints (--keep-checkpoints)."
+        )
+    return kept
+
+
+def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
+    """Refuse to make a run longer whose schedule depends on its length.
+
+    Raises:
+      JaxflError: if a run of `rounds` rounds would have other learning rates in the rounds so far.
+    """
+    before = setup.run.rounds
+    if rates_depend_on_length(setup, rounds):
+        raise JaxflError(
+            f"--schedule {setup.run.schedule} depends on the length of the run: one of {rounds} rounds does "
+            f"not begin like {folder}, begun for {before}; start a new run with --rounds {rounds}, or one "
+            f"with --schedule cosine,rounds={before},final=0.01, which can be made longer."
+        )
+
+
+def rates_depend_on_length(setup: Setup, rounds: int) -> bool:
+    """Return whether a run's learning rates would be others in a run of `rounds` rounds."""
+    before = setup.run.rounds
+    short, long = (factors(setup.run.schedule, length) for length in (before, rounds))
+    return short is not None and long is not None and bool((short != long[:before]).any())
