@@ -101,6 +101,41 @@ def divide(
     row_rng, test_rng, validation_rng, label_rng, public_rng, most_rng = (
         generator(seed, stream) for stream in (ROWS, TEST, VALIDATION, LABELS, PUBLIC, MOST)
     )
+    pool = _rows_to_share(source, test, without)
+    held_out = _of_every_class(pool, source.labels, public, public_rng)
+    values = source.labels if by is None else by
+    held = _shared_out(np.setdiff1d(pool, held_out), partitioner, clients, values, row_rng)
+    if test == "split or own":
+        both = source.divided and all(len(np.unique(source.train[rows])) == 2 for rows in held)
+        test = "split" if both else "own"
+    train, tested = _test_rows(source, held, test, test_fraction, max_test, test_rng)
+    if max_train is not None:
+        train = [most_rng.permutation(rows)[:max_train] for rows in train]
+    train, validation = _cut(train, validation_fraction, validation_rng)
+    if validation_fraction and not any(map(len, validation)):
+        raise JaxflError(
+            f"A validation_fraction of {validation_fraction:g} sets no row of any client aside; raise it, or "
+            "give clients more rows."
+        )
+    everything = [np.arange(source.classes)] * len(held)
+    known = [np.unique(source.labels[rows]) for rows in held] if test == "source" else everything
+    if labels == "unified":
+        relabel = np.stack(everything).astype(np.int32)
+    else:
+        relabel = _renumber(known if labels == "independent" else everything, source.classes, label_rng)
+    return Partition(
+        train=_int32(train),
+        validation=_int32(validation),
+        test=_int32(tested),
+        relabel=relabel,
+        outputs=int(relabel.max()) + 1,
+        public=held_out.astype(np.int32),
+        names=() if by is None else _names(by, held),
+    )
+
+
+def _rows_to_share(source: Source, test: str, without: np.ndarray) -> np.ndarray:
+    """Return the rows that clients and the public may get, at least one."""
     pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
     pool = np.setdiff1d(pool, without)
     if not len(pool):
@@ -111,65 +146,45 @@ def divide(
             else "; change the data"
         )
         raise JaxflError(f"No {kind} of {source.name} is left for clients{beside} or --test.")
-    held_out = _of_every_class(pool, source.labels, public, public_rng)
-    pool = np.setdiff1d(pool, held_out)
+    return pool
+
+
+def _shared_out(pool, partitioner: Callable, clients: int | None, values, rng) -> list[np.ndarray]:
+    """Return each client's share of the rows in the pool, by their values; everybody has one."""
     if clients is not None and clients > len(pool):
         raise JaxflError(
             f"{clients:,} clients need {clients} rows, but there are {len(pool)}; use fewer clients "
             "or more data."
         )
-    values = source.labels if by is None else by
-    held = _positions(partitioner(values[pool], clients, row_rng), clients, len(pool))
-    clients = len(held)
+    held = _positions(partitioner(values[pool], clients, rng), clients, len(pool))
     require_everyone("training", held, "use fewer clients or more data")
-    held = [pool[part] for part in held]
+    return [pool[part] for part in held]
+
+
+def _test_rows(source: Source, held, test: str, fraction: float, most: int | None, rng):
+    """Return each client's training rows and its test rows, at most so many; see `divide`."""
     if test == "source":
-        known = [np.unique(source.labels[rows]) for rows in held]
-        train, tested = held, _source_test(source, known, max_test, test_rng)
-        advice = "raise max_test, or take a source with test images of all its classes"
-    else:
-        _require_disjoint(held)
-        known = [np.arange(source.classes)] * clients
-        if test == "split or own":
-            both = source.divided and all(len(np.unique(source.train[rows])) == 2 for rows in held)
-            test = "split" if both else "own"
-        if test == "split":
-            train, tested = _split(held, source.train, test_rng)
-            require_everyone(
-                "training", train, "take --test own, or data of which every client has training rows"
-            )
-            advice = "take --test own, or data of which every client has test rows"
-        else:
-            train, tested = _cut(held, test_fraction, test_rng)
-            advice = (
-                "raise test_fraction, give clients more rows (by min_samples, if the partition has that), or "
-                "take the data's test rows (--test source)"
-            )
-        tested = [rows[:max_test] for rows in tested]
-    require_everyone("test", tested, advice)
-    if max_train is not None:
-        train = [most_rng.permutation(rows)[:max_train] for rows in train]
-    train, validation = _cut(train, validation_fraction, validation_rng)
-    if validation_fraction and not any(map(len, validation)):
-        raise JaxflError(
-            f"A validation_fraction of {validation_fraction:g} sets no row of any client aside; raise it, or "
-            "give clients more rows."
+        tested = _source_test(source, [np.unique(source.labels[rows]) for rows in held], most, rng)
+        require_everyone(
+            "test", tested, "raise max_test, or take a source with test images of all its classes"
         )
-    everything = [np.arange(source.classes)] * clients
-    if labels == "unified":
-        relabel = np.stack(everything).astype(np.int32)
+        return held, tested
+    _require_disjoint(held)
+    if test == "split":
+        train, tested = _split(held, source.train, rng)
+        require_everyone(
+            "training", train, "take --test own, or data of which every client has training rows"
+        )
+        advice = "take --test own, or data of which every client has test rows"
     else:
-        numbered = known if labels == "independent" else everything
-        relabel = _renumber(numbered, source.classes, label_rng)
-    return Partition(
-        train=_int32(train),
-        validation=_int32(validation),
-        test=_int32(tested),
-        relabel=relabel,
-        outputs=int(relabel.max()) + 1,
-        public=held_out.astype(np.int32),
-        names=() if by is None else _names(by, held),
-    )
+        train, tested = _cut(held, fraction, rng)
+        advice = (
+            "raise test_fraction, give clients more rows (by min_samples, if the partition has that), or "
+            "take the data's test rows (--test source)"
+        )
+    tested = [rows[:most] for rows in tested]
+    require_everyone("test", tested, advice)
+    return train, tested
 
 
 def _names(values: np.ndarray, held: list[np.ndarray]) -> tuple[str, ...]:
