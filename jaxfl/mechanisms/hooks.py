@@ -51,6 +51,21 @@ def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
         )
 
 
+def returning_predicate(keep: Callable) -> Callable:
+    """Return `keep`, whose result must be a function of a leaf's path."""
+
+    def checked(model):
+        made = keep(model)
+        if not callable(made):
+            raise JaxflError(
+                f"{line_of(keep)}: keep returns {made!r}, not a function of a leaf's path, as in "
+                'lambda model: lambda path: path[1] == "classifier".'
+            )
+        return made
+
+    return checked
+
+
 def returning_trained(what: str, train: Callable) -> Callable:
     """Return local training whose result must be a `Trained` with a model of the received one's form."""
 

@@ -31,6 +31,7 @@ from jaxfl.mechanisms.hooks import (
     check_hooks,
     require_blocks,
     returning_memories,
+    returning_predicate,
     returning_trained,
     returning_weights,
 )
@@ -333,7 +334,8 @@ def sharing(
     """
     train = train or local_training(config)
     check_hooks(keep, train, tune, memory, extend)
-    train, extend = returning_trained("train", train), returning_weights(extend)
+    keep, train = returning_predicate(keep), returning_trained("train", train)
+    extend = returning_weights(extend)
     update, aggregate = returning_memories(memory.update, memory.aggregate)
     if memory.client is not nothing and memory.update is no_message:
         raise JaxflError(

@@ -184,6 +184,11 @@ REFUSED = [
         "def hoarding",
         "float32[3], which was nothing; it must",
     ),
+    (
+        "run wrong.py:keeps_a_word",
+        "keeps_a_word =",
+        "keep returns 'classifier', not a function of a leaf's path",
+    ),
     ("run wrong.py:sends_integers", "def counting", "a message of int32, but the server takes the mean"),
     ("run wrong.py:needs_a_word", "needs_a_word =", "it must have some of public, validation, links"),
     ("run wrong.py:undecorated", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),

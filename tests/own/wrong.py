@@ -252,6 +252,7 @@ trains_unknown = method(lambda config: sharing(config, train=local_training(conf
 other_pairs = method(lambda config: build(config)._replace(matrices=of_five))
 outside = jaxfl.Method("../outside", build, own.FedProx, "a mistake")
 integers = method(sums_integers)
+keeps_a_word = method(lambda config: sharing(config, keep=lambda model: "classifier"))
 updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))
 aggregates_alone = method(lambda config: sharing(config, memory=Memory(aggregate=alone)))
 aggregates_parameters = method(lambda config: sharing(config, memory=Memory(aggregate=parameters)))
