@@ -41,7 +41,7 @@ class Cohort:
     round: Array  # () int32, from 0
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
-    among_all: bool = static(default=False)  # no round but clients to score: all clients' models are mixed
+    among_all: bool = static(default=False)  # models are mixed among all: to score, or to join
 
 
 @jax.tree_util.register_dataclass

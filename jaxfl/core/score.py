@@ -50,7 +50,7 @@ class Counts(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The rows that one group's clients predict, each in its place.
+    """The rows that one group's clients predict, M in each of k places; of its own each client has m.
 
     Args:
       rows: (k, M) int32, padded.
@@ -80,7 +80,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     def counts(rows, sizes):
         if rows[0].shape[1] == 0:  # no client has such rows
             return per_group(_nothing, clients, sizes)
-        given = answers(predictors, key, federation, cohort, rows, sizes)
+        given = predictions(predictors, key, federation, cohort, rows, sizes)
         return per_group(partial(_counted, federation.labels), clients, rows, sizes, given)
 
     def of_group(client, test, validation):
@@ -98,14 +98,14 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     return per_group(of_group, clients, test, validation)
 
 
-def answers(predictors: PerGroup, key, federation: Federation, cohort: Cohort, rows, sizes) -> PerGroup:
+def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohort, rows, sizes) -> PerGroup:
     """Return what clients' models say of some rows.
 
     Args:
       predictors: one `Predictor` per group, for the cohort's clients.
       key: of the round.
-      federation: the clients.
-      cohort: the clients.
+      federation: all clients.
+      cohort: those that predict.
       rows: per group (k, m) int32, padded.
       sizes: per group (k,) int32, numbers of real rows.
 
@@ -136,10 +136,10 @@ def _counted(labels, client, rows, sizes, answer) -> Counts:
     output, finite = answer
     real = jnp.arange(rows.shape[1], dtype=jnp.int32)[None] < sizes[:, None]
     classes = jnp.arange(client.relabel.shape[1], dtype=jnp.int32)
-    of_class = (labels[rows][..., None] == classes[None, None]) & real[..., None]
-    taken_for = (output[..., None] == client.relabel[:, None]) & real[..., None]  # (k, m, C)
+    is_class = (labels[rows][..., None] == classes[None, None]) & real[..., None]  # (k, m, C)
+    is_output = (output[..., None] == client.relabel[:, None]) & real[..., None]
     right, of_class, taken_for = (
-        which.sum(1, dtype=jnp.int32) for which in (of_class & taken_for, of_class, taken_for)
+        which.sum(1, dtype=jnp.int32) for which in (is_class & is_output, is_class, is_output)
     )
     return Counts(right, of_class, taken_for, (finite | ~real).all(1))
 

@@ -162,7 +162,7 @@ def _shared_out(pool, partitioner: Callable, clients: int | None, values, rng) -
 
 
 def _test_rows(source: Source, held, test: str, fraction: float, most: int | None, rng):
-    """Return each client's training rows and its test rows, at most so many; see `divide`."""
+    """Return each client's training rows and its test rows, of these at most `most`; see `divide`."""
     if test == "source":
         tested = _source_test(source, [np.unique(source.labels[rows]) for rows in held], most, rng)
         require_everyone(

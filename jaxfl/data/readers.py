@@ -21,8 +21,8 @@ class Reader(NamedTuple):
 
     Attributes:
       examples: names of such sources, and what they are.
-      takes: ``name -> bool``, whether a name, perhaps with options, is that of such a source.
-      read: ``(name, data_dir, labelled) -> Source``, see `load`.
+      takes: ``name -> bool``, whether a name is that of such a source.
+      read: ``(name, data_dir, labelled) -> Source``, see `load`; most kinds need no folder and have labels.
       absolute: ``name -> name`` of the same source in every directory.
       options: names of the options that such a name may have.
     """
@@ -30,7 +30,7 @@ class Reader(NamedTuple):
     examples: Mapping[str, str]
     takes: Callable[[str], bool]
     read: Callable[[str, Path | None, bool], Source]
-    absolute: Callable[[str], str] = str
+    absolute: Callable[[str], str] = lambda name: name
     options: Collection[str] = ()
 
 
@@ -60,7 +60,7 @@ def _resolved(name: str) -> str:
     return str(as_path(name).resolve())
 
 
-READERS = (  # the first that takes a name reads it
+READERS = (  # the first that takes a name reads it; the last one takes every name
     Reader(
         {"digits": "1,797 handwritten digits, 8x8, ten classes; comes with jaxfl"},
         takes=lambda name: name == "digits",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxfl.machine import files
 from jaxfl.machine.environment import versions
-from jaxfl.runs.lengthen import require_longer
+from jaxfl.runs.lengthen import require_same_rates
 from jaxfl.runs.node import opened_at
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
     after = opened_run.record["round"] if after is None else after
     rounds = setup.run.rounds - after or setup.run.rounds
     if after + rounds > setup.run.rounds:
-        require_longer(run, setup, after + rounds)
+        require_same_rates(run, setup, after + rounds)
     values = {
         "run": str(run),
         "out": str(folder / "global.npz"),

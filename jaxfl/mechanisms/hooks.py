@@ -1,6 +1,7 @@
 """Checks of hooks that authors pass to `jaxfl.mechanisms.sharing.sharing`; errors name the hook's line.
 
-Arguments are checked once. What a hook returns is checked by a function around it, made by `returning_...`.
+Arguments are checked once. What a hook returns is checked by a function around it, made by `checking_...`, so
+that `sharing` reads without checks.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
         )
 
 
-def returning_predicate(keep: Callable) -> Callable:
+def checking_predicate(keep: Callable) -> Callable:
     """Return `keep`, whose result must be a function of a leaf's path."""
 
     def checked(model):
@@ -66,7 +67,7 @@ def returning_predicate(keep: Callable) -> Callable:
     return checked
 
 
-def returning_trained(what: str, train: Callable) -> Callable:
+def checking_trained(what: str, train: Callable) -> Callable:
     """Return local training whose result must be a `Trained` with a model of the received one's form."""
 
     def checked(key, participant, federation):
@@ -76,13 +77,13 @@ def returning_trained(what: str, train: Callable) -> Callable:
             raise JaxflError(
                 f"{line_of(train)}: {what} returns a {kind}, not a Trained; descend returns one."
             )
-        keep_form(f"{what}'s weights", made.weights, participant.received, train)
+        _require_form(f"{what}'s weights", made.weights, participant.received, train)
         return made
 
     return checked
 
 
-def returning_weights(extend: Callable) -> Callable:
+def checking_weights(extend: Callable) -> Callable:
     """Return `extend`, whose result must be `Weights` of floats."""
 
     def checked(key, model, weights, hyper):
@@ -93,13 +94,13 @@ def returning_weights(extend: Callable) -> Callable:
     return checked
 
 
-def returning_memories(update: Callable, aggregate: Callable) -> tuple[Callable, Callable]:
-    """Return `Memory.update` and `Memory.aggregate`, whose results must be pairs and keep their form."""
+def checking_memories(update: Callable, aggregate: Callable) -> tuple[Callable, Callable]:
+    """Return `Memory.update` and `Memory.aggregate`: pairs; memories and models keep their form."""
 
     def checked_update(participant, trained):
         made = update(participant, trained)
         remembered, message = _pair("Memory.update", made, update)
-        keep_form("Memory.update", remembered, participant.memory, update)
+        _require_form("Memory.update", remembered, participant.memory, update)
         for name, dtype in _not_floats(message):
             raise JaxflError(
                 f"{line_of(update)}: Memory.update sends a message{name} of {dtype}, but the server takes "
@@ -111,7 +112,7 @@ def returning_memories(update: Callable, aggregate: Callable) -> tuple[Callable,
         made = aggregate(shared, server, means, hyper)
         after = _pair("Memory.aggregate", made, aggregate)
         _require_weights("Memory.aggregate", after[0], aggregate)
-        keep_form("Memory.aggregate", after, (shared, server), aggregate)
+        _require_form("Memory.aggregate", after, (shared, server), aggregate)
         return after
 
     return checked_update, checked_aggregate
@@ -145,7 +146,7 @@ def _require_weights(what: str, made: Any, hook: Callable) -> None:
         )
 
 
-def keep_form(what: str, made: Any, before: Any, hook: Callable) -> None:
+def _require_form(what: str, made: Any, before: Any, hook: Callable) -> None:
     """Refuse what a hook made if its form differs from the form before.
 
     Raises:

@@ -29,11 +29,11 @@ from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.hooks import (
     check_hooks,
+    checking_memories,
+    checking_predicate,
+    checking_trained,
+    checking_weights,
     require_blocks,
-    returning_memories,
-    returning_predicate,
-    returning_trained,
-    returning_weights,
 )
 from jaxfl.models.model import Model, Weights
 
@@ -334,9 +334,9 @@ def sharing(
     """
     train = train or local_training(config)
     check_hooks(keep, train, tune, memory, extend)
-    keep, train = returning_predicate(keep), returning_trained("train", train)
-    extend = returning_weights(extend)
-    update, aggregate = returning_memories(memory.update, memory.aggregate)
+    keep, train = checking_predicate(keep), checking_trained("train", train)
+    extend = checking_weights(extend)
+    update, aggregate = checking_memories(memory.update, memory.aggregate)
     if memory.client is not nothing and memory.update is no_message:
         raise JaxflError(
             f"{line_of(memory.client)}: Memory has client but no update, which returns the next memory "
@@ -419,7 +419,7 @@ def sharing(
     if tune is None:
         return Algorithm(init, receive, step, personal=receive, averaged=memory.averaged(step))
 
-    tune = returning_trained("tune", tune)
+    tune = checking_trained("tune", tune)
 
     def tuned(key, state, federation, cohort):
         def client(key, participant):

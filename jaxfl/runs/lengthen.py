@@ -1,4 +1,4 @@
-"""Runs that become longer: what refuses to, and the folder of a run with rounds still to come."""
+"""Making a run longer: what forbids it, and what its folder says then."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: D
     Raises:
       JaxflError: if a round of the method or a schedule differs in a longer run.
     """
-    require_longer(folder, setup, rounds)
+    require_same_rates(folder, setup, rounds)
     if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} has rounds that depend on the length of the run: one of {rounds} rounds "
@@ -83,7 +83,7 @@ def rounds_kept(folder: Path, setup: Setup, rounds: int) -> int:
     return kept
 
 
-def require_longer(folder: Path, setup: Setup, rounds: int) -> None:
+def require_same_rates(folder: Path, setup: Setup, rounds: int) -> None:
     """Refuse to make a run longer whose schedule depends on its length.
 
     Raises:

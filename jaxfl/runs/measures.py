@@ -25,7 +25,7 @@ class Measure(NamedTuple):
     better: Callable[[Sequence[float]], float] | None = None
 
 
-# ---- scores: entries of "accuracy" in result.json and metrics.jsonl, see `jaxfl.runs.scores.accuracy`
+# ---- scores: entries of "accuracy" and "received", see `jaxfl.runs.scores.accuracy`
 
 
 def percent(share: float | None) -> float:
@@ -101,13 +101,10 @@ def until(name: str, target: str | None, words: str) -> Measure:
 
     def value(result):
         targets = result.get("targets", {})
-        if target is None:
-            (found, *others) = targets.values() or [{}]
-            found = {} if others else found
-        else:
-            found = targets.get(target, {})
-        amounts = (math.nan if (amount := found.get(entry)) is None else amount for entry in entries)
-        return float(sum(amounts)) / scale
+        only = next(iter(targets)) if len(targets) == 1 else None
+        found = targets.get(only if target is None else target, {})
+        amounts = [found.get(entry) for entry in entries]
+        return math.nan if None in amounts else sum(amounts, 0.0) / scale
 
     return Measure(f"{unit} to {words}", value, None, min)
 

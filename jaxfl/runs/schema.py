@@ -18,6 +18,7 @@ ACCURACY = {
     "macro_f1_per_client": [NUMBER | None],
     "per_class": [NUMBER | None],
     "per_group": {"*": NUMBER},
+    "validation": NUMBER | None,
 }
 CODE = {"package": str, "files": {"*": str}}
 CONFIG = {
@@ -56,7 +57,7 @@ ROUND = {
     "lost?": [int],
     "findings?": dict,
     "cohort?": {"received": {"pooled": NUMBER}},
-    "accuracy?": ACCURACY | {"validation": NUMBER | None},
+    "accuracy?": ACCURACY,
     "received?": ACCURACY,
     "newcomers?": NEWCOMERS,
     "seconds?": {"compile": NUMBER, "train": NUMBER, "evaluate": NUMBER, "write?": NUMBER},

@@ -23,7 +23,7 @@ do. In the code candidates share their blocks with each other and with the clien
 training changes all of them, and the clients' models are fine-tuned on D_p before they are compared. Here
 every candidate trains copies, and w_m stays as the client sent it. If a draw lacks a kind of block, the code
 goes back to the least length; we draw again. The code orders blocks by their number among those of their
-kind, we by their place in their model. Its server learns from mini-batches of 8 images, ours of 64
+kind, we by their place in their model. The code's server learns from mini-batches of 8 images, ours of 64
 (`server_batch`): without labels a view is held against 126 others, there against 14. The clients' side
 follows pFedClub's paper, where pFedHR is a baseline.
 """

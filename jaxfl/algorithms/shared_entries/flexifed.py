@@ -18,7 +18,7 @@ clustered-common averages within each architecture, and max-common still average
 Common layers start from the same weights; in the code all clients start from their own. Means are uniform.
 Absent clients keep their networks, and clients deploy their own.
 
-Traffic: the network up; down those of its layers of which somebody else of S_t has one.
+Traffic: the network up; down only layers that at least one other client of S_t has, too.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,8 +4,8 @@ Li et al. 2021, "Hermes: An Efficient Federated Learning Framework for Heterogen
 doi:10.1145/3447993.3483278. w_i is client i's model, m_i its mask (full at first), S_t the cohort. In a
 round a client of S_t
 
-    takes what the server has averaged of its entries since, and in, the round when it was last there; the
-        others stay its own
+    takes what the server has averaged of its entries from the round when it was last there on; the others
+        stay its own
     prunes, if the accuracy on its validation rows >= threshold and its kept ratio > target:
         m_i loses a share p of what is left of each layer but the classifier
     w_i <- LocalSGD over CE(m_i w_i), E epochs
@@ -19,13 +19,13 @@ An entry that only one client holds stays that client's. The kept ratio is that 
 single weights (see `hermes_pruning`). With `rewind` the remaining weights restart from their initial values
 whenever a client has pruned, as in lottery tickets.
 
-**Other code.** The authors have published none. LotteryFL's, by some of them, prunes weights; Plato's version
-of Hermes prunes channels. Where the paper leaves something open we do what both do: prune before local
-training, so that clients send trained weights; after it, a rewound client would send its initial weights. But
-both measure the accuracy on test rows and also prune the classifier, so that Plato's clients lose classes.
-LotteryFL's server also takes what only one client holds. Plato's server averages only what all hold, by their
-rows; its pruned channels leave behind their biases, norms and next layers' inputs, which enter the means
-although nothing changes them.
+**Other code.** The authors have published no code. LotteryFL's, by some of them, prunes weights; Plato's
+version of Hermes prunes channels. Where the paper leaves something open we do what both do: prune before
+local training, so that clients send trained weights; after it, a rewound client would send its initial
+weights. But both measure the accuracy on test rows and also prune the classifier, so that Plato's clients
+lose classes. LotteryFL's server also takes what only one client holds. Plato's server averages only what all
+hold, by their rows; its pruned channels leave behind their biases, norms and next layers' inputs, which enter
+the means although nothing changes them.
 
 **DraftFed's comparison** (doi:10.1109/TMC.2023.3283557) has ``granularity=weight,rewind=true``, p = 0.2 and
 targets (`target_ratio`) from 0.8 to 0.1. It stops once a ratio is not above its target, and may then be far
