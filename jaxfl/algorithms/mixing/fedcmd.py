@@ -277,8 +277,8 @@ def build(config: FedCMD) -> Algorithm:
     def traffic(state, federation, cohort):
         """Return scalars sent up (model and, while voting, a layer's index) and down (no personal layers).
 
-        As in the paper, the global l* that a client also needs in its first round of the second phase does
-        not count.
+        Algorithm 2 broadcasts the last global model of the first phase to all clients, so everybody has l*;
+        that broadcast does not count.
         """
 
         def scalars(model, w):
