@@ -20,8 +20,6 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"
 LONGEST_SHOWN = 60  # characters of a value in a message
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # numbers that programs hold, in int32 and float32
 SMALLEST = 1.2e-38  # above 0
-
-
 DECORATED = "__jaxfl_options__"  # attribute of a class that `options` has made a configuration
 
 

@@ -345,9 +345,8 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 def _saved(path: Path, source: Source) -> Partition:
     """Read a partition from a file in jaxfl's own format or JSON."""
-    return on_first_process(partition_formats.read if path.suffix == ".json" else partitions.load)(
-        path, source
-    )
+    read = partition_formats.read if path.suffix == ".json" else partitions.load
+    return on_first_process(read)(path, source)
 
 
 def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:
