@@ -1,7 +1,8 @@
-"""The client axis and its one entry point.
+"""The client axis and its entry points.
 
 An algorithm describes one client. `map_clients` runs that description for all clients of a cohort, group by
-group, and decides how many run side by side and on which devices. So no algorithm maps over clients itself.
+group, and decides how many run side by side and on which devices; `map_and_sum` also takes a mean over them.
+So no algorithm maps over clients itself. `visit_clients` and `visit_client` go from one client to the next.
 """
 
 import dataclasses
@@ -21,31 +22,63 @@ from jaxfl.errors import JaxflError
 LARGEST_MESSAGE = 2**31 - 1  # scalars that an int32 counts
 
 
-def map_clients(
-    f, key, federation: Federation, cohort: Cohort, shared=None, own=None, weights: PerGroup | None = None
-) -> PerGroup:
-    """Run a one-client function for every client of a cohort: the only way to the client axis.
+def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own=None) -> PerGroup:
+    """Run a one-client function for every client of a cohort.
 
     Args:
-      f: ``(key, client, shared, own) -> outputs``, for one client; with `weights` ``-> (outputs, parts)``. An
-        absent client has size 0: it runs no batch, and its outputs are not used.
+      f: ``(key, client, shared, own) -> outputs``, for one client. An absent client has size 0: it runs no
+        batch, and its outputs are not used.
       key: the round's key; the client's is ``fold_in(key, client.id)``, whatever the order of clients.
       federation: all clients.
       cohort: the clients to map over. Each device takes an equal stretch of the places;
         `jaxfl.core.cohorts.balance` arranges clients so that the stretches take about equally long.
       shared: per group, what all its clients receive; None for nothing.
       own: per group, leaves (k_g, ...), one entry per client, see `gather`; None for nothing.
-      weights: per group (k_g,) float, 0 in an empty place: weights of a sum over clients of their `parts`. It
-        is taken while clients run, so the parts of all clients are never in memory together. Parts are
-        floats, summed in their own dtype. Devices exchange their sums, so do not use it inside `cond`.
 
     Returns:
-      Per group the outputs of `f`, with a leading axis (k_g, ...); with `weights` a pair of these and the
-      weighted sum of the parts.
+      Per group the outputs of `f`, with a leading axis (k_g, ...).
 
     Raises:
-      ValueError: if `own` or `weights` do not have one entry per place of the cohort, or if with `weights`
-        `f` returns no pair, or parts that are not floats.
+      ValueError: if `own` does not have one entry per place of the cohort.
+    """
+    outputs, _ = _mapped(_each, f, key, federation, cohort, shared, own, weights=None)
+    return outputs
+
+
+def map_and_sum(
+    f, key, federation: Federation, cohort: Cohort, weights: PerGroup, shared=None, own=None
+) -> tuple[PerGroup, PerGroup]:
+    """Run a one-client function for every client of a cohort, and add up a part of what it returns.
+
+    The sum is taken while clients run, so the parts of all clients are never in memory together. Devices
+    exchange their sums, so do not use this inside `cond`.
+
+    Args:
+      f: ``(key, client, shared, own) -> (outputs, parts)``, for one client, see `map_clients`. Parts are
+        floats, summed in their own dtype.
+      key: the round's key.
+      federation: all clients.
+      cohort: the clients to map over.
+      weights: per group (k_g,) float, 0 in an empty place: the factor of each client's parts, see
+        `jaxfl.core.tree.shares`.
+      shared: per group, what all its clients receive; None for nothing.
+      own: per group, leaves (k_g, ...), one entry per client; None for nothing.
+
+    Returns:
+      Per group the outputs, with a leading axis (k_g, ...), and per group the weighted sum of the parts.
+
+    Raises:
+      ValueError: if `own` or `weights` do not have one entry per place of the cohort, if `f` returns no pair,
+        or parts that are not floats.
+    """
+    return _mapped(_summed, f, key, federation, cohort, shared, own, weights)
+
+
+def _mapped(along, f, key, federation: Federation, cohort: Cohort, shared, own, weights):
+    """Run a one-client function group by group, on all devices; return outputs and totals per group.
+
+    The clients of a device go through `along`, ``(one, at_once, clients, own, weights) -> (outputs, total)``:
+    `_each` or `_summed`. All else is as in `map_and_sum`.
     """
     mesh = federation.mesh
     f, nothing = flops.with_operations(f), (None,) * len(federation.groups)
@@ -72,18 +105,8 @@ def map_clients(
         def one(client, own):
             return f(jax.random.fold_in(key, client.id), client, shared, own)
 
-        def with_parts(client, own):
-            found, operations = one(client, own)
-            if not isinstance(found, tuple) or len(found) != 2:
-                raise ValueError("a client of map_clients(..., weights=...) returns (outputs, parts)")
-            outputs, parts = found
-            return (outputs, operations), parts
-
         def stretch(clients, own, weights):
-            if weights is None:
-                batch_size = at_once if at_once > 1 else None
-                return jax.lax.map(lambda entry: one(*entry), (clients, own), batch_size=batch_size), None
-            return _summed(with_parts, weights, at_once, clients, own)
+            return along(one, at_once, clients, own, weights)
 
         everything = clients_in(group, slots), own, weights
         done, total = stretch(*everything) if mesh is None else _over_devices(stretch, mesh, *everything)
@@ -92,10 +115,18 @@ def map_clients(
     def counted(g, done, total):
         outputs, operations = done
         _count(federation, cohort.groups[g], g, operations)
-        return outputs if weights is None else (outputs, total)
+        return outputs, total
 
     columns = federation.groups, cohort.groups, shared or nothing, own or nothing, weights or nothing
-    return tuple(counted(g, *done) for g, done in enumerate(per_group(of_group, *columns)))
+    done = [counted(g, *of_group) for g, of_group in enumerate(per_group(of_group, *columns))]
+    outputs, totals = zip(*done, strict=True)
+    return outputs, totals
+
+
+def _each(one, at_once: int, clients, own, weights: None):
+    """Run ``one(client, own)`` for each client, `at_once` side by side; there is no total."""
+    batch_size = at_once if at_once > 1 else None
+    return jax.lax.map(lambda entry: one(*entry), (clients, own), batch_size=batch_size), None
 
 
 def visit_clients(f, carry, key, federation: Federation, cohort: Cohort) -> Any:
@@ -185,15 +216,24 @@ def _count(federation: Federation, slots: Slots, g: int, operations) -> None:
     flops.add(nobody.at[slots.index].add(operations, mode="drop"), group=g)
 
 
-def _summed(f, weights, at_once: int, *args):
-    """Run ``f -> (outputs, parts)`` for each entry of its arguments, `at_once` side by side.
+def _summed(one, at_once: int, clients, own, weights):
+    """Run ``one(client, own) -> ((outputs, parts), operations)`` for each client, `at_once` side by side.
 
     Returns:
-      The outputs (n, ...) of the n entries, and the sum of their parts times their weights (n,). Parts of
-      entries with weight 0 are left out, even if they are NaN.
+      ``(outputs, operations)`` of the n clients with a leading axis, and the sum of their parts times their
+      weights (n,). Parts of clients with weight 0 are left out, even if they are NaN.
     """
     alone = at_once == 1
-    f = jax.jit(f if alone else jax.vmap(f), inline=True)  # traced once for its shapes and for the loop
+
+    def with_parts(client, own):
+        found, operations = one(client, own)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ValueError("a client of map_and_sum returns (outputs, parts)")
+        outputs, parts = found
+        return (outputs, operations), parts
+
+    # Traced once for its shapes and for the loop.
+    f = jax.jit(with_parts if alone else jax.vmap(with_parts), inline=True)
 
     def dealt(leaf):
         return leaf if alone else leaf.reshape(leaf.shape[0] // at_once, at_once, *leaf.shape[1:])
@@ -201,16 +241,16 @@ def _summed(f, weights, at_once: int, *args):
     def collected(leaf):
         return leaf if alone else leaf.reshape(leaf.shape[0] * at_once, *leaf.shape[2:])
 
-    entries = jax.tree.map(dealt, (weights, args))
-    _, parts = jax.eval_shape(lambda: f(*jax.tree.map(lambda leaf: leaf[0], entries[1])))
+    weights, entries = jax.tree.map(dealt, (weights, (clients, own)))
+    _, parts = jax.eval_shape(lambda: f(*jax.tree.map(lambda leaf: leaf[0], entries)))
     for part in jax.tree.leaves(parts):
         if not jnp.issubdtype(part.dtype, jnp.inexact):
             raise ValueError(f"a sum over clients takes floats, but a part of it is {part.dtype}; convert it")
     nothing = jax.tree.map(jnp.zeros_like, parts if alone else tree.one(parts))
 
-    def add(total, entry):
-        weights, args = entry
-        outputs, parts = f(*args)
+    def add(total, turn):
+        weights, entry = turn
+        outputs, parts = f(*entry)
 
         def more(total, leaf):
             counts = weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)) != 0
@@ -219,7 +259,7 @@ def _summed(f, weights, at_once: int, *args):
 
         return jax.tree.map(more, total, parts), outputs
 
-    total, outputs = jax.lax.scan(add, nothing, entries)
+    total, outputs = jax.lax.scan(add, nothing, (weights, entries))
     return jax.tree.map(collected, outputs), total
 
 

@@ -19,7 +19,16 @@ import jax.numpy as jnp
 from jaxfl.config.options import Unread, options, within
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import tree
-from jaxfl.core.client_map import cohort_rows, gather, map_clients, per_group, scatter, sent_down, sent_up
+from jaxfl.core.client_map import (
+    cohort_rows,
+    gather,
+    map_and_sum,
+    map_clients,
+    per_group,
+    scatter,
+    sent_down,
+    sent_up,
+)
 from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
@@ -347,8 +356,8 @@ def sharing(
         """Return (kept, shared)."""
         return separate(weights, keep(model), config.bn_stats)
 
-    def on_clients(f, key, state, federation, cohort, weights=None):
-        """Return ``f(key, Participant)`` for a cohort's clients; `weights` as `map_clients` takes them."""
+    def participating(f, state, cohort):
+        """Return ``f(key, Participant)`` and what a cohort's clients have, as `map_clients` takes them."""
 
         def client(key, client, common, own):
             (shared, broadcast), (kept, remembered) = common, own
@@ -358,7 +367,7 @@ def sharing(
 
         common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
         own = tuple(zip(gather(state.kept, cohort), gather(state.memory, cohort), strict=True))
-        return map_clients(client, key, federation, cohort, common, own, weights=weights)
+        return client, common, own
 
     def init(key, federation, hyper):
         def extended(g, model, weights):
@@ -391,7 +400,8 @@ def sharing(
         n = cohort_rows(federation, cohort)
         present = per_group(lambda rows: (rows > 0).astype(rows.dtype), n)
         shares = per_group(tree.shares, n if memory.by_rows else present)
-        outputs, means = zip(*on_clients(client, key, state, federation, cohort, shares), strict=True)
+        trains, common, own = participating(client, state, cohort)
+        outputs, means = map_and_sum(trains, key, federation, cohort, shares, common, own)
         kept, shared, remembered, loss = zip(*outputs, strict=True)
 
         def serve(g, before, server, mean, present):
@@ -425,7 +435,8 @@ def sharing(
         def client(key, participant):
             return tune(key, participant, federation).weights
 
-        weights = on_clients(client, key, state, federation, cohort)
+        tunes, common, own = participating(client, state, cohort)
+        weights = map_clients(tunes, key, federation, cohort, common, own)
         return per_group(lambda w: Predictor(None, w, predict), weights)
 
     return Algorithm(init, receive, step, personal=tuned, averaged=memory.averaged(step))

@@ -10,7 +10,7 @@ from conftest import cohort
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import engine, flops, loops, memory
-from jaxfl.core.client_map import map_clients, visit_clients
+from jaxfl.core.client_map import map_and_sum, map_clients, visit_clients
 from jaxfl.machine.placement import mesh_of
 from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
@@ -133,8 +133,8 @@ def test_a_weighted_sum_over_clients_is_that_of_their_parts(federation, some, at
         return own + 1, {"own": there * (own + 1) * jnp.ones((2, 3)), "id": there * client.id.astype(float)}
 
     weights = jnp.array([0.5, 2.0, 0.0]), jnp.array([3.0, 0.0])
-    run = lambda: map_clients(client, KEY, here, some, NOTHING, OWN, weights)  # noqa: E731
-    ((first, one), (second, two)), operations = counted(run, here)
+    run = lambda: map_and_sum(client, KEY, here, some, weights, NOTHING, OWN)  # noqa: E731
+    ((first, second), (one, two)), operations = counted(run, here)
     np.testing.assert_array_equal(first, OWN[0] + 1)
     np.testing.assert_array_equal(second, OWN[1] + 1)
     ids = [group.id.tolist() for group in here.groups]

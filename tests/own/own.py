@@ -12,7 +12,7 @@ from jaxfl.authoring import (
     cross_entropy,
     descend,
     initial_weights,
-    map_clients,
+    map_and_sum,
     own_rows,
     per_group,
     sent_down,
@@ -53,8 +53,7 @@ def build(config):
             return trained.loss, trained.weights
 
         shares = per_group(tree.shares, cohort_rows(federation, cohort))
-        done = map_clients(client, key, federation, cohort, received, weights=shares)
-        loss, means = zip(*done, strict=True)
+        loss, means = map_and_sum(client, key, federation, cohort, shares, received)
 
         def unless_nobody(share, mean, before):
             return tree.where((share > 0).any(), mean, before)

@@ -17,6 +17,7 @@ from jaxfl.authoring import (
     descend,
     gather,
     local_training,
+    map_and_sum,
     map_clients,
     own_models,
     own_rows,
@@ -199,7 +200,7 @@ def sums_integers(config):
 
     def step(key, state, federation, cohort):
         ones = per_group(lambda slots: jnp.ones(slots.mask.shape), cohort.groups)
-        map_clients(lambda key, client, *_: (None, client.size), key, federation, cohort, weights=ones)
+        map_and_sum(lambda key, client, *_: (None, client.size), key, federation, cohort, ones)
         return right.step(key, state, federation, cohort)
 
     return right._replace(step=step)

@@ -50,7 +50,7 @@ from jaxfl.authoring import (
     improve,
     initial_weights,
     local_optimizer,
-    map_clients,
+    map_and_sum,
     norms,
     options,
     own_rows,
@@ -208,8 +208,7 @@ def build(config: PFedBayes) -> Algorithm:
 
         own = gather(state.personal, cohort)
         shares = per_group(tree.shares, cohort_rows(federation, cohort))
-        done = map_clients(client, key, federation, cohort, state.shared, own, weights=shares)
-        trained, change = zip(*done, strict=True)
+        trained, change = map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         q_i, loss = zip(*trained, strict=True)
         shared = per_group(optax.tree.add, state.shared, change)
         up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)

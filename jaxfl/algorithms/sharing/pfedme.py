@@ -42,7 +42,7 @@ from jaxfl.authoring import (
     has_batchnorm,
     initial_weights,
     local_optimizer,
-    map_clients,
+    map_and_sum,
     options,
     own_models,
     own_rows,
@@ -135,8 +135,7 @@ def build(config: PFedMe) -> Algorithm:
 
         own = gather(state.personal, cohort)
         shares = per_group(tree.shares, cohort_rows(federation, cohort))
-        done = map_clients(client, key, federation, cohort, state.shared, own, weights=shares)
-        trained, change = zip(*done, strict=True)
+        trained, change = map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         theta, loss = zip(*trained, strict=True)
         shared = per_group(serve, state.shared, change)
         up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
