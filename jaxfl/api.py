@@ -8,9 +8,18 @@ from typing import Any
 import numpy as np
 
 from jaxfl import registry
-from jaxfl.config.commands import Columns, Continuation, Limit, Output, RunFolder, Seeds, Targets
+from jaxfl.config.commands import (
+    ChangedCode,
+    Columns,
+    Continuation,
+    Limit,
+    Output,
+    RunFolder,
+    Seeds,
+    Targets,
+)
 from jaxfl.config.given import divide, stated
-from jaxfl.config.options import as_path
+from jaxfl.config.options import as_path, hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
@@ -47,8 +56,8 @@ def run(
       run_dir: a new folder for the results; by default runs/NAME-DATASET.
       log: further places for metrics: ``"tensorboard"``, ``"wandb"``, a function of your own
         ``(folder, record)``, which gets every line of metrics.jsonl, or several in a list.
-      max_seconds: seconds; a run that would take longer is saved in time, and raises `Interrupted`, a
-        KeyboardInterrupt that says how to go on.
+      max_seconds: seconds; a run that would take longer is saved before, after the first `eval_every` rounds
+        at the earliest, and raises `Interrupted`, a KeyboardInterrupt that says how to go on.
       quiet: whether to print nothing: no federation, bar, result or folder.
       **options: options of the run, see `jaxfl.config.setup.Setup`, and of the method's configuration.
 
@@ -115,17 +124,25 @@ def compare(
     """
     if not methods:
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
+    for name in options:
+        if name not in hints(Training) and (owners := registry.owners(name)):
+            meant = [each for each in methods if each in owners] or owners
+            raise JaxflError(
+                f"{name} is an option of {', '.join(owners)}, not of jaxfl.compare; write "
+                f'"{meant[0]},{name}=VALUE".'
+            )
     setup, common = _divide(options, Training, "jaxfl.compare")
     variants = [choose(method, common) for method in methods]
     checked = stated(
         "jaxfl.compare",
-        *(Seeds, RunFolder, Columns, Limit),
+        *(Seeds, RunFolder, Columns, Limit, ChangedCode),
         seeds=seeds,
         partition_seeds=partition_seeds,
         run_dir=run_dir,
         against=against,
         select=select,
         max_seconds=max_seconds,
+        changed_code=changed_code,
     )
     with heeded(), shown(quiet) as observer:
         made = comparing.compare(
@@ -134,7 +151,6 @@ def compare(
             folder=checked.pop("run_dir"),
             show=_several("show", show),
             log=_several("log", log, Callable),
-            changed_code=changed_code,
             observer=observer,
             **checked,
         )
@@ -173,12 +189,10 @@ def resume(
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
     folder = as_path(run_dir)
-    changed = {"rounds": rounds, "devices": devices, "data_dir": data_dir}
-    how = stated("jaxfl.resume", Continuation, Limit, **changed, max_seconds=max_seconds)
+    given = {"rounds": rounds, "devices": devices, "data_dir": data_dir, "changed_code": changed_code}
+    how = stated("jaxfl.resume", Continuation, Limit, ChangedCode, **given, max_seconds=max_seconds)
     with heeded(), shown(quiet) as observer:
-        result = runs.resume(
-            folder, log=_several("log", log, Callable), changed_code=changed_code, observer=observer, **how
-        )
+        result = runs.resume(folder, log=_several("log", log, Callable), observer=observer, **how)
     if not quiet:
         print_result(result, folder)
     return runs_by_folder.load(folder, changed_code)
@@ -238,6 +252,7 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
       JaxflError: if the folder holds neither, or its files are damaged.
     """
     folder = as_path(run_dir)
+    stated("jaxfl.load", ChangedCode, changed_code=changed_code)
     if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
         return comparison.load(folder, changed_code)
     return runs_by_folder.load(folder, changed_code)

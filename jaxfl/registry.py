@@ -48,6 +48,11 @@ def discover(package: ModuleType) -> dict[str, Method]:
 METHODS = discover(algorithms)
 
 
+def owners(option: str) -> list[str]:
+    """Return the names of the built-in methods that have an option."""
+    return [method.name for method in METHODS.values() if option in hints(method.config)]
+
+
 def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
     """Return the method of a choice and its options: ``"compfl,kd=false"`` -> (compfl, {"kd": False}).
 

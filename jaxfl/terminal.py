@@ -16,6 +16,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source, of_vectors
+from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import is_first
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.export import span
@@ -114,7 +115,13 @@ def print_app(files: list[Path]) -> None:
 
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Observer]:
-    """Yield the observer of runs in progress: a progress bar, or nothing."""
+    """Yield the observer of runs in progress: a progress bar, or nothing.
+
+    Raises:
+      JaxflError: if `quiet` is neither true nor false.
+    """
+    if not isinstance(quiet, bool):
+        raise JaxflError(f"quiet must be True or False, not {quiet!r}.")
     if quiet:
         yield ONLY_WARNINGS
     else:

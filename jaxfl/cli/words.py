@@ -41,7 +41,7 @@ def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **de
 def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: Iterable[Any]) -> str:
     flag = word.partition("=")[0]
     name = flag.lstrip("-").replace("-", "_")
-    owners = [method.name for method in registry.METHODS.values() if name in hints(method.config)]
+    owners = registry.owners(name)
     if owners and program.startswith("resume"):
         return f"jaxfl resume has no option {flag}; a run keeps those that it was begun with, in config.json."
     if owners:

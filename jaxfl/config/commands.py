@@ -39,8 +39,8 @@ class Limit:
     """A limit on the time."""
 
     max_seconds: float | None = None
-    """Begin no rounds that would end later than this many seconds from now, judging by earlier rounds; save,
-    say how to go on, and exit with code 75."""
+    """Begin no rounds that would end later than this many seconds from now, judging by earlier rounds (the
+    first eval_every rounds begin in any case); save, say how to go on, and exit with code 75."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -250,12 +250,13 @@ def as_path(words: str | Path) -> Path:
     """Return the path that a text stands for; a first ``~`` is the user's home.
 
     Raises:
-      JaxflError: if it is neither text nor a path.
+      JaxflError: if it is neither text nor a path, is empty, or has bytes that no name of a file has.
     """
-    try:
-        return Path(os.path.expanduser(words))
-    except TypeError:
-        raise JaxflError(f"A folder or file must be a path or a string, not {words!r}.") from None
+    if not isinstance(words, str | Path):
+        raise JaxflError(f"A folder or file must be a path or a string, not {words!r}.")
+    if not str(words) or "\0" in str(words):
+        raise JaxflError(f"{str(words)!r} is not the name of a folder or file.")
+    return Path(os.path.expanduser(words))
 
 
 def text(value: Any) -> str:

@@ -115,7 +115,7 @@ def divide(
     if validation_fraction and not any(map(len, validation)):
         raise JaxflError(
             f"A validation_fraction of {validation_fraction:g} sets no row of any client aside; raise it, or "
-            "give clients more rows."
+            f"{'give clients more rows' if max_train is None else f'max_train (now {max_train})'}."
         )
     everything = [np.arange(source.classes)] * len(held)
     known = [np.unique(source.labels[rows]) for rows in held] if test == "source" else everything

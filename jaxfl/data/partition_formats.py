@@ -47,9 +47,14 @@ def read(path: Path, source: Source) -> Partition:
         )
     clients = about.get("data_indices", found)
     if not isinstance(clients, list) or not clients or not all(isinstance(one, dict) for one in clients):
+        lists = isinstance(found, list) and found and all(isinstance(one, list) for one in found)
         raise JaxflError(
-            f"{path} does not list each client's train, val and test; to divide lists of clients' rows, use "
-            f"--partition listed,file={path}."
+            f"{path} does not list each client's train, val and test; "
+            + (
+                f"to divide lists of clients' rows, use --partition listed,file={path}."
+                if lists
+                else 'write [{"train": [rows], "test": [rows]}, ...].'
+            )
         )
     for client, entry in enumerate(clients):
         for key in entry:

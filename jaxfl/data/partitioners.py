@@ -363,7 +363,14 @@ def listed(
         raise JaxflError(
             f"{file} lists rows by numbers, but column={column} holds other values; name another column."
         )
-    return [np.flatnonzero(np.isin(values, whole_numbers(file, rows))) for rows in lists]
+    held = [np.flatnonzero(np.isin(values, whole_numbers(file, rows))) for rows in lists]
+    for client, rows in enumerate(held):
+        if not len(rows):
+            raise JaxflError(
+                f"{file} lists no row for client {client} that is left to share out; rows have the numbers "
+                f"{values.min()} to {values.max()} here."
+            )
+    return held
 
 
 def _require_sigma(sigma: float) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
 
+MOST_CLASSES = 100_000  # more are a slip: every client has an entry for each
+
 
 class Source(NamedTuple):
     """Labelled images in memory, the training images first, then the test images.
@@ -87,14 +89,16 @@ def from_arrays(
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
-    images, labels = np.asarray(images), np.asarray(labels)
-    images = _checked_images(name, images)
-    if not isinstance(classes, int | np.integer):
-        raise JaxflError(f"{name}: classes must be the number of classes, but is {classes!r}.")
+    images = _checked_images(name, _array(name, "images", images))
+    if not isinstance(classes, int | np.integer) or classes > MOST_CLASSES:
+        raise JaxflError(
+            f"{name}: classes must be the number of classes, at most {MOST_CLASSES:,}, but is {classes!r}."
+        )
+    labels = _array(name, "labels", labels)
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
         train, divided = ~_stratified_fifth(name, labels), False
-    elif (train := np.asarray(train)).dtype != bool or train.shape != labels.shape:
+    elif (train := _array(name, "train", train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(
             f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
             "per label."
@@ -110,6 +114,13 @@ def from_arrays(
     came_from = np.asarray(numbers)[order]
     moved = came_from if (np.diff(came_from) < 0).any() else None
     return Source(name, images[order], labels[order], train[order], classes, columns, moved, divided)
+
+
+def _array(name: str, what: str, values) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:  # of nested lists
+        raise JaxflError(f"{name}: {what} are lists of different lengths; give one array.") from None
 
 
 def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
@@ -165,7 +176,7 @@ def is_column(values: np.ndarray, rows: int) -> bool:
 
 
 def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.ndarray:
-    if not is_column(values := np.asarray(values), rows):
+    if not is_column(values := _array(name, f"the column {key}", values), rows):
         raise JaxflError(
             f"{name}: the column {key} is {values.dtype} of shape {values.shape}; give each of {rows} rows "
             "an integer or a word."

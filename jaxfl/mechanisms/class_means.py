@@ -57,7 +57,8 @@ def require(federation: Federation) -> None:
     if not federation.unified:
         raise JaxflError(
             "The method compares clients' class means, but every client numbers classes differently under "
-            "--labels independent or permuted; leave --labels out."
+            "--labels independent or permuted; leave --labels out (a saved "
+            "partition keeps the labels that it was divided with)."
         )
 
 

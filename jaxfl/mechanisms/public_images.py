@@ -30,7 +30,8 @@ def require(federation: Federation) -> None:
     if not federation.unified:
         raise JaxflError(
             "The method compares clients' predictions on public images, but every client numbers classes "
-            "differently under --labels independent or permuted; leave --labels out."
+            "differently under --labels independent or permuted; leave --labels out (a saved "
+            "partition keeps the labels that it was divided with)."
         )
 
 

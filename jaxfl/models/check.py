@@ -55,8 +55,9 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
             f"{name} returns a {type(model).__name__}, not a jaxfl.models.Model; jaxfl.models.own makes one "
             "of a module of Flax or Equinox, or of plain functions."
         )
-    if not all(isinstance(each, str) and each for each in (model.name, *model.names)):
-        raise JaxflError(f"{name}: the names of a model and its blocks must be texts, not {model.names!r}.")
+    for each in (model.name, *model.names):
+        if not isinstance(each, str) or not each:
+            raise JaxflError(f"{name}: the names of a model and its blocks must be texts, not {each!r}.")
     if len(set(model.names)) < len(model.names):
         raise JaxflError(f"{name} has two blocks of one name: {', '.join(model.names)}; rename one.")
     for block in model.names:

@@ -10,11 +10,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.runs import store
 from jaxfl.runs.init_from import start_from
@@ -22,27 +21,10 @@ from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.observer import ONLY_WARNINGS
 from jaxfl.runs.owner import Taken, owned
+from jaxfl.runs.plan import Planned, Runs
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.run import begin, reopen
 from jaxfl.runs.run_loop import compilation, proceed
-from jaxfl.runs.variant import Variant
-
-
-class Planned(NamedTuple):
-    """A run to start or continue.
-
-    Args:
-      variant: the method.
-      setup: the run's options.
-      done: number of rounds after which it continues; 0 for a new run.
-    """
-
-    variant: Variant
-    setup: Setup
-    done: int = 0
-
-
-Runs = dict[Path, Planned]  # by folder
 
 
 def batches(runs: Runs) -> list[Runs]:

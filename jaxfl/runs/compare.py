@@ -7,32 +7,38 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxfl.config import choices
-from jaxfl.config.options import check_some, text
-from jaxfl.config.setup import PartitionOptions, RunOptions, Setup, is_saved
+from jaxfl.config.setup import Setup, is_saved
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
-from jaxfl.runs import checkpoint, code, store
-from jaxfl.runs.batch import Planned, Runs, batches, refused, run_batch
+from jaxfl.runs import checkpoint, store
+from jaxfl.runs.batch import batches, refused, run_batch
 from jaxfl.runs.comparison import Comparison, by_label
-from jaxfl.runs.config import described, experiment, restore
+from jaxfl.runs.config import described, restore
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.measures import check_columns
-from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import Taken, owned
 from jaxfl.runs.paired import label_of, matching_label
+from jaxfl.runs.plan import (
+    Planned,
+    Runs,
+    check_code,
+    check_distinct,
+    check_folder,
+    has_finished,
+    is_shorter,
+    plan,
+)
 from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
 from jaxfl.runs.result import NO_VALIDATION
 from jaxfl.runs.table import Table
-from jaxfl.runs.variant import Variant, own_setup, provided
-
-MOST_RUNS = 100_000  # of a comparison: a larger number is a slip
+from jaxfl.runs.variant import Variant, provided
 
 
 def compare(
@@ -77,26 +83,19 @@ def compare(
         that fails does not end the others.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
-        if number < 1:
-            raise JaxflError(f"--{name} must be at least 1, not {number}.")
-    if partition_seeds > 1 and is_saved(setup.partition.partition) and not seed_draws(setup):
-        raise JaxflError(
-            f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
-        )
+    _check_seeds(setup, seeds, partition_seeds)
     check_columns(show)
     if against is not None:
         against = _named(against, variants)
     follow, setup = Log(log), provided(setup, variants)
-    unsaved = not is_saved(setup.partition.partition)
-    if select == "validation" and unsaved and not setup.partition.validation_fraction:
-        raise JaxflError(f"--select validation: {NO_VALIDATION}")
+    if select == "validation" and not is_saved(setup.partition.partition):
+        _require_validation(bool(setup.partition.validation_fraction))
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
-    _check_plan(folder, planned, beside)
+    check_folder(folder, planned, beside)
     agree("options", [(run.absolute(), described(*entry[:2])) for run, entry in planned.items()])
-    _check_code(folder, planned, changed_code, observer.warned)
+    check_code(folder, planned, changed_code, observer.warned)
 
     def watch(run, new, tell=observer.progressed):
         entry = planned[run]
@@ -104,33 +103,8 @@ def compare(
         follow(run, new)
 
     store.forget_end(folder)
-    of_partition, errors, data, left = {}, {}, None, len(planned)
-    for run, entry in planned.items():
-        of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
-    with follow, limited(max_seconds), deferred() as request:
-        for number, these in of_partition.items():
-            if stop := request.made:
-                raise _stopped(folder, len(planned), stop)
-            if all(_has_finished(run, entry) for run, entry in these.items()):  # no data are needed
-                for run in these:
-                    watch(run, store.read_finished(run)[1], observer.kept)
-                left -= len(these)
-                continue
-            begun = [run for run in these if store.holds(run, store.CONFIG)]
-            source, first = data and data.source, data is None
-            data = None  # the next one needs the memory
-            setup = setup.replace(partition_seed=number)
-            saved = begun[0] if begun else None
-            data = prepare(setup, saved, source)
-            if first:
-                observer.prepared(setup, data, left)
-            else:
-                observer.said(f"partition_seed {number}")
-            if select == "validation" and not any(map(len, data.partition.validation)):
-                raise JaxflError(f"--select validation: {NO_VALIDATION}")
-            data = start_from(data, setup, saved, observer)
-            _lengthen(these, data, observer.said)
-            errors |= _run_all(folder, these, len(planned), data, watch, observer)
+    with follow, limited(max_seconds):
+        errors = _run_partitions(folder, planned, setup, select, watch, observer)
     table, failures = _conclude(folder, planned, errors, show, setup.run.target, against, select)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
@@ -139,6 +113,58 @@ def compare(
         if store.holds(run, store.CONFIG)
     ]
     return Comparison(folder, table, by_label(opened), failures)
+
+
+def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
+    for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
+        if number < 1:
+            raise JaxflError(f"--{name} must be at least 1, not {number}.")
+    if partition_seeds > 1 and is_saved(setup.partition.partition) and not seed_draws(setup):
+        raise JaxflError(
+            f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
+        )
+
+
+def _require_validation(there: bool) -> None:
+    if not there:
+        raise JaxflError(f"--select validation: {NO_VALIDATION}")
+
+
+def _run_partitions(
+    folder: Path, planned: Runs, setup: Setup, select: str, watch: Callable, observer: Observer
+) -> dict[Path, JaxflError]:
+    """Start or continue all runs, one partition after another, since their data may not fit together.
+
+    Returns:
+      The error of every run that does not finish.
+    """
+    of_partition, errors, data, left = {}, {}, None, len(planned)
+    for run, entry in planned.items():
+        of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
+    with deferred() as request:
+        for number, these in of_partition.items():
+            if stop := request.made:
+                raise _stopped(folder, len(planned), stop)
+            if all(has_finished(run, entry) for run, entry in these.items()):  # no data are needed
+                for run in these:
+                    watch(run, store.read_finished(run)[1], observer.kept)
+                left -= len(these)
+                continue
+            saved = next((run for run in these if store.holds(run, store.CONFIG)), None)
+            source, first = data and data.source, data is None
+            data = None  # the next one needs the memory
+            setup = setup.replace(partition_seed=number)
+            data = prepare(setup, saved, source)
+            if first:
+                observer.prepared(setup, data, left)
+            else:
+                observer.said(f"partition_seed {number}")
+            if select == "validation":
+                _require_validation(any(map(len, data.partition.validation)))
+            data = start_from(data, setup, saved, observer)
+            _lengthen(these, data, observer.said)
+            errors |= _run_all(folder, these, len(planned), data, watch, observer)
+    return errors
 
 
 def _conclude(
@@ -217,92 +243,6 @@ def _left_out(failures: list[str]) -> list[str]:
     return [f"Left out: {failure}" for failure in failures]
 
 
-def _check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[str], None]) -> None:
-    """Refuse begun runs of changed user files, or warn of them, and warn of runs of another jaxfl."""
-    begun = [run for run in store.runs_in(folder) if run in planned]
-    finished = [_has_finished(run, planned[run]) for run in begun]
-    others, changed = [], []
-    for run, ended in zip(begun, finished, strict=True):
-        then = code.latest(run, store.read_config(run), store.read_metrics(run))
-        if not changed_code:
-            code.refuse_changed(run, then)
-        elif ended and (files := code.changed(then)):
-            changed.append((run, files[0]))
-        others.append(not code.same_package(then))
-    if changed:
-        run, file = changed[0]
-        warn(
-            f"{len(changed)} of {len(begun)} runs in {folder} have finished with another version of your "
-            f"code ({file}) and are kept as they are; remove their folders, such as {run}, to train "
-            "them again."
-        )
-    kept = sum(other and ended for other, ended in zip(others, finished, strict=True))
-    if kept:
-        warn(
-            f"{kept} of {len(begun)} runs in {folder} have finished with another version of jaxfl and are "
-            "kept as they are; choose another --run-dir to compute them again."
-        )
-    if sum(others) > kept:
-        warn(
-            f"jaxfl has changed since {sum(others) - kept} of {len(begun)} runs in {folder} were computed; "
-            "their results say from which round on this version computes them."
-        )
-
-
-def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, partition_seeds: int) -> Runs:
-    """Return a comparison's runs: every variant with every seed on every partition, see `compare`."""
-    first, first_partition = setup.run.seed, setup.partition.partition_seed
-    number = len(variants) * seeds * partition_seeds
-    if number > MOST_RUNS:
-        raise JaxflError(f"These are {number:,} runs; a comparison has at most {MOST_RUNS:,}.")
-    last = "the comparison's last run"  # whose seeds are the largest
-    check_some(last, RunOptions, {"seed": first + seeds - 1})
-    check_some(last, PartitionOptions, {"partition_seed": first_partition + partition_seeds - 1})
-
-    def run_folder(label, seed, number):
-        partition = f"-partition-{number}" if number != first_partition else ""
-        return folder / store.file_name(label) / f"seed-{seed}{partition}"
-
-    return {
-        run_folder(variant.label, seed, number): Planned(
-            variant, own_setup(setup, variant).replace(seed=seed, partition_seed=number)
-        )
-        for number in range(first_partition, first_partition + partition_seeds)
-        for seed in range(first, first + seeds)
-        for variant in variants
-    }
-
-
-def is_begun(run: Path, entry: Planned) -> bool:
-    """Return whether a folder holds the run planned for it, with the same method and options."""
-    return store.holds(run, store.CONFIG) and not _differing(run, entry)
-
-
-def _differing(run: Path, entry: Planned) -> list[str]:
-    """Describe each option in which a run differs from the plan."""
-    begun = moved(run, store.read_config(run), code=True)
-    then, now = (experiment(config) for config in (begun, described(*entry[:2])))
-
-    def words(value):
-        return text(tuple(value)) if isinstance(value, list) else text(value)
-
-    return [
-        f"{name} {words(then.get(name))}, not {words(now.get(name))}"
-        for name in now | then
-        if then.get(name) != now.get(name)
-    ]
-
-
-def _has_finished(run: Path, entry: Planned) -> bool:
-    """Return whether a run has finished with all rounds planned."""
-    return store.holds(run, store.RESULT) and not _is_shorter(run, entry)
-
-
-def _is_shorter(run: Path, entry: Planned) -> bool:
-    """Return whether a begun run has fewer rounds than planned."""
-    return store.read_config(run)["options"]["rounds"] < entry.setup.run.rounds
-
-
 def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
     """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
 
@@ -311,7 +251,7 @@ def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
     """
     shorter, asked = {}, set()
     for run, entry in planned.items():
-        if store.holds(run, store.CONFIG) and _is_shorter(run, entry):
+        if store.holds(run, store.CONFIG) and is_shorter(run, entry):
             config = store.read_config(run)
             setup, rounds = restore(run, config, changed_code=True)[0], entry.setup.run.rounds
             if entry.variant.label not in asked:  # which takes a second, and seeds change nothing
@@ -325,59 +265,6 @@ def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
     if shorter:
         _, setup, rounds = longer
         say(f"{len(shorter)} of {len(planned)} runs had {setup.run.rounds} rounds, and go on to {rounds}")
-
-
-def check_distinct(variants: Sequence[Variant]) -> None:
-    """Refuse variants that are the same, or whose runs would share a folder.
-
-    Raises:
-      JaxflError: naming the first two such variants.
-    """
-    for i, variant in enumerate(variants):
-        for other in variants[:i]:
-            if (variant.method, variant.config) == (other.method, other.config):
-                raise JaxflError(f"{variant.label} is named twice; name every method once.")
-            if (name := store.file_name(variant.label)) == store.file_name(other.label):
-                named = " and ".join(each.name or each.label for each in (other, variant))
-                raise JaxflError(
-                    f"{named} are two methods whose runs would share a folder, {name}; give one of them "
-                    "another name, the first argument of Method."
-                )
-
-
-def _check_plan(folder: Path, planned: Runs, beside: bool) -> None:
-    """Refuse a folder that holds anything except planned runs, perhaps with fewer rounds.
-
-    Raises:
-      JaxflError: if it holds anything else, a run that differs otherwise from the plan, or, unless `beside`
-        is true, a run outside of the plan.
-    """
-    begun = store.runs_in(folder)
-    if not begun:
-        store.check_free(folder)
-    for run in begun:
-        if run not in planned:
-            if beside:
-                continue
-            raise JaxflError(
-                f"{run} is not a run of this comparison; name its method and seed as well, or choose "
-                "another --run-dir."
-            )
-        if differing := _differing(run, planned[run]):
-            has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
-            if has != wanted and len(differing) == 1 and not planned[run].setup.run.stop_at_target:
-                if has < wanted:
-                    continue
-                raise JaxflError(
-                    f"{run} has {has} rounds, not {wanted}, and cannot become shorter; ask for {has} "
-                    "rounds, or choose another --run-dir."
-                )
-            if has < wanted:  # which alone would make it longer
-                differing.sort(key=lambda each: each.startswith("rounds "))
-            raise JaxflError(
-                f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
-                f"began it, or finish this run alone with `jaxfl resume {shlex.quote(str(run))}`."
-            )
 
 
 def _run_all(

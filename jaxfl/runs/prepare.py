@@ -318,7 +318,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
         if held_out(setup) and not len(partition.public):
             raise JaxflError(
                 f"The partition {saved} holds out no public images; divide the data again with "
-                "--public held-out."
+                "--public held-out, or name another data set in its place."
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
     name, partitioner, options = _partitioner(setup)

@@ -212,7 +212,7 @@ def _divergence(run: Run, round_: int, client: int, what: str) -> JaxflError:
     return JaxflError(
         f"{run.variant.label}: the {what} of client {client} {'is' if what == 'loss' else 'are'} not "
         f"finite in round {round_ + 1}; lower --lr (now {run.variant.config.lr}){_changed(run.variant)}"
-        f"{own and f', or see what {own} computes'}; earlier rounds are in {run.folder}."
+        f"{own and f', or see what {own} computes'}{f'; earlier rounds are in {run.folder}' * (round_ > 0)}."
     )
 
 

@@ -65,8 +65,13 @@ def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
     Raises:
-      JaxflError: if it holds anything except what killed starts left behind.
+      JaxflError: if it holds anything except what killed starts left behind, or has a name that checkpoints
+        cannot have.
     """
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise JaxflError(f"{str(folder)!r} is not named in UTF-8; choose another --run-dir.") from None
     if (folder / CONFIG).exists():
         raise JaxflError(
             f"{folder} already holds a run; choose another --run-dir, or continue it with "

@@ -15,9 +15,10 @@ from jaxfl.config.options import as_path
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.compare import compare, is_begun, plan
+from jaxfl.runs.compare import compare
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+from jaxfl.runs.plan import is_begun, plan
 from jaxfl.runs.result import selected
 from jaxfl.runs.study_file import (
     SHOW,

@@ -15,9 +15,9 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.compare import check_distinct
 from jaxfl.runs.measures import measure
 from jaxfl.runs.paired import matching_label
+from jaxfl.runs.plan import check_distinct
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.variant import Variant, choose
 

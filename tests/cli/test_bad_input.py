@@ -373,6 +373,7 @@ REFUSED = [
     ("partition --dataset nowhere.npz --run-dir divided", "divided already holds"),
     ("partition @own.args --run-dir own.py/divided", "cannot be written (Not a directory)"),
     ("run fedavg @own.args --run-dir " + 300 * "x", "cannot be written (File name too long)"),
+    ("run fedavg @own.args --run-dir \udcff", "'\\udcff' is not named in UTF-8; choose another --run-dir"),
 ]
 
 
@@ -623,6 +624,11 @@ def test_python_refuses_the_same(folder, method, options, sentence):
             lambda: jaxfl.report("run", target="0.7"),
             "jaxfl.report: --target must be a tuple of numbers, but is '0.7'",
         ),
+        (lambda: jaxfl.load("run", changed_code="no"), "jaxfl.load: --changed-code must be true or false"),
+        (lambda: jaxfl.compare("fedper", changed_code="no"), "--changed-code must be true or false"),
+        (lambda: jaxfl.run("fedper", quiet="no"), "quiet must be True or False, not 'no'"),
+        (lambda: jaxfl.run("fedper", run_dir="a\0b"), "is not the name of a folder or file"),
+        (lambda: jaxfl.run("fedper", run_dir=""), "'' is not the name of a folder or file"),
         (lambda: jaxfl.load(None), "A folder or file must be a path or a string, not None."),
     ],
 )

@@ -266,6 +266,7 @@ def test_listed_clients_have_the_rows_of_a_file(tmp_path, lists):
         ("[[true], [2]]", "does not hold lists of rows"),
         ("[[1, 1], [2]]", "names a row twice"),
         ("[[1], [2], [3]]", "lists the rows of 3 clients; add --clients 3"),
+        ("[[1], [4]]", "lists no row for client 1 that is left to share out; rows have the numbers 0 to 3"),
     ],
 )
 def test_invalid_lists_are_refused(tmp_path, content, sentence):

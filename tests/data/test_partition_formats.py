@@ -61,7 +61,7 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
     ("content", "sentence"),
     [
         ("[", "is not JSON"),
-        ("3", "does not list each client's train, val and test"),
+        ("3", "does not list each client's train, val and test; write "),
         ("[[1, 2]]", "to divide lists of clients' rows, use --partition listed,file="),
         ('[{"train": [0], "test": [60]}]', "names row 60, but tiny has the rows 0 to 59"),
         ('[{"train": [0], "test": ["x"]}]', "does not hold lists of rows"),

@@ -429,6 +429,15 @@ class Counting(nn.Module):
         return nn.Dense(2)(x)
 
 
+class Twofold(nn.Module):
+    """A network that returns its features as well."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2) and (B, 3)."""
+        return nn.Dense(2)(x), x
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -465,7 +474,16 @@ class Counting(nn.Module):
             "init returns a list; return a dict",
         ),
         (lambda: drawn({"a/b": jnp.ones(2)}).size, "init names an array 'a/b'; leave out the slash"),
+        (
+            lambda: drawn({0: jnp.ones(2)}).size,
+            "init returns entries that are not all arrays by name; return a dict",
+        ),
         (lambda: drawn({"w": jnp.ones(2, int)}).size, "w is int32; make it a float"),
+        (
+            lambda: from_linen("own", Residual(), (3,), 2, blocks="head"),
+            "the blocks of own must be a list of names, not 'head'",
+        ),
+        (lambda: from_linen("own", Twofold(), (3,), 2), "it returns a tuple, not an array of floats"),
         (lambda: from_linen("own", Counting(), (3,), 2).size, "count is int32; make it a float"),
         (lambda: run(lambda params, x: x > 0), "returns an array of bool, not an array of floats"),
     ],

@@ -158,11 +158,13 @@ def calls(network: Network, examples: int = EXAMPLES, train: bool = False) -> tu
         taken = jax.ShapeDtypeStruct(value.shape, value.dtype) if whole else None
         found.append(Call(layer, type(module).__name__, taken, y))
 
-    jax.eval_shape(
+    y, _ = jax.eval_shape(
         lambda weights, x: network.run(weights, x, Walk(told=told), train=train, key=key, mask=None),
         leaves(network),
         _images(network, examples),
     )
+    if not hasattr(y, "shape"):
+        raise JaxflError(f"{line_of(network.kind)}: it returns a {type(y).__name__}, not an array of floats.")
     return tuple(found)
 
 
@@ -341,7 +343,10 @@ def chain(
     Raises:
       JaxflError: if there is no such layer, or a block cannot begin there.
     """
-    found, where = calls(network), line_of(network.kind)
+    where = line_of(network.kind)
+    if isinstance(blocks, str):
+        raise JaxflError(f"{where}: the blocks of {name} must be a list of names, not {blocks!r}.")
+    found = calls(network)
     in_training = calls(network, train=True)
     if [call.layer for call in found] != [call.layer for call in in_training]:
         one, other = (", ".join(call.layer for call in of) for of in (in_training, found))

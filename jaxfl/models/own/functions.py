@@ -94,7 +94,8 @@ class Functions(OwnBlock):
         weights = found if isinstance(found, Weights) else Weights(found, {})
         for tree in weights:
             leaves = flatten_dict(tree) if isinstance(tree, dict) else {("",): None}
-            if not all(hasattr(leaf, "dtype") for leaf in leaves.values()):
+            named = all(isinstance(name, str) for path in leaves for name in path)
+            if not named or not all(hasattr(leaf, "dtype") for leaf in leaves.values()):
                 raise JaxflError(
                     f"{line_of(self.init)}: init returns {_form(tree)}; return a dict (of dicts) of float "
                     "arrays by name, or Weights of two of them: parameters and statistics."
@@ -163,4 +164,4 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _form(tree: Any) -> str:
-    return "entries that are not all arrays" if isinstance(tree, dict) else f"a {type(tree).__name__}"
+    return "entries that are not all arrays by name" if isinstance(tree, dict) else f"a {type(tree).__name__}"
