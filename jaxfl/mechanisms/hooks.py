@@ -5,10 +5,12 @@ that `sharing` reads without checks.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core.training import Trained
@@ -53,7 +55,16 @@ def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
 
 
 def checking_predicate(keep: Callable) -> Callable:
-    """Return `keep`, whose result must be a function of a leaf's path."""
+    """Return `keep`, whose result must be a function of a leaf's path that returns true or false."""
+
+    def predicate(made, path):
+        kept = made(path)
+        if not isinstance(kept, bool | np.bool_):  # None, if a return is forgotten
+            raise JaxflError(
+                f"{line_of(made)}: the function that keep returns gives {kept!r} for {path}; it must return "
+                "True or False."
+            )
+        return kept
 
     def checked(model):
         made = keep(model)
@@ -62,7 +73,7 @@ def checking_predicate(keep: Callable) -> Callable:
                 f"{line_of(keep)}: keep returns {made!r}, not a function of a leaf's path, as in "
                 'lambda model: lambda path: path[1] == "classifier".'
             )
-        return made
+        return partial(predicate, made)
 
     return checked
 

@@ -189,6 +189,7 @@ REFUSED = [
         "keeps_a_word =",
         "keep returns 'classifier', not a function of a leaf's path",
     ),
+    ("run wrong.py:forgets_to_return", "def undecided", "gives None for ('params', "),
     ("run wrong.py:sends_integers", "def counting", "a message of int32, but the server takes the mean"),
     ("run wrong.py:needs_a_word", "needs_a_word =", "it must have some of public, validation, links"),
     ("run wrong.py:undecorated", "", "a subclass of jaxfl.Training, decorated by jaxfl.options"),

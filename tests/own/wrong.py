@@ -206,6 +206,10 @@ def sums_integers(config):
     return right._replace(step=step)
 
 
+def undecided(path):
+    path[1] == "head"  # noqa: B015
+
+
 def forgetful(participant):
     return None, None
 
@@ -254,6 +258,7 @@ other_pairs = method(lambda config: build(config)._replace(matrices=of_five))
 outside = jaxfl.Method("../outside", build, own.FedProx, "a mistake")
 integers = method(sums_integers)
 keeps_a_word = method(lambda config: sharing(config, keep=lambda model: "classifier"))
+forgets_to_return = method(lambda config: sharing(config, keep=lambda model: undecided))
 updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))
 aggregates_alone = method(lambda config: sharing(config, memory=Memory(aggregate=alone)))
 aggregates_parameters = method(lambda config: sharing(config, memory=Memory(aggregate=parameters)))
