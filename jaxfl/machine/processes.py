@@ -16,6 +16,7 @@ import hashlib
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -92,9 +93,17 @@ def connect(options: Processes) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if jax.device_count() != jax.process_count() * jax.local_device_count():
+    try:
+        devices = jax.device_count()
+    except RuntimeError as error:  # on CPUs each listens at the address of its machine's own name
+        reason = str(error).partition("\n")[0]
         raise JaxflError(
-            f"Process {jax.process_index()} has {jax.local_device_count()} of {jax.device_count()} devices; "
+            f"The processes cannot exchange arrays ({reason}); on CPUs the name of each machine, here "
+            f"{socket.gethostname()}, must have an address, which /etc/hosts can give it."
+        ) from error
+    if devices != jax.process_count() * jax.local_device_count():
+        raise JaxflError(
+            f"Process {jax.process_index()} has {jax.local_device_count()} of {devices} devices; "
             f"give all {jax.process_count()} processes the same number."
         )
 
@@ -154,10 +163,18 @@ def leave(code: int) -> NoReturn:
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
-        if jax.process_index() == 0:
+        if _may_host():
             time.sleep(GRACE)
         os._exit(code)
     sys.exit(code)
+
+
+def _may_host() -> bool:
+    """Return whether the service by which the processes know of each other may be this process's."""
+    try:
+        return jax.process_index() == 0
+    except RuntimeError:  # it has no devices
+        return True
 
 
 def on_first_process(f: Callable) -> Callable:

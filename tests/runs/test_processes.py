@@ -12,6 +12,8 @@ from folders import metrics, state
 from killing import environment
 
 from jaxfl import cli
+from jaxfl.errors import JaxflError
+from jaxfl.machine import processes
 
 SEEDS = ("seed-0", "seed-1")  # one program, except with a server step between rounds
 ROUNDS = 4
@@ -281,3 +283,16 @@ def test_processes_that_cannot_meet_are_refused(capsys, options, words):
     sentence = capsys.readouterr().err
     assert end.value.code == 2
     assert sentence.startswith("jaxfl: ") and words in sentence and sentence.count("\n") == 1
+
+
+def test_a_machine_whose_name_has_no_address_is_named(monkeypatch):
+    """On CPUs the processes' collectives listen there; without one JAX has no devices at all."""
+
+    def no_devices():
+        raise RuntimeError("Unable to initialize backend 'cpu'")
+
+    monkeypatch.setattr(processes, "_stand_by", lambda: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **known: None)
+    monkeypatch.setattr(jax, "device_count", no_devices)
+    with pytest.raises(JaxflError, match=f"here {socket.gethostname()}, must have an address"):
+        processes.connect(processes.Processes(2, 0, "localhost:1"))
