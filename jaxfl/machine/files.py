@@ -124,6 +124,14 @@ def check_empty(folder: Path) -> None:
 
 
 @writes
+def require_utf8(folder: Path) -> None:
+    """Refuse a folder whose path is not UTF-8: Orbax cannot write a checkpoint there."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise JaxflError(f"{str(folder)!r} is not named in UTF-8; choose another --run-dir.") from None
+
+
 def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
     """Write pictures by name, whose ending is the format; one with nothing to draw is left out."""
     for name, draw in pictures.items():

@@ -42,7 +42,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.machine.files import as_json, reads, replacing, unfinished, writes
+from jaxfl.machine.files import as_json, reads, replacing, require_utf8, unfinished, writes
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
@@ -68,10 +68,7 @@ def check_free(folder: Path) -> None:
       JaxflError: if it holds anything except what killed starts left behind, or has a name that checkpoints
         cannot have.
     """
-    try:
-        str(folder.absolute()).encode()
-    except UnicodeEncodeError:
-        raise JaxflError(f"{str(folder)!r} is not named in UTF-8; choose another --run-dir.") from None
+    require_utf8(folder)
     if (folder / CONFIG).exists():
         raise JaxflError(
             f"{folder} already holds a run; choose another --run-dir, or continue it with "

@@ -2,15 +2,16 @@
 
 `functions.py` is the base: a block is a function that draws weights and one that applies them. `chain.py`
 divides a network that is written as one module into such blocks, by watching it call its layers; the three
-libraries differ only in how that is done. NNX and Equinox are imported on first use.
+libraries differ only in how that is done. `pretrained.py` names the arrays of such a network. NNX and Equinox
+are imported on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxfl.models.own.chain import named_arrays
 from jaxfl.models.own.functions import from_functions
 from jaxfl.models.own.linen import from_linen
+from jaxfl.models.own.pretrained import named_arrays
 
 if TYPE_CHECKING:
     from jaxfl.models.own.equinox import from_equinox
