@@ -132,6 +132,7 @@ def require_utf8(folder: Path) -> None:
         raise JaxflError(f"{str(folder)!r} is not named in UTF-8; choose another --run-dir.") from None
 
 
+@writes
 def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
     """Write pictures by name, whose ending is the format; one with nothing to draw is left out."""
     for name, draw in pictures.items():

@@ -704,7 +704,7 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
         long("writing the configuration", (partition, "save", 1)),
         long("writing metrics", (store, "append_metrics", 5)),
         ("writing a checkpoint", (checkpoint, "save", 2)),
-        long("drawing pictures", (files, "write_pictures", 1)),
+        ("drawing pictures", (files, "write_pictures", 1)),
         long("writing the result", (files, "write_json", 1)),
     ],
 )

@@ -133,8 +133,7 @@ def compared(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     arguments = [*comparison("fedavg", dataset), "--run-dir", f"{folder}/compared"]
     first, second = together(folder, arguments)
-    assert first[0] == 0, first[2]
-    assert second[0] == 0, second[2]
+    assert first[0] == second[0] == 0, f"{first[2]}\n{second[2]}"
     assert "on 2 x cpu" in first[1] and "compared: table.csv" in first[1]
     assert "fedavg: 2 runs as one program" in first[1]
     assert "fedavg" not in second[1]  # only the first process prints
