@@ -91,7 +91,7 @@ def describe(partition: Partition, source: Source) -> str:
 
 def print_result(result: dict, folder: Path) -> None:
     """Print the result of a run."""
-    OUT.print(as_text(tabulate([(result["method"], result)])))
+    OUT.print(as_text(tabulate([(result["method"], result)]), OUT.width))
     if result.get("stopped_at_target"):
         OUT.print(f"It has stopped after round {result['rounds']}, where all targets were reached.")
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
@@ -132,7 +132,7 @@ def shown(quiet: bool) -> Iterator[Observer]:
 
 def print_table(table: Table, folder: Path, more: str = "") -> None:
     """Print a table that has been written."""
-    OUT.print(as_text(table))
+    OUT.print(as_text(table, OUT.width))
     OUT.print(f"{folder}: table.csv, table.md, table.tex, pictures{more}")
 
 

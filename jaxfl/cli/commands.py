@@ -177,7 +177,7 @@ def _study(arguments: list[str]) -> None:
             **vars(limit),
         )
     if table:
-        OUT.print(as_text(table))
+        OUT.print(as_text(table, OUT.width))
         OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, runs.csv, and a folder per setting")
     if failures:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")

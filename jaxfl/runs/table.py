@@ -3,8 +3,9 @@
 import csv
 import io
 import math
+import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,6 @@ IN_LATEX = str.maketrans(
     | {"\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}"}
     | {"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}"}
 )
-MOST_COLUMNS = 12  # of a table that is not transposed in a terminal
 OF_NEWCOMERS = [
     Measure(title, lambda result, moment=moment: _mean_of_newcomers(result, moment))
     for title, moment in (("newcomers received %", "received"), ("newcomers joined %", "personal"))
@@ -198,29 +198,53 @@ def cell(values: Sequence[float]) -> Cell:
     return Cell(float(np.mean(values)), std)
 
 
-def as_text(table: Table) -> RichTable:
-    """Return the table for a terminal, the best cells in bold; with too many columns it is transposed."""
-    labels = [label for label, _ in table.rows]
-    texts = [
+def as_text(table: Table, width: int) -> RichTable:
+    """Return the table for a terminal with this many columns of text, the best cells in bold.
+
+    It is transposed if only that keeps all names and numbers in one piece. Where neither way does, it breaks
+    them in the one that needs less.
+    """
+    heads = [Text(title) for title in (table.of_rows, *table.titles)]  # labels may have brackets
+    rows = [
         [
-            Text(cell.text(), "bold" if (row, column) in table.best else "")
-            for column, cell in enumerate(cells)
+            Text(label),
+            *(Text(cell.text(), "bold" if (i, k) in table.best else "") for k, cell in enumerate(cells)),
         ]
-        for row, (_, cells) in enumerate(table.rows)
+        for i, (label, cells) in enumerate(table.rows)
     ]
-    wide = len(table.titles) > MOST_COLUMNS
-    titles = (table.of_rows, *(labels if wide else table.titles))
-    columns = (Column(Text(title), overflow="fold") for title in titles)  # labels may have brackets
+    upright = [heads, *rows]
+    ways = [upright, [*zip(*upright, strict=True)]]
+    rooms = [width - _span(map(_unbroken, zip(*way, strict=True))) for way in ways]
+    chosen = 1 if rooms[0] < 0 and rooms[1] > rooms[0] else 0
+    (titles, *lines), room = ways[chosen], rooms[chosen]
+    widths = _widths([*zip(titles, *lines, strict=True)], room) if room >= 0 else [None] * len(titles)
+    columns = (Column(title, overflow="fold", width=w) for title, w in zip(titles, widths, strict=True))
     caption = Text("\n".join(table.notes)) if table.notes else None
     drawn = RichTable(*columns, caption=caption, caption_justify="left")
-    lines = (
-        zip(table.titles, *texts, strict=True)
-        if wide
-        else map(lambda label, of_label: (label, *of_label), labels, texts)
-    )
     for line in lines:
         drawn.add_row(*line)
     return drawn
+
+
+def _unbroken(texts: Sequence[Text]) -> int:
+    """Return the width of the longest part that stays in one piece: a word, or a mean with its deviation."""
+    return max(len(part) for text in texts for part in re.split("(?<!±) (?!±)", text.plain))
+
+
+def _span(widths: Iterable[int]) -> int:
+    """Return the width of a table with columns of these widths, and borders."""
+    return sum(width + 3 for width in widths) + 1
+
+
+def _widths(columns: Sequence[Sequence[Text]], room: int) -> list[int]:
+    """Return the width of each column: what stays in one piece, and a fair share of the room that is left."""
+    widths = [*map(_unbroken, columns)]
+    wishes = [max(map(len, texts)) - width for texts, width in zip(columns, widths, strict=True)]
+    for served, i in enumerate(sorted(range(len(columns)), key=wishes.__getitem__)):
+        more = min(wishes[i], room // (len(columns) - served))
+        widths[i] += more
+        room -= more
+    return widths
 
 
 def as_markdown(table: Table) -> str:

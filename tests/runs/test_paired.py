@@ -1,10 +1,12 @@
 """Paired differences between methods with their intervals, and the tables that show them."""
 
+import io
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from jaxfl.errors import JaxflError
@@ -12,7 +14,6 @@ from jaxfl.runs.compare import check_distinct
 from jaxfl.runs.measures import measure
 from jaxfl.runs.paired import UNPAIRED, Difference, interval, label_of, notes_on, paired
 from jaxfl.runs.table import (
-    MOST_COLUMNS,
     Cell,
     Table,
     as_csv,
@@ -146,24 +147,37 @@ def test_labels_keep_the_form_of_a_table():
     assert written in as_latex(table) and r"100 \%" in as_latex(table)
 
 
-def test_a_table_too_wide_for_a_terminal_is_transposed():
-    def drawn(columns):
-        rows = [
-            ("one", [Cell(float(i), None) for i in range(columns)]),
-            ("other", [Cell(9.0, 1.0)] * columns),
-        ]
-        return as_text(Table([f"class {i} %" for i in range(columns)], rows, best=[(1, columns - 1)]))
+WIDE = Table(
+    ["accuracy %", "minus fedavg", "MB up"],
+    [
+        ("fedavg", [Cell(56.43, 6.67), Difference(math.nan, 0.0, 0.0, 2, "seeds"), Cell(3.14, 0.0)]),
+        ("[fed]rod-plus", [Cell(73.71, 4.04), Difference(17.29, -6.31, 40.88, 2, "seeds"), Cell(3.0, 0.01)]),
+    ],
+    best=[(1, 0)],
+)
 
-    upright, lying = drawn(MOST_COLUMNS), drawn(MOST_COLUMNS + 1)
-    assert (len(upright.columns), upright.row_count) == (1 + MOST_COLUMNS, 2)
-    assert [str(column.header) for column in lying.columns] == ["method", "one", "other"]
-    last = [list(column.cells)[-1] for column in lying.columns]
-    assert lying.row_count == MOST_COLUMNS + 1
-    assert [*map(str, last)] == [f"class {MOST_COLUMNS} %", "12.00", "9.00 ± 1.00"]
-    assert [cell.style for cell in last[1:]] == ["", "bold"]
-    assert [list(column.cells)[-1].style for column in upright.columns[1:]] == [""] * (MOST_COLUMNS - 1) + [
-        "bold"
-    ]
+
+@pytest.mark.parametrize(
+    ("width", "first", "whole"),
+    [
+        (90, "method accuracy % minus fedavg MB up", True),
+        (57, "method accuracy % minus fedavg MB up", True),  # the difference takes several lines
+        (56, "method fedavg [fed]rod-plus", True),
+        (43, "method fedavg [fed]rod-plus", True),
+        (42, "method fedavg [fed]rod-plus", False),
+    ],
+)
+def test_a_table_keeps_names_and_numbers_whole_if_the_terminal_allows(width, first, whole):
+    console = Console(width=width, file=io.StringIO(), markup=True)
+    drawn = as_text(WIDE, width)
+    console.print(drawn)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(str(column.header) for column in drawn.columns) == first
+    pieces = ("56.43 ± 6.67", "73.71 ± 4.04", "3.00 ± 0.01", "[-6.31,", "+40.88],", "[fed]rod-plus")
+    assert all(any(piece in line for line in lines) for piece in pieces) == whole
+    bold = [cell.plain for column in drawn.columns for cell in column.cells if str(cell.style) == "bold"]
+    assert bold == ["73.71 ± 4.04"]
 
 
 def test_methods_that_would_share_a_folder_are_refused():
