@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl import registry
+from jaxfl.config import choices
 from jaxfl.config.commands import (
     ChangedCode,
     Columns,
@@ -126,7 +127,8 @@ def compare(
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     for name in options:
         if name not in hints(Training) and (owners := registry.owners(name)):
-            meant = [each for each in methods if each in owners] or owners
+            chosen = [each for each in methods if isinstance(each, str)]
+            meant = [choice for choice in chosen if choices.split(choice)[0] in owners] or owners
             raise JaxflError(
                 f"{name} is an option of {', '.join(owners)}, not of jaxfl.compare; write "
                 f'"{meant[0]},{name}=VALUE".'

@@ -1,6 +1,7 @@
 """The console script: sets up the process, turns words into a command and errors into a sentence."""
 
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -36,6 +37,11 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, OwnCodeError):  # its cause has only the frames of the user's files
             traceback.print_exception(error.__cause__, chain=False)
         _say(str(error), style="red")
+        leave(2)
+    except OSError as error:  # such as a folder on the way to a file that only another user may enter
+        if error.filename is None:
+            raise
+        _say(f"{error.filename}: {error.strerror}; check its name and its permissions.", style="red")
         leave(2)
     except KeyboardInterrupt as stopped:
         _say(str(stopped) or "Stopped.")
@@ -122,6 +128,8 @@ def entry() -> None:
         jax.config.update("jax_num_cpu_devices", cpu_devices(sys.argv[1:]))
     waits = [f"--{wait}=86400" for wait in WAITS if wait not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *waits]).strip()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have what its encoding has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
     except BrokenPipeError:  # the reader, such as head, has seen enough

@@ -246,16 +246,17 @@ def parse(annotation: Any, words: str) -> Any:
     raise ValueError(f"must be {wanted(allowed)}, not {words!r}")
 
 
-def as_path(words: str | Path) -> Path:
+def as_path(words: str | os.PathLike[str]) -> Path:
     """Return the path that a text stands for; a first ``~`` is the user's home.
 
     Raises:
       JaxflError: if it is neither text nor a path, is empty, or has bytes that no name of a file has.
     """
-    if not isinstance(words, str | Path):
+    words = os.fspath(words) if isinstance(words, os.PathLike) else words
+    if not isinstance(words, str):
         raise JaxflError(f"A folder or file must be a path or a string, not {words!r}.")
-    if not str(words) or "\0" in str(words):
-        raise JaxflError(f"{str(words)!r} is not the name of a folder or file.")
+    if not words or "\0" in words:
+        raise JaxflError(f"{words!r} is not the name of a folder or file.")
     return Path(os.path.expanduser(words))
 
 

@@ -120,7 +120,7 @@ def _array(name: str, what: str, values) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError:  # of nested lists
-        raise JaxflError(f"{name}: {what} are lists of different lengths; give one array.") from None
+        raise JaxflError(f"{name}: {what}: lists of different lengths; give one array.") from None
 
 
 def _checked_images(name: str, images: np.ndarray) -> np.ndarray:

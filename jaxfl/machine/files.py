@@ -129,7 +129,9 @@ def require_utf8(folder: Path) -> None:
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError:
-        raise JaxflError(f"{str(folder)!r} is not named in UTF-8; choose another --run-dir.") from None
+        raise JaxflError(
+            f"{str(folder.absolute())!r} is not a path in UTF-8; choose another --run-dir."
+        ) from None
 
 
 @writes

@@ -61,8 +61,12 @@ def history(config: dict, metrics: list[dict]) -> list[dict]:
     return begun + [{"round": record["round"]} | record["code"] for record in metrics if "code" in record]
 
 
+@on_first_process
 def same(then: dict, now: dict) -> bool:
-    """Return whether a run's code is unchanged, so that no new code needs to be recorded."""
+    """Return whether a run's code is unchanged, so that no new code needs to be recorded.
+
+    Call this when `now` has been loaded: the user's files are read again.
+    """
     return then["package"] == now["package"] and not changed(then)
 
 

@@ -93,8 +93,9 @@ def compare(
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
+    runs = [(run.absolute(), described(*entry[:2])) for run, entry in planned.items()]
+    agree("options", (runs, beside, changed_code))
     check_folder(folder, planned, beside)
-    agree("options", [(run.absolute(), described(*entry[:2])) for run, entry in planned.items()])
     check_code(folder, planned, changed_code, observer.warned)
 
     def watch(run, new, tell=observer.progressed):

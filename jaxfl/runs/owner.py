@@ -55,7 +55,8 @@ def owned(folder: Path) -> Iterator[None]:
             # Removed while it is locked: a process that has opened it meanwhile finds it gone. A folder that
             # was removed with it may have another owner by now.
             if _is_there(held.descriptor, folder / OWNER):
-                (folder / OWNER).unlink()
+                with contextlib.suppress(OSError):  # the disk is read-only by now: unlocked, it owns nothing
+                    (folder / OWNER).unlink()
             os.close(held.descriptor)
             for path in held.made:
                 with contextlib.suppress(OSError):  # it holds a run, or went with one

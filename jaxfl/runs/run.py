@@ -244,11 +244,12 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
     agree("checkpoints", done)
     agree("code", now)
     metrics = store.trim(folder, done)
+    taken_over = None if code.same(code.latest(folder, config, metrics), now) else done
     if data.federation.devices != config["options"].get("devices"):
         config = store.change(folder, "devices", data.federation.devices)
     checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
     state = jax.device_get(state)  # a run of several waits, while the device has other work
-    return Run(folder, config, variant, setup.machine, now, watch, metrics, state)
+    return Run(folder, config, variant, setup.machine, now, watch, metrics, state, taken_over=taken_over)
 
 
 def _only(outcomes: list[dict | JaxflError]) -> dict:

@@ -21,7 +21,7 @@ from jaxfl.core.rounds import Programs
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
-from jaxfl.runs import checkpoint, clients, code, store
+from jaxfl.runs import checkpoint, clients, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import joined, records, result
@@ -42,6 +42,8 @@ class Run(NamedTuple):
       metrics: records of all rounds so far; the list grows as the run goes on.
       state: state after these rounds; None before the first one.
       new: whether its folder has just been made.
+      taken_over: the number of rounds that another code has computed, if this process's code takes over;
+        else None.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class Run(NamedTuple):
     metrics: list[dict]
     state: Any = None
     new: bool = False
+    taken_over: int | None = None
 
     @property
     def done(self) -> int:
@@ -196,7 +199,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
 
 def _record(job: Job, run: Run, new: list[dict]) -> None:
     """Append new records to the run's metrics, the first with its code and devices if these have changed."""
-    if not code.same(code.latest(run.folder, run.config, run.metrics), run.code):
+    if run.done == run.taken_over:
         new[0]["code"] = run.code
         store.keep_code(run.folder, run.done + 1, run.code)
     if job.federation.devices != _devices(run.config, run.metrics):

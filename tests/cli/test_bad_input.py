@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sysconfig
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import jax
 import numpy as np
@@ -373,7 +373,8 @@ REFUSED = [
     ("partition --dataset nowhere.npz --run-dir divided", "divided already holds"),
     ("partition @own.args --run-dir own.py/divided", "cannot be written (Not a directory)"),
     ("run fedavg @own.args --run-dir " + 300 * "x", "cannot be written (File name too long)"),
-    ("run fedavg @own.args --run-dir \udcff", "'\\udcff' is not named in UTF-8; choose another --run-dir"),
+    ("run fedavg @own.args --run-dir \udcff", "/\\udcff' is not a path in UTF-8; choose another --run-dir"),
+    ("run fedavg --dataset " + 300 * "x", "xxx: File name too long; check its name and its permissions"),
 ]
 
 
@@ -629,6 +630,11 @@ def test_python_refuses_the_same(folder, method, options, sentence):
         (lambda: jaxfl.run("fedper", quiet="no"), "quiet must be True or False, not 'no'"),
         (lambda: jaxfl.run("fedper", run_dir="a\0b"), "is not the name of a folder or file"),
         (lambda: jaxfl.run("fedper", run_dir=""), "'' is not the name of a folder or file"),
+        (
+            lambda: jaxfl.compare("pfedme,lr=0.1", "ditto,lr=0.1", lam=1.0),
+            'not of jaxfl.compare; write "pfedme,lr=0.1,lam=VALUE"',
+        ),
+        (lambda: jaxfl.load(PurePath("nowhere")), "nowhere"),
         (lambda: jaxfl.load(None), "A folder or file must be a path or a string, not None."),
     ],
 )

@@ -301,6 +301,11 @@ def test_a_traced_value_that_outlives_its_trace_is_refused(capsys, name):
             "ValueError: a leaf of own or weights has the",
         ),
         (
+            "run wrong.py:no_parts @own.args",
+            "client.size, key, federation",
+            "ValueError: a client of map_and_sum returns (outputs, parts)",
+        ),
+        (
             "run wrong.py:integers @own.args",
             "(None, client.size)",
             "ValueError: a sum over clients takes floats, but a part of it is int32; convert it",

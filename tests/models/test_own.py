@@ -438,6 +438,19 @@ class Twofold(nn.Module):
         return nn.Dense(2)(x), x
 
 
+class TwofoldEquinox(eqx.Module):
+    """The same in Equinox, without a state."""
+
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.head = eqx.nn.Linear(3, 2, key=key)
+
+    def __call__(self, x):
+        """Map (3,) to (2,) and (3,)."""
+        return self.head(x), x
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -484,6 +497,7 @@ class Twofold(nn.Module):
             "the blocks of own must be a list of names, not 'head'",
         ),
         (lambda: from_linen("own", Twofold(), (3,), 2), "it returns a tuple, not an array of floats"),
+        (lambda: from_equinox("own", TwofoldEquinox, (3,), 2), "it returns a tuple, not an array of floats"),
         (lambda: from_linen("own", Counting(), (3,), 2).size, "count is int32; make it a float"),
         (lambda: run(lambda params, x: x > 0), "returns an array of bool, not an array of floats"),
     ],

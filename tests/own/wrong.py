@@ -206,6 +206,17 @@ def sums_integers(config):
     return right._replace(step=step)
 
 
+def sums_nothing(config):
+    right = build(config)
+
+    def step(key, state, federation, cohort):
+        ones = per_group(lambda slots: jnp.ones(slots.mask.shape), cohort.groups)
+        map_and_sum(lambda key, client, *_: client.size, key, federation, cohort, ones)
+        return right.step(key, state, federation, cohort)
+
+    return right._replace(step=step)
+
+
 def undecided(path):
     path[1] == "head"  # noqa: B015
 
@@ -257,6 +268,7 @@ trains_unknown = method(lambda config: sharing(config, train=local_training(conf
 other_pairs = method(lambda config: build(config)._replace(matrices=of_five))
 outside = jaxfl.Method("../outside", build, own.FedProx, "a mistake")
 integers = method(sums_integers)
+no_parts = method(sums_nothing)
 keeps_a_word = method(lambda config: sharing(config, keep=lambda model: "classifier"))
 forgets_to_return = method(lambda config: sharing(config, keep=lambda model: undecided))
 updates_alone = method(lambda config: sharing(config, memory=Memory(update=forgetful)))

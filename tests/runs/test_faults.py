@@ -789,6 +789,25 @@ def test_changed_user_code_is_refused_until_it_is_allowed(own, which, dataset, t
     assert code == 0 and f"{path} has changed since {run} was computed" in said
 
 
+def test_files_edited_while_a_run_goes_on_are_not_what_computes_it(
+    own, dataset, tmp_path, capsys, monkeypatch
+):
+    """The process computes with what it has loaded; only a resume asks about the edited file."""
+    run, (path, _) = tmp_path / "run", own
+    append, before = store.append_metrics, path.read_text()
+
+    def edited(folder, records):
+        append(folder, records)
+        path.write_text(path.read_text() + "other = 1\n")
+
+    monkeypatch.setattr(store, "append_metrics", edited)
+    assert main(capsys, "run", f"{path}:own", *dataset, *PLAIN, "--run-dir", run)[0] == 0
+    assert not any("code" in line for line in store.read_metrics(run))
+    assert [copy.name for copy in (run / "code").iterdir()] == ["round-1"]
+    assert (run / "code" / "round-1" / path.name).read_text() == before
+    assert f"{path} has changed since" in refusal(capsys, "resume", run, "--rounds", "20")
+
+
 def test_other_images_under_the_same_name_are_refused(dataset, tmp_path, capsys):
     """A run is neither resumed nor repeated on other images, even if all labels are the same."""
     path, run = tmp_path / "images.npz", tmp_path / "run"

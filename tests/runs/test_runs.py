@@ -5,6 +5,7 @@ before each of its checkpoints: these copies are stopped runs.
 """
 
 import csv
+import errno
 import itertools
 import json
 import re
@@ -662,6 +663,18 @@ def test_a_folder_made_anew_belongs_to_its_new_owner(tmp_path):
     assert owner.is_owned(tmp_path / "run")
     second.__exit__(None, None, None)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_owner_lets_go_of_a_disk_that_has_become_read_only(tmp_path, monkeypatch):
+    """What has failed is told, and not that its lock cannot be removed either."""
+
+    def refused(path, missing_ok=False):
+        raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+
+    with pytest.raises(JaxflError, match="metrics cannot be written"), owner.owned(tmp_path / "run"):
+        monkeypatch.setattr(Path, "unlink", refused)
+        raise JaxflError("metrics cannot be written")
+    assert not owner.is_owned(tmp_path / "run")
 
 
 @pytest.mark.long

@@ -135,8 +135,9 @@ class Equinox(Network):
                     return module(x, **given, **modes(module.__call__, train))
 
             y = dataclasses.replace(walk, z=z).through(through)
-            newest = newest_of([newest, *(y if isinstance(y, tuple) else ())])
-            return y[0] if isinstance(y, tuple) else y, newest
+            if isinstance(y, tuple) and [type(entry) for entry in y[1:]] == [eqx.nn.State]:
+                return y[0], newest_of([newest, y[1]])
+            return y, newest
 
         z = x if walk.start is None else walk.z
         if train and mask is not None:
