@@ -46,8 +46,8 @@ class PartitionOptions:
     partition_seed: int = within("[0, 18446744073709551615]", 0)
     """Seed of the partition, which is part of the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent", "permuted"] = "unified"
-    """Whether a label means the same on all clients (unified), or each client numbers the classes that it is
-    tested on (independent) or all classes of the data (permuted) in its own order."""
+    """Whether a label means the same on all clients (unified), or each client numbers classes in its own
+    order: all of the data (permuted), or with test rows of the source only its own (independent)."""
     test: Literal["auto", "own", "source", "split"] = "auto"
     """Test rows: cut from the client's own rows (own), the source's test rows of its classes (source), or the
     source's test rows among its own rows (split). auto: source for the partition `classes`; split for

@@ -59,6 +59,10 @@ def read_source(choice: str) -> Source:
     labels, classes = columns.pop(label), getattr(kinds[label], "num_classes", None)
     if classes is None:
         known, labels = np.unique(labels, return_inverse=True)
+        if len(known) > 2 and known.dtype.kind == "i" and known[0] < 0:  # two may be -1 and 1
+            raise JaxflError(
+                f"{PREFIX}{name}: some rows have the {label} {known[0]}, which is no class; leave these out."
+            )
         classes = len(known)
     return from_arrays(choice, _images(name, parts, image, kinds[image]), labels, train, classes, columns)
 

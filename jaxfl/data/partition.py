@@ -83,8 +83,8 @@ def divide(
         of its share that are the source's test rows. "split or own" is "split" if the source is divided and
         every client's share has rows of both kinds, else "own".
       labels: "unified": a class means the same to everybody. Otherwise every client numbers classes in a
-        random order of its own: "permuted" all classes of the source, "independent" those that it is tested
-        on, which are its own with test="source" and all with test="own".
+        random order of its own: "permuted" all classes of the source, "independent" only those of its rows
+        with test="source", and otherwise all.
       test_fraction: share of a client's rows to test on, with test="own".
       validation_fraction: share of a client's training rows to validate on.
       max_train: maximum number of training rows of a client, validation rows included; all by default.

@@ -25,21 +25,24 @@ from jaxfl.errors import JaxflError
 
 
 def rotate(
-    clients: int, rng: np.random.Generator, *, degrees: float = 45.0, angles: int | None = None
+    clients: int, rng: np.random.Generator, *, degrees: float | None = None, angles: int | None = None
 ) -> np.ndarray:
     """Rotate each client's images by an angle of its own, black where they do not reach.
 
     Args:
       clients: number of clients.
       rng: source of randomness.
-      degrees: angles are uniform between minus and plus this number of degrees.
+      degrees: angles are uniform between minus and plus this number of degrees; 45 if `angles` is none.
       angles: instead, number of equally spaced angles: 4 are 0, 90, 180 and 270 degrees. Each has the same
         number of clients, give or take one.
     """
     if angles is not None:
+        if degrees is not None:
+            raise JaxflError("--shift rotate: degrees and angles exclude each other; leave one of them out.")
         if angles < 1:
             raise JaxflError(f"--shift rotate: angles is {angles}; it must be 1 or more.")
         return rng.permutation(np.arange(clients) % angles) * 360 / angles
+    degrees = 45.0 if degrees is None else degrees
     if not 0 <= degrees <= 180:
         raise JaxflError(f"--shift rotate: degrees is {degrees}; it must be from 0 to 180.")
     return rng.uniform(-degrees, degrees, clients)

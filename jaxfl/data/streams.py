@@ -8,7 +8,8 @@
     seed            ->  (t,)                           the cohort of round t
                         (t, DROPOUTS)                  which clients drop out of round t
 
-NumPy takes zeros at the end for nothing, so the numbers that tell longer streams apart are not 0. With equal
+NumPy takes zeros at the end for nothing, so the numbers that tell longer streams apart are not 0, and the
+rows of a partition are drawn by the stream that is NumPy's own for its seed. With equal
 seeds the cohort of round t shares the stream t of the partition's seed. A cohort permutes clients, which
 nothing else does, so this does no harm. Runs do not keep what these streams give, except partitions and
 links: a number that changes here changes runs that are continued.

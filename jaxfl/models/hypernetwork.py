@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.models.blocks import Linear
-from jaxfl.models.model import Model
+from jaxfl.models.model import PRODUCTS, Model
 
 
 class Hypernetwork(nn.Module):
@@ -29,7 +29,11 @@ class Hypernetwork(nn.Module):
 
     @nn.compact
     def __call__(self, v: jax.Array) -> Any:
-        """Return a tree like the model's parameters."""
+        """Return a tree like the model's parameters, computed in the model's precision."""
+        with jax.default_matmul_precision(PRODUCTS[self.model.precision]):
+            return self._generated(v)
+
+    def _generated(self, v):
         h = Linear(self.hidden, name="first")(v[None], train=False, mask=None)
         for number in range(self.depth):
             h = Linear(self.hidden, name=f"hidden{number + 1}")(nn.relu(h), train=False, mask=None)

@@ -206,7 +206,7 @@ class Model:
                 self._call, self.blocks[i], train=trains[i], mask=mask, tapped=i in tapped
             )
             variables = [{"params": params[name], "batch_stats": stats.get(name, {})} for name in names]
-            keys = [None if key is None else _block_key(key, name) for name in names]
+            keys = [_block_key(key, name) if trains[i] and key is not None else None for name in names]
             if len(run) == 1:
                 x, new, left = call(variables[0], keys[0], x)
                 updated[names[0]] = new

@@ -21,7 +21,7 @@ from jaxfl.runs.deployed import Models
 from jaxfl.runs.export import export
 from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.log import scalars
-from jaxfl.runs.prepare import draw_shift, load_source
+from jaxfl.runs.prepare import draw_shift, same_source
 from jaxfl.runs.variant import Variant
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ class Loaded:
         """The data set with images and labels, loaded on first use.
 
         Raises:
-          JaxflError: if it is not available.
+          JaxflError: if it is not available, or has other labels or images than when the run was begun.
         """
-        return load_source(restore_setup(self.folder, self.config, self.changed_code))
+        return same_source(restore_setup(self.folder, self.config, self.changed_code), self.folder)
 
     def seen(self, client: int, rows: np.ndarray) -> np.ndarray:
         """Return images of the data set as a client sees them: unchanged, unless there is a `--shift`.

@@ -40,6 +40,7 @@ from jaxfl.runs.architectures import build_models, client_devices
 from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # default number
+SAMPLE = 16  # images by which a run's images are known again
 # Default options of a partition by data set: digits are few, and a client with little data learns from
 # others.
 USUAL = {("digits", "classes"): {"samples_per_client": 20}}
@@ -91,7 +92,37 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     data = Data(source, partition, models, federation, client_devices(setup, federation), drawn=drawn)
     if saved:
         _require_same_images(saved, images_of(data), source.name)
+        _require_same_sample(saved, store.read_config(saved).get("data", {}), source)
     return data
+
+
+def same_source(setup: Setup, run: Path) -> Source:
+    """Load the data set of a run.
+
+    Raises:
+      JaxflError: if it is not available, or has other labels or images than when the run was begun.
+    """
+    source = load_source(setup)
+    _saved(run / store.PARTITION, source)
+    _require_same_sample(run, store.read_config(run).get("data", {}), source)
+    return source
+
+
+def _require_same_sample(run: Path, then: dict, source: Source) -> None:
+    """Refuse images in another order: their moments, and within classes their labels, are the same."""
+    now = _sample(source.images)
+    limit = 0.02 * np.mean(then.get("std", 0.0))  # readers may differ by a grey level
+    if not np.allclose(then.get("sample", now), now, rtol=0, atol=limit):
+        raise JaxflError(
+            f"{run} was computed on other images than {source.name} has now, or on the same in another "
+            "order; restore those, or start a new run."
+        )
+
+
+def _sample(images: np.ndarray) -> list[float]:
+    """Return the means of some images, evenly spaced, by which their order is known again."""
+    chosen = np.linspace(0, len(images) - 1, SAMPLE).astype(int)
+    return [float(f"{images[i].mean():.6g}") for i in chosen]
 
 
 def _require_same_images(run: Path, now: dict, name: str) -> None:
@@ -121,6 +152,7 @@ def images_of(data: Data) -> dict:
         "mean": np.ravel(federation.mean).tolist(),
         "std": np.ravel(federation.std).tolist(),
         "public": len(federation.public),
+        "sample": _sample(images),
     }
 
 
@@ -326,6 +358,11 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     other = setup.partition.disjoint_from
     without = _saved(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
+    if test in ("source", "split") and setup.partition.test_fraction != PartitionOptions.test_fraction:
+        raise JaxflError(
+            f"--test-fraction cuts test rows from what clients have, but with --partition {name} they are "
+            f"tested on the data set's own test rows ({test}); leave it out, or add --test own."
+        )
     return partitions.divide(
         source,
         own_code()(functools.partial(partitioner, **options)),

@@ -298,6 +298,10 @@ REFUSED = [
     ("run fedavg @own.args --partition classes,classes_per_client=3", "3, but the data have 2 classes"),
     ("run fedavg @own.args --partition dirichlet,min_samples=13", "need 52 rows, but there are 48"),
     ("run fedavg @own.args --test-fraction 0.1", "Client 2 is left without test rows; raise"),
+    (
+        "run fedavg @own.args --partition iid --test source --test-fraction 0.5",
+        "with --partition iid they are tested on the data set's own test rows (source); leave it out",
+    ),
     ("run fedavg @own.args --partition nan.npz", "nan.npz lacks train"),
     ("run fedavg @own.args --partition pickled.npz", "pickled.npz is damaged or not an .npz file of plain a"),
     ("run fedavg @own.args --partition divided/partition.npz --clients 3", "has 4 clients, not 3"),

@@ -101,6 +101,7 @@ def test_amounts_are_drawn_within_their_ranges():
     [
         ("rotate", {"degrees": 200.0}, "degrees is 200.0; it must be from 0 to 180"),
         ("rotate", {"angles": 0}, "angles is 0"),
+        ("rotate", {"angles": 4, "degrees": 10.0}, "degrees and angles exclude each other"),
         ("colour", {"hue": 0.6}, "hue is 0.6"),
         ("noise", {"std": -1.0}, "std is -1.0"),
     ],

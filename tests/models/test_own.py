@@ -171,6 +171,22 @@ class Equinox(eqx.Module):
         return self.head(self.drop(jax.nn.relu(x), key=key)), state
 
 
+def test_a_block_that_does_not_train_gets_no_key_for_dropout():
+    keys = {}
+
+    def functions(name):
+        def apply(params, x, key):
+            keys[name] = key
+            return x @ params["w"]
+
+        return lambda key, x: {"w": jnp.eye(x.shape[-1], 3)}, apply
+
+    model = from_functions("own", {name: functions(name) for name in ("body", "head")}, (3,), 3)
+    params, stats = model.init(jax.random.key(0))
+    model.apply(params, stats, jnp.ones((2, 3)), train=("head",), key=jax.random.key(1))
+    assert keys["body"] is None and keys["head"] is not None
+
+
 def test_a_head_that_does_not_end_in_classes_is_refused():
     require_classes_last(from_linen("own", Linen(), (3,), 2), "pFedSim")
     with pytest.raises(JaxflError, match="pFedSim uses the classes .* block 'head' of own"):
@@ -438,6 +454,34 @@ class Twofold(nn.Module):
         return nn.Dense(2)(x), x
 
 
+class Normed(nn.Module):
+    """A network whose flag has the name that BatchNorm has for its opposite."""
+
+    @nn.compact
+    def __call__(self, x, use_running_average=True):
+        """Map (B, 3) to (B, 2)."""
+        x = nn.BatchNorm(use_running_average=use_running_average)(nn.Dense(2)(x))
+        return nn.Dense(2)(x)
+
+
+class Dropping(nn.Module):
+    """A network whose dropout has a flag with a name of its own."""
+
+    @nn.compact
+    def __call__(self, x, is_train=False):
+        """Map (B, 3) to (B, 2)."""
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not is_train)(nn.Dense(4)(x)))
+
+
+class Always(nn.Module):
+    """A network that normalises by its batch in evaluation as well."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2)."""
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x)))
+
+
 class TwofoldEquinox(eqx.Module):
     """The same in Equinox, without a state."""
 
@@ -497,6 +541,15 @@ class TwofoldEquinox(eqx.Module):
             "the blocks of own must be a list of names, not 'head'",
         ),
         (lambda: from_linen("own", Twofold(), (3,), 2), "it returns a tuple, not an array of floats"),
+        (
+            lambda: from_linen("own", Normed(), (3,), 2),
+            "own has the parameter use_running_average, which stays at its default in training",
+        ),
+        (lambda: from_linen("own", Dropping(), (3,), 2), "own has the parameter is_train, which stays"),
+        (
+            lambda: from_linen("own", Always(), (3,), 2),
+            "own changes its BatchNorm statistics in evaluation as well",
+        ),
         (lambda: from_equinox("own", TwofoldEquinox, (3,), 2), "it returns a tuple, not an array of floats"),
         (lambda: from_linen("own", Counting(), (3,), 2).size, "count is int32; make it a float"),
         (lambda: run(lambda params, x: x > 0), "returns an array of bool, not an array of floats"),

@@ -36,6 +36,7 @@ import jaxfl
 from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
+from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.registry import METHODS
 from jaxfl.runs import checkpoint, interrupt, owner, run_loop, store
@@ -819,6 +820,19 @@ def test_other_images_under_the_same_name_are_refused(dataset, tmp_path, capsys)
         sentence = refusal(capsys, *words)
         assert f"{run} was computed on other images than {path} has now: their mean was" in sentence
     assert not (tmp_path / "again").exists()
+    within = np.lexsort((arrays["images"].mean((1, 2, 3)), arrays["split"], arrays["labels"]))
+    among = np.lexsort((np.arange(len(within)), arrays["split"], arrays["labels"]))
+    images = arrays["images"].copy()
+    images[among] = arrays["images"][within]  # in another order within each class
+    np.savez(path, **arrays | {"images": images})
+    assert f"{run} was computed on other images than {path} has now, or on" in refusal(capsys, *words)
+    with pytest.raises(JaxflError, match="or on the same in another order"):
+        _ = jaxfl.load(run).source
+    np.savez(path, **arrays | {"labels": arrays["labels"][::-1]})
+    with pytest.raises(JaxflError, match="it is for other labels"):
+        _ = jaxfl.load(run).source
+    np.savez(path, **arrays)
+    assert np.array_equal(np.sort(jaxfl.load(run).source.labels), np.sort(arrays["labels"]))
 
 
 def test_another_jaxfl_goes_on_with_a_warning(finished, tmp_path, capsys, monkeypatch):

@@ -30,6 +30,8 @@ author. The paper has validation accuracies in step 2, but says nothing of valid
 training rows unless ``accuracy_on="validation"``. By appendix C only experts smaller than the own one teach;
 here a client that assists a smaller one is also taught by its own (section 2.2).
 
+With `augment` the student sees changed images, teachers and prototypes the unchanged ones.
+
 Distillation starts after a warm-up. Greedy selection has no warm-up. During the warm-up a client downloads
 its own expert and the one it drew; afterwards it downloads all that it can run, even if ``kd`` is off and
 none of them teaches (only its own if neither ``kd`` nor ``greedy`` is on). With align, greedy and kd off and

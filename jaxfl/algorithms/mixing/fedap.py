@@ -21,7 +21,8 @@ which are the inputs of the norms that follow; in a network without convolutions
 d-FedAP is ``layers="last"``. f-FedAP is ``pretraining="fedavg"``: FedAvg on the held-out rows instead of the
 visits. The passes carry BatchNorm's statistics along, whatever `bn_stats` is. They are additional to the
 rounds; in FL-bench, which made FedCMD's table, they are half of the rounds. If clients are given initial
-models, the first client's model goes round.
+models, the first client's model goes round. Simulated seconds of the passes are those of the slowest client
+alone, although the clients wait for each other.
 """
 
 from typing import Literal, NamedTuple

@@ -16,8 +16,8 @@ of the last bias, on which standardised columns do not depend. Off the diagonal 
 Twins lacks. The mean is over the logits of all clients of S_t, the learner included (FCCL+), in evaluation
 mode. As in all methods here that exchange predictions, a round begins with local training; the paper's ends
 with it. A client that joins at the end has not trained alone and has nothing to remember. Without
-pre-training w_i^0 is not remembered. Pre-training lasts as long as a round's local training, in the authors'
-code 50 epochs. lambda is `lam`.
+pre-training w_i^0 is not remembered, and w_i^- is the initial model in a client's first round. Pre-training
+lasts as long as a round's local training, in the authors' code 50 epochs. lambda is `lam`.
 """
 
 from typing import NamedTuple

@@ -21,6 +21,7 @@ The reported local loss is the sum over both networks. A client deploys w_i and 
 ways.
 """
 
+import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
@@ -81,8 +82,9 @@ def network(config: FedKEMF, federation) -> Model:
     """Return the knowledge network."""
     if config.knowledge == "smallest":
         return min(federation.models, key=lambda model: model.size)
-    shape, classes = federation.models[0].shape, federation.models[0].classes
-    return zoo.build(config.knowledge, shape=shape, classes=classes)
+    first = federation.models[0]
+    model = zoo.build(config.knowledge, shape=first.shape, classes=first.classes)
+    return dataclasses.replace(model, convolution=first.convolution, precision=first.precision)
 
 
 def side_by_side(own: Weights, knowledge: Weights) -> Weights:

@@ -33,6 +33,7 @@ from jaxfl.authoring import (
     cross_entropy,
     descend,
     each_client,
+    flops,
     gather,
     initial_weights,
     map_clients,
@@ -157,9 +158,16 @@ def build(config: PFedHN) -> Algorithm:
         def models(psi, v):
             return jax.vmap(lambda v: hypernetwork(model).apply({"params": psi}, v))(v)
 
-        _, back = jax.vjp(models, server.psi, tree.take(server.v, slots))
-        gradient: Any
-        gradient, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(back(dw), optax.EmptyState())
+        def pulled_back(psi, v, dw):
+            return jax.vjp(models, psi, v)[1](dw)
+
+        inputs = server.psi, tree.take(server.v, slots)
+        of_slots = flops.of(models, *inputs) + flops.of(
+            pulled_back, *inputs, dw
+        )  # generated before training, too
+        flops.add(of_slots / slots.mask.size * slots.mask.sum().astype(float))
+        gradient: Any = pulled_back(*inputs, dw)
+        gradient, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(gradient, optax.EmptyState())
         psi, state_psi = stepped(server.psi, gradient[0], server.opt_state[0], hyper)
         v, state_v = tree.take((server.v, server.opt_state[1]), slots)  # absent clients' v stays
         stepped_v = stepped(v, gradient[1], state_v, hyper)

@@ -1,6 +1,7 @@
 """Flax Linen modules as models."""
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
-from jaxfl.models.own.chain import Network, chain, real_rows
+from jaxfl.models.own.chain import EXAMPLES, Network, Walk, calls, chain, leaves, real_rows
 from jaxfl.models.own.intercept import in_front
-from jaxfl.models.own.modes import modes, require_modes
+from jaxfl.models.own.modes import NAMES, modes, require_modes
 
 COLLECTIONS = "params", "batch_stats"
 
@@ -61,7 +62,40 @@ def from_linen(
         raise JaxflError(
             f"{where}: {name} has a field that can change ({in_a_line(error)}); write tuples for lists."
         ) from None
-    return chain(name, Linen(module, tuple(shape)), classes, head=head, blocks=blocks)
+    network = Linen(module, tuple(shape))
+    _require_switch(name, network)
+    return chain(name, network, classes, head=head, blocks=blocks)
+
+
+def _require_switch(name: str, network: "Linen") -> None:
+    """Refuse a network whose BatchNorm or dropout does the same in training and in evaluation by mistake.
+
+    Raises:
+      JaxflError: if its training flag has a name that jaxfl does not know, or evaluation changes statistics.
+    """
+    call, where = type(network.module).__call__, line_of(network.kind)
+    unknown = [
+        parameter.name
+        for parameter in inspect.signature(call).parameters.values()
+        if isinstance(parameter.default, bool) and parameter.name not in NAMES
+    ]
+    noisy = leaves(network).stats or any(made.kind == "Dropout" for made in calls(network))
+    if unknown and noisy and not modes(call, True):
+        raise JaxflError(
+            f"{where}: {name} has the parameter {unknown[0]}, which stays at its default in training and in "
+            f"evaluation; name its training flag {' or '.join(NAMES)}."
+        )
+    x = jax.ShapeDtypeStruct((EXAMPLES, *network.shape), jnp.result_type(float))
+
+    def new_statistics(weights, x):
+        return network.run(weights, x, Walk(), train=False, key=None, mask=None)[1]
+
+    found = jax.make_jaxpr(new_statistics)(leaves(network), x).jaxpr
+    if not {*map(id, found.outvars)} <= {*map(id, found.invars)}:
+        raise JaxflError(
+            f"{where}: {name} changes its BatchNorm statistics in evaluation as well; give __call__ a "
+            "parameter train, and BatchNorm use_running_average=not train."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
