@@ -174,11 +174,15 @@ def _dearness(records: list[dict[str, Any]]) -> Figure:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(places, names, fontsize="small")
     axes.invert_yaxis()
+    axes.margins(y=0.01)
     axes.set(xscale="log", xlim=(0.5 * min(1, ratios.min()), 2 * ratios.max()))
+    low, high = np.log2(axes.get_xlim())
+    axes.set_xticks(2.0 ** np.arange(np.ceil(low), high))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
     axes.set_xlabel(f"seconds per counted operation, as multiples of {records[0]['rival']}'s in turn")
     if host.any():
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="lower right")
     return figure
 
 
