@@ -156,8 +156,8 @@ def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
     )
     return [
         f"{number} of {clients} clients took part in no round of their run, or all their answers were lost; "
-        "what they keep is still as it began, and their accuracies count (see rounds and lost in a run's "
-        "clients.csv)."
+        "unless their method trains others than a round's clients, what they keep is as it began, and their "
+        "accuracies count (see rounds and lost in a run's clients.csv)."
     ]
 
 
