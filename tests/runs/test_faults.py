@@ -527,7 +527,7 @@ def test_a_comparison_leaves_out_runs_with_another_owner(finished, dataset, tmp_
     assert contents(folder / "fedavg" / "seed-3") == contents(finished)
     assert main(capsys, *words) == (0, "")
     end = json.loads((folder / "comparison.json").read_text())
-    assert end == {"runs": 2, "finished": 2, "failures": []}
+    assert end == {"runs": 2, "finished": 2, "failures": [], "order": ["fedavg", "fedavg-lr=0.2"]}
 
 
 @pytest.mark.long
@@ -861,7 +861,9 @@ def test_a_comparison_is_not_repeated_with_other_code(own, dataset, tmp_path, ca
     assert f"2 of 2 runs in {folder} have finished with another version of jaxfl and are kept" in said
     own[0].write_text(own[0].read_text() + "other = 1\n")
     assert f"{own[0]} has changed since" in refusal(capsys, *words)
-    assert main(capsys, *words, "--changed-code") == (0, "")
+    code, said = main(capsys, *words, "--changed-code")
+    assert code == 0 and said.count("\n") == 1
+    assert f"1 of 2 runs in {folder} have finished with another version of your code ({own[0]})" in said
     assert {run: contents(run) for run in folder.glob("*/*")} == written
 
 
