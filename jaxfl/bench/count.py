@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfl.core.training import batches_per_epoch, has_batchnorm
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
 
 
@@ -47,6 +48,25 @@ PHASES: dict[str, Callable[[Any, Model], tuple[Phase, ...]]] = {
     "fedrep": _fedrep,
     "ditto": _ditto,
 }
+
+
+UNCOUNTED = {"steps": None, "optimizer": "sgd", "augment": (), "clip_norm": None}
+
+
+def require_counted(label: str, config: Any) -> None:
+    """Refuse options of local training that the table of phases and the PyTorch loop do not know.
+
+    Raises:
+      JaxflError: naming the first one.
+    """
+    strange = [name for name, usual in UNCOUNTED.items() if getattr(config, name) != usual]
+    strange += [
+        name for name in ("epochs", "head_epochs", "personal_epochs") if (getattr(config, name, 0) or 0) % 1
+    ]
+    if strange:
+        raise JaxflError(
+            f"{label}: jaxfl bench counts whole epochs of plain SGD for this method; leave {strange[0]} out."
+        )
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
-from jaxfl.bench.count import PHASES, work
+from jaxfl.bench.count import PHASES, require_counted, work
 from jaxfl.bench.record import Record
 from jaxfl.bench.workloads import Strategy, Workload
 from jaxfl.config.setup import Setup
@@ -92,6 +92,8 @@ def measure(
         for i in range(max(strategy.seeds for strategy in strategies.values()))
     ]
     phases = PHASES.get(variant.method.name)
+    if phases:
+        require_counted(variant.label, variant.config)
     parts = tuple(phases(variant.config, model) for model in federation.models) if phases else ()
 
     with memory.explained(federation):

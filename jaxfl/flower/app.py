@@ -41,6 +41,7 @@ def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
         "out": str(folder / "global.npz"),
         "after": after,
         "rounds": rounds,
+        "length": after + rounds,
         "clients": len(opened_run.partition.train),
         "participation": setup.run.participation,
         "label": opened_run.variant.label,
@@ -82,6 +83,7 @@ clientapp = "client_app:app"
 [tool.flwr.app.config]
 run = {run}  # where server and nodes read the run
 after = {after}  # its rounds that are done
+length = {length}  # rounds in all, which a schedule of rates may depend on
 num-server-rounds = {rounds}
 fraction-train = {participation}
 clients = {clients}  # the server waits for this many

@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
         min_available_nodes=int(config["clients"]),
         evaluate_metrics_aggr_fn=mean_of_clients,
     )
-    clock = {"after": after, "rounds": after + rounds}
+    clock = {"after": after, "rounds": max(int(config["length"]), after + rounds)}  # rates depend on it
     first = sent_first(Path(str(config["run"])), after)
     result = strategy.start(
         grid,

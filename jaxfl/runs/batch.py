@@ -21,7 +21,7 @@ from jaxfl.runs.interrupt import Interrupted, deferred
 from jaxfl.runs.job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.observer import ONLY_WARNINGS
 from jaxfl.runs.owner import Taken, owned
-from jaxfl.runs.plan import Planned, Runs
+from jaxfl.runs.plan import Planned, Runs, require_own
 from jaxfl.runs.prepare import Data, prepare
 from jaxfl.runs.run import begin, reopen
 from jaxfl.runs.run_loop import compilation, proceed
@@ -109,7 +109,7 @@ def run_batch(
                 for folder, run in itertools.islice(fitting.items(), first, first + size):
                     try:
                         held.enter_context(owned(folder))
-                        open_ = _opening(folder, folder in begun)
+                        open_ = _opening(folder, folder in begun, runs[folder])
                         if open_:
                             ready.append(open_(folder, run.variant, run.setup, data, partial(watch, folder)))
                     except JaxflError as error:
@@ -127,12 +127,15 @@ def run_batch(
     return failures
 
 
-def _opening(folder: Path, begun: bool) -> Callable | None:
+def _opening(folder: Path, begun: bool, planned: Planned) -> Callable | None:
     """Return the function that opens a run for its new owner; None if another process has finished it.
 
     Raises:
       Taken: if another process has begun it meanwhile, perhaps with other devices, and left it.
+      JaxflError: if another process has begun another run there.
     """
+    if not begun:
+        require_own(folder, planned)
     if store.holds(folder, store.RESULT):
         return None
     if store.holds(folder, store.CONFIG) > begun:

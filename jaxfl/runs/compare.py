@@ -31,8 +31,10 @@ from jaxfl.runs.plan import (
     check_distinct,
     check_folder,
     has_finished,
+    is_other,
     is_shorter,
     plan,
+    require_own,
 )
 from jaxfl.runs.prepare import Data, prepare, seed_draws
 from jaxfl.runs.report import report
@@ -101,7 +103,8 @@ def compare(
     def watch(run, new, tell=observer.progressed):
         entry = planned[run]
         tell(f"{entry.variant.label}, {_draw_in_words(entry, partition_seeds > 1)}", new)
-        follow(run, new)
+        if tell is not observer.kept:  # a run that had finished was logged then
+            follow(run, new)
 
     store.forget_end(folder)
     with follow, limited(max_seconds):
@@ -178,7 +181,9 @@ def _conclude(
     select: str,
 ) -> tuple[Table | None, list[str]]:
     """Write the table and the pictures of the finished runs, and how the comparison ended."""
-    finished = [run for run in planned if store.holds(run, store.RESULT)]
+    finished = [
+        run for run, entry in planned.items() if store.holds(run, store.RESULT) and not is_other(run, entry)
+    ]
     failures = _failure_sentences(planned, {run: e for run, e in errors.items() if run not in finished})
     notes = _left_out(failures)
     if against is not None and against not in _complete_labels(planned, finished):
@@ -278,11 +283,11 @@ def _run_all(
     """
     failures, unfinished = {}, {}
     for run, entry in planned.items():
-        if store.holds(run, store.RESULT):
-            _, metrics = store.read_finished(run)
-            watch(run, metrics, observer.kept)
-            continue
         try:
+            require_own(run, entry)
+            if store.holds(run, store.RESULT):
+                watch(run, store.read_finished(run)[1], observer.kept)
+                continue
             if store.holds(run, store.CONFIG):
                 machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}
                 asked = {name: value for name, value in machine.items() if value is not None}

@@ -126,7 +126,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]]) -> str:
         "## How to load",
         PLAIN.format(file=any_file, sees=sees)
         + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
-        if all(of.plain for of in first.values())
+        if all(of.plain for models in files.values() for of in models)
         else BEYOND.format(run=folder, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
     ]

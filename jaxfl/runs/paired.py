@@ -52,9 +52,23 @@ class Difference(NamedTuple):
         if math.isnan(self.mean):
             return "-"
         if math.isnan(self.low):
-            return f"{self.mean:+.2f}" + (" in every pair" if self.pairs > 1 else "")
+            return self._text(self.mean) + (" in every pair" if self.pairs > 1 else "")
         inside = ", inside the spread" if self.inside else ""
-        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]{inside}"
+        return f"{self._text(self.mean)} [{self._text(self.low)}, {self._text(self.high)}]{inside}"
+
+    def mean_text(self) -> str:
+        """Return ``+1.20``."""
+        return self._text(self.mean)
+
+    def _text(self, value: float) -> str:
+        largest = max(abs(each) for each in (self.mean, self.low, self.high) if not math.isnan(each))
+        return f"{value:+.{decimals(largest)}f}"
+
+
+def decimals(value: float) -> int:
+    """Return how many decimals a number is written with: two, or more for small ones, such as 0.0281."""
+    small = 1e-6 < abs(value) < 0.1  # such as the megabytes of class means; below, it is rounding
+    return 2 - math.floor(math.log10(abs(value))) if small else 2
 
 
 UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")

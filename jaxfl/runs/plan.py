@@ -64,7 +64,26 @@ def is_begun(run: Path, entry: Planned) -> bool:
 
 def has_finished(run: Path, entry: Planned) -> bool:
     """Return whether a run has finished with all rounds planned."""
-    return store.holds(run, store.RESULT) and not is_shorter(run, entry)
+    return store.holds(run, store.RESULT) and not is_shorter(run, entry) and not is_other(run, entry)
+
+
+def is_other(run: Path, entry: Planned) -> bool:
+    """Return whether a folder holds a run that differs from the plan in more than its rounds."""
+    begun = store.holds(run, store.CONFIG)
+    return begun and not all(each.startswith("rounds ") for each in _differing(run, entry))
+
+
+def require_own(run: Path, entry: Planned) -> None:
+    """Refuse a run that another command has made meanwhile, with other options than planned.
+
+    Raises:
+      JaxflError: naming it.
+    """
+    if is_other(run, entry):
+        raise JaxflError(
+            f"Another command has meanwhile made {run} with other options; repeat this one with another "
+            "--run-dir."
+        )
 
 
 def is_shorter(run: Path, entry: Planned) -> bool:
@@ -158,6 +177,14 @@ def check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[
             f"{len(changed)} of {len(begun)} runs in {folder} have finished with another version of your "
             f"code ({file}) and are kept as they are; remove their folders, such as {run}, to train "
             "them again."
+        )
+    objects = [
+        run for run, ended in zip(begun, finished, strict=True) if ended and not planned[run].variant.name
+    ]
+    if objects:
+        warn(
+            f"{len(objects)} of {len(begun)} runs in {folder} have finished and are kept; edits of a "
+            f"method that is an object are not seen: remove folders, such as {objects[0]}, to train again."
         )
     kept = sum(other and ended for other, ended in zip(others, finished, strict=True))
     if kept:

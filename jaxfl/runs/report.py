@@ -19,7 +19,7 @@ from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.measures import measure
 from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
-from jaxfl.runs.result import SELECTED, selected
+from jaxfl.runs.result import OTHER_DATA, SELECTED, selected
 from jaxfl.runs.table import (
     Table,
     absent,
@@ -116,6 +116,7 @@ def _tabulated(
     notes = [SELECTED] if select == "validation" else []
     notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
+    notes += _of_code({label: list(of_label.values()) for label, of_label in by_draw.items()})
     notes += notes_on_absent([absent(of_run) for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
@@ -127,6 +128,17 @@ def _tabulated(
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
     return table, metrics
+
+
+def _of_code(results: Mapping[str, list[dict]]) -> list[str]:
+    """Return a note for each label whose runs ended with different versions of the user's own files."""
+    notes = []
+    for label, of_label in results.items():
+        ends = [result["code"][-1]["files"] for result in of_label]
+        versions = {tuple(sorted((Path(path).name, then or "") for path, then in of.items())) for of in ends}
+        if len(versions) > 1:
+            notes.append(f"The runs of {label} were computed by different versions of your code.")
+    return notes
 
 
 def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:
@@ -188,8 +200,8 @@ def _check_partitions(against: str, folders: Mapping[str, Mapping[Draw, Path]]) 
         for one, two in sorted(pairs):
             if store.checksums(of_label[one]) != store.checksums(others[two]):
                 raise JaxflError(
-                    f"{of_label[one]} and {others[two]} have different partitions and cannot be paired; "
-                    "report runs of one partition, or leave --against out."
+                    f"{of_label[one]} and {others[two]} have different data or partitions and cannot be "
+                    "paired; report runs of one partition, or leave --against out."
                 )
 
 
@@ -222,7 +234,7 @@ def _of_partitions(runs: list[Path], draws: list[int]) -> list[str]:
         partitions.setdefault(draw, set()).add(of_rows)
         data.add(of_data)
     if len(data) > 1:
-        return ["These runs have different data: their accuracies are not comparable."]
+        return [OTHER_DATA]
     if any(len(found) > 1 for found in partitions.values()):
         return ["These runs have different partitions: their accuracies are comparable on average only."]
     return []

@@ -226,7 +226,11 @@ def _finite(loss: float) -> float | None:
     return float(loss) if np.isfinite(loss) else None
 
 
-SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
+SELECTED = (
+    "The accuracies are those at the evaluation with the best accuracy on validation rows; newcomers' are "
+    "those at the end."
+)
+OTHER_DATA = "These runs have different data: their accuracies are not comparable."
 NO_VALIDATION = (
     "clients have no validation rows to select an evaluation by; runs with a validation_fraction have some."
 )

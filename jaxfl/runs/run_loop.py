@@ -273,7 +273,9 @@ def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations:
     }
     if summary["findings"]:
         pictures |= {name: partial(of, summary["findings"]) for name, of in method.pictures.items()}
-    counts = {group.model.name: np.asarray(group.class_counts) for group in job.federation.groups}
+    ends = np.cumsum([len(group.id) for group in job.federation.groups])[:-1]
+    of_groups = np.split(job.federation.rows_per_class(), ends)  # by the labels of the data, not by outputs
+    counts = {group.model.name: rows for group, rows in zip(job.federation.groups, of_groups, strict=True)}
     if job.programs.algorithm.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)
         pictures["matrices.png"] = partial(plot.draw_matrices, matrices, np.concatenate([*counts.values()]))

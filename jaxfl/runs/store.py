@@ -330,13 +330,13 @@ def inside(path: Path, folder: Path) -> bool:
 
 
 @reads
-def checksums(folder: Path) -> tuple[int, str]:
-    """Return the checksums of a run's labels, and of its partition."""
+def checksums(folder: Path) -> tuple[tuple, str]:
+    """Return what tells a run's data from others, labels and images, and the checksum of its partition."""
+    images = read_config(folder).get("data", {})  # whose moments are summed in another order elsewhere
+    moments = [f"{value:.4g}" for name in ("mean", "std") for value in images.get(name, ())]
     arrays = npz.read(folder / PARTITION, required=("checksum",))
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(arrays[name].tobytes())
-    return int(arrays["checksum"]), digest.hexdigest()
+    rows = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
+    return (int(arrays["checksum"]), *moments), rows.hexdigest()
 
 
 @reads

@@ -166,7 +166,7 @@ def finished(study: Study, folder: Path) -> Cells:
                 draw = entry.setup.run.seed, entry.setup.partition.partition_seed
                 of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
                 further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
-                of_choice[draw] = result | further
+                of_choice[draw] = result | further | {"data": store.checksums(run)[0]}
     return Cells(study, results)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfl.runs.measures import Measure, known_measures, measure
 from jaxfl.runs.paired import UNPAIRED, Draw, notes_on, paired
-from jaxfl.runs.result import SELECTED
+from jaxfl.runs.result import OTHER_DATA, SELECTED
 from jaxfl.runs.study_file import (
     METHOD,
     SHOW,
@@ -35,7 +35,8 @@ class Cells(NamedTuple):
     Args:
       study: the study.
       results: results by setting (a text of its values) and choice of a method, then by seed and partition
-        seed; with the entries targets, see `jaxfl.runs.target`, and absent, see `jaxfl.runs.table.absent`.
+        seed; with the entries targets, see `jaxfl.runs.target`, absent, see `jaxfl.runs.table.absent`, and
+        data, see `jaxfl.runs.store.checksums`.
     """
 
     study: Study
@@ -121,6 +122,8 @@ def _notes(cells: Cells) -> list[str]:
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
     notes += notes_on_absent([result["absent"] for result in found])
+    if "dataset" not in study.axes and len({result["data"] for result in found}) > 1:
+        notes.append(OTHER_DATA)
     validated = [what for name, what in measures.items() if name == "validation"]
     return notes + notes_on_empty(validated, found)
 

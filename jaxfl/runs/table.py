@@ -25,7 +25,7 @@ from jaxfl.runs.measures import (
     percent,
     until,
 )
-from jaxfl.runs.paired import Difference
+from jaxfl.runs.paired import Difference, decimals
 
 
 class Cell(NamedTuple):
@@ -38,9 +38,8 @@ class Cell(NamedTuple):
         """Return ``91.27 ± 0.31``, small numbers as ``0.0281``, or a dash without a value."""
         if math.isnan(self.mean):
             return "-"
-        small = 1e-6 < abs(self.mean) < 0.1  # such as the megabytes of class means; below, it is rounding
-        decimals = 2 - math.floor(math.log10(abs(self.mean))) if small else 2
-        return f"{self.mean:.{decimals}f}" + ("" if self.std is None else f"{between}{self.std:.{decimals}f}")
+        digits = decimals(self.mean)
+        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f"{between}{self.std:.{digits}f}")
 
 
 IN_LATEX = str.maketrans(
@@ -266,7 +265,7 @@ def as_latex(table: Table) -> str:
             return f"\\textbf{{{text}}}" if stands_out else text
         if math.isnan(cell.mean):
             return cell.text()
-        return f"${cell.mean:+.2f}{'' if math.isnan(cell.low) or cell.inside else '^{*}'}$"
+        return f"${cell.mean_text()}{'' if math.isnan(cell.low) or cell.inside else '^{*}'}$"
 
     lines = [[table.of_rows, *(title.translate(IN_LATEX) for title in table.titles)]]
     for row, (label, cells) in enumerate(table.rows):
@@ -299,7 +298,7 @@ def as_csv(table: Table) -> str:
         return {"": cell.mean, " low": cell.low, " high": cell.high}
 
     def text(part):
-        return "" if part is None or math.isnan(part) else f"{part:.4f}"
+        return "" if part is None or math.isnan(part) else f"{part:.{2 + decimals(part)}f}"
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -13,7 +13,7 @@ from conftest import tiny_partition, tiny_source
 
 from jaxfl import registry
 from jaxfl.bench import bench, count, device, measure, workloads
-from jaxfl.bench.count import PHASES, Phase
+from jaxfl.bench.count import PHASES, Phase, require_counted
 from jaxfl.bench.device import Part
 from jaxfl.bench.measure import matmul_flops
 from jaxfl.bench.workloads import Workload
@@ -25,8 +25,10 @@ from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.data.federation import federate
+from jaxfl.errors import JaxflError
 from jaxfl.models import zoo
 from jaxfl.runs.prepare import divide
+from jaxfl.runs.variant import choose
 
 TINY = Workload(
     "six clients of ten digits, three a round",
@@ -396,6 +398,17 @@ def test_work_counts_real_rows_and_steps(federation):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is an extra")
+@pytest.mark.parametrize(
+    "option", ["steps=20", "epochs=0.5", "optimizer=adam", "augment=flip", "clip_norm=1"]
+)
+def test_options_that_the_counts_of_samples_do_not_know_are_refused(option):
+    variant = choose(f"fedavg,{option}", {})
+    with pytest.raises(JaxflError, match=f"whole epochs of plain SGD .* leave {option.split('=')[0]} out"):
+        require_counted(variant.label, variant.config)
+    plain = choose("ditto,personal_epochs=2", {})
+    require_counted(plain.label, plain.config)
+
+
 @pytest.mark.parametrize(
     ("choice", "model"),
     [

@@ -530,6 +530,22 @@ def test_a_comparison_leaves_out_runs_with_another_owner(finished, dataset, tmp_
     assert end == {"runs": 2, "finished": 2, "failures": [], "order": ["fedavg", "fedavg-lr=0.2"]}
 
 
+def test_a_run_that_another_command_has_made_meanwhile_is_not_taken_for_ours(
+    dataset, tmp_path, capsys, monkeypatch
+):
+    words = ["compare", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "compared"]
+    forget = store.forget_end
+
+    def meanwhile(folder):  # after the folder has been checked
+        monkeypatch.setattr(store, "forget_end", forget)
+        cli.main([*map(str, words), "--lr", "0.2"])
+        forget(folder)
+
+    monkeypatch.setattr(store, "forget_end", meanwhile)
+    sentence = refusal(capsys, *words)
+    assert f"meanwhile made {tmp_path}/compared/fedavg/seed-3 with other options" in sentence
+
+
 @pytest.mark.long
 def test_where_files_cannot_be_locked_the_owner_file_decides(finished, tmp_path, capsys, monkeypatch):
     def no_locks(*arguments):

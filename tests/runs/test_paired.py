@@ -99,6 +99,8 @@ def test_notes_say_over_which_pairs_a_difference_is():
         ([-1.9, -2.0, -2.1], "-2.00 [-2.25, -1.75]"),
         ([0.0, 0.0], "+0.00 [+0.00, +0.00], inside the spread"),
         ([0.5, 0.5], "+0.50 in every pair"),  # as of bytes
+        ([-0.0029, -0.0029], "-0.00290 in every pair"),
+        ([0.001, 0.002, 0.003], "+0.00200 [-0.00048, +0.00448], inside the spread"),
     ],
 )
 def test_a_difference_says_whether_it_is_inside_the_spread(differences, text):

@@ -441,7 +441,7 @@ def test_report_refuses_to_pair_runs_of_other_partitions(compared, tmp_path, par
         arrays = dict(file)
     np.savez(tmp_path / "other" / "partition.npz", **arrays | {"test": arrays["test"][::-1]})
     against = "fedavg" + ",partition_seed=0" * partition_seed
-    with pytest.raises(JaxflError, match="have different partitions and cannot be paired"):
+    with pytest.raises(JaxflError, match="have different data or partitions and cannot be paired"):
         jaxfl.report(one, tmp_path / "other", against=against, out=tmp_path)
 
 
@@ -848,6 +848,44 @@ def test_a_report_notes_runs_with_different_data_or_partitions(checksums, draws,
     monkeypatch.setattr(report.store, "checksums", lambda run: run)
     notes = report._of_partitions(checksums, draws)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_finished_runs_of_a_method_that_is_an_object_are_kept_with_a_warning(dataset, tmp_path, capsys):
+    """What such a method does is in no file, so an edit of it cannot be seen."""
+    mine = registry.METHODS["fedavg"]._replace(name="mine")
+    options = {
+        "dataset": dataset[1],
+        "partition": "iid",
+        "clients": 2,
+        "models": ("mlp",),
+        "rounds": 1,
+    }
+    logged = []
+    for _ in range(2):
+        jaxfl.compare(mine, run_dir=tmp_path / "compared", log=lambda *line: logged.append(line), **options)
+    assert "1 of 1 runs in" in (said := "".join(capsys.readouterr())) and "is an object are not seen" in said
+    assert len(logged) == 1  # a run that had finished is not logged again
+
+
+def test_a_run_has_other_data_if_its_images_differ(compared, tmp_path):
+    one, *_ = runs(compared)
+    altered(one, tmp_path / "other")
+    assert store.checksums(tmp_path / "other") == store.checksums(one)
+    config = read(tmp_path / "other" / "config.json")
+    config["data"]["mean"] = [1.001 * mean for mean in config["data"]["mean"]]
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    (data, rows), (others, same) = store.checksums(one), store.checksums(tmp_path / "other")
+    assert data != others and rows == same
+
+
+def test_a_report_notes_runs_of_one_label_with_different_code():
+    def of(*files):
+        return {"code": [{"files": {}}, {"files": dict(files)}]}
+
+    same = [of(("/a/my.py", "1")), of(("/b/my.py", "1"))]
+    assert report._of_code({"mine": same, "other": [of(("/a/my.py", "2"))]}) == []
+    (note,) = report._of_code({"mine": [*same, of(("/a/my.py", "2"))]})
+    assert note == "The runs of mine were computed by different versions of your code."
 
 
 def test_a_report_notes_clients_without_an_answer():

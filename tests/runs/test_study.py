@@ -15,6 +15,7 @@ from jaxfl.runs import store, study, study_file, study_table
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
 from jaxfl.runs.plot import draw_panels
+from jaxfl.runs.result import OTHER_DATA
 from jaxfl.runs.table import as_latex
 
 TEXT = """
@@ -113,9 +114,13 @@ def test_what_is_shown_may_be_several_things(toy, columns):
         name = study_file.setting_name(setting | {"partition": found.axes["partition"][0]})
         for method in found.methods:
             result, _ = store.read_finished(next((folder / store.file_name(name)).glob(f"{method}*/seed-0")))
-            made.results[study_file.setting_name(setting), method] = {(0, 0): result | {"absent": (0, 4)}}
+            made.results[study_file.setting_name(setting), method] = {
+                (0, 0): result | {"absent": (0, 4), "data": 1}
+            }
     table = study_table.tabulate(made)
     assert len(table.rows) * len(table.titles) == 8
+    made.results[next(iter(made.results))][0, 0]["data"] = 2
+    assert OTHER_DATA in study_table.tabulate(made).notes and OTHER_DATA not in table.notes
     for method, mu, title in itertools.product(found.methods, (0.0, 1.0), shown.values()):
         words = {"method": method, "mu": f"mu={mu}", "show": title}
         column = words.pop(columns)
@@ -419,6 +424,7 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
     monkeypatch.setattr(
         study.store, "read_finished", lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": []}])
     )
+    monkeypatch.setattr(study.store, "checksums", lambda run: (run, ""))
     cells = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
     assert {tuple(sorted(of_seeds)) for of_seeds in cells.results.values()} == {
         tuple((seed, partition) for seed in range(2) for partition in range(3))
