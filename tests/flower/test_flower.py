@@ -96,6 +96,7 @@ def test_an_app_is_four_files_that_name_the_run(dataset, tmp_path, capsys):
     assert config == {
         "run": str(run),
         "after": 3,
+        "length": 6,
         "num-server-rounds": 3,
         "fraction-train": 0.7,
         "clients": CLIENTS,
