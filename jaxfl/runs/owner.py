@@ -25,6 +25,9 @@ from jaxfl.runs.store import OWNER
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
+_descriptors: dict[Path, int] = {}  # of the locks that this process holds, by folder
+
+
 class Taken(JaxflError):
     """A folder that another process writes."""
 
@@ -48,9 +51,11 @@ def owned(folder: Path) -> Iterator[None]:
       JaxflError: if it cannot be written.
     """
     held = _take(folder)
+    _descriptors[folder] = held.descriptor
     try:
         yield
     finally:
+        _descriptors.pop(folder, None)
         if is_first():
             # Removed while it is locked: a process that has opened it meanwhile finds it gone. A folder that
             # was removed with it may have another owner by now.
@@ -61,6 +66,20 @@ def owned(folder: Path) -> Iterator[None]:
             for path in held.made:
                 with contextlib.suppress(OSError):  # it holds a run, or went with one
                     path.rmdir()
+
+
+@writes
+def require_owned(folder: Path) -> None:
+    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, since it was taken.
+
+    Raises:
+      JaxflError: naming it.
+    """
+    if not _is_there(_descriptors[folder], folder / OWNER):
+        raise JaxflError(
+            f"{folder} has been removed while it was run, and perhaps made anew by another process; this one "
+            "writes nothing more there."
+        )
 
 
 def is_owned(folder: Path) -> bool:

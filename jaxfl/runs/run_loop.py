@@ -23,6 +23,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import checkpoint, clients, store
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
+from jaxfl.runs.owner import require_owned
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import joined, records, result
 from jaxfl.runs.target import stops
@@ -199,6 +200,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
 
 def _record(job: Job, run: Run, new: list[dict]) -> None:
     """Append new records to the run's metrics, the first with its code and devices if these have changed."""
+    require_owned(run.folder)
     if run.done == run.taken_over:
         new[0]["code"] = run.code
         store.keep_code(run.folder, run.done + 1, run.code)

@@ -397,7 +397,6 @@ def test_work_counts_real_rows_and_steps(federation):
     assert done.steps == 2 * 3 * ((2 + 1 + 2) + (1 + 2))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is an extra")
 @pytest.mark.parametrize(
     "option", ["steps=20", "epochs=0.5", "optimizer=adam", "augment=flip", "clip_norm=1"]
 )
@@ -409,6 +408,7 @@ def test_options_that_the_counts_of_samples_do_not_know_are_refused(option):
     require_counted(plain.label, plain.config)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is an extra")
 @pytest.mark.parametrize(
     ("choice", "model"),
     [

@@ -349,8 +349,8 @@ def test_damaged_tfds_sets_are_refused(tmp_path):
         ({"numbers": LABELS}, "numbers of a Source must be those from 0 to 9"),
         ({"classes": "2"}, "classes must be the number of classes, at most 100,000, but is '2'"),
         ({"classes": 10**9}, "at most 100,000, but is 1000000000"),
-        ({"images": [[1.0, 2.0], [3.0]]}, "images are lists of different lengths; give one array"),
-        ({"train": [[True], []]}, "train are lists of different lengths"),
+        ({"images": [[1.0, 2.0], [3.0]]}, "images: lists of different lengths; give one array"),
+        ({"train": [[True], []]}, "train: lists of different lengths"),
     ],
 )
 def test_a_source_with_invalid_fields_is_refused(further, sentence):

@@ -530,6 +530,26 @@ def test_a_comparison_leaves_out_runs_with_another_owner(finished, dataset, tmp_
     assert end == {"runs": 2, "finished": 2, "failures": [], "order": ["fedavg", "fedavg-lr=0.2"]}
 
 
+def test_nothing_is_written_into_a_folder_that_was_made_anew(
+    finished, dataset, tmp_path, capsys, monkeypatch
+):
+    """As by rm -r and the same command in another shell, while the first one goes on."""
+    run, evaluate, calls = tmp_path / "run", engine.evaluate, itertools.count(1)
+
+    def replaced(*arguments):
+        if next(calls) == 2:
+            shutil.rmtree(run)
+            shutil.copytree(finished, run)
+            (run / "owner.json").write_text("{}")
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(engine, "evaluate", replaced)
+    sentence = refusal(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
+    assert f"{run} has been removed while it was run" in sentence
+    (run / "owner.json").unlink()
+    assert contents(run) == contents(finished)
+
+
 def test_a_run_that_another_command_has_made_meanwhile_is_not_taken_for_ours(
     dataset, tmp_path, capsys, monkeypatch
 ):
