@@ -70,7 +70,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 @writes
 def require_owned(folder: Path) -> None:
-    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, since it was taken.
+    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, within `owned`.
 
     Raises:
       JaxflError: naming it.

@@ -14,6 +14,7 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.runs import run, variant
 from jaxfl.runs.job import job_of
+from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import prepare
 from jaxfl.runs.run_loop import compilation, proceed
 
@@ -47,8 +48,9 @@ def data():
 def start(folder, chosen, data, setup=SETUP):
     """Begin a run and run it to its end."""
     spent = compilation(chosen.programs)
-    job, begun = run.start(folder, chosen, setup, data, lambda new: None)
-    (outcome,) = proceed(job, [begun], None, spent)
+    with owned(folder):
+        job, begun = run.start(folder, chosen, setup, data, lambda new: None)
+        (outcome,) = proceed(job, [begun], None, spent)
     if isinstance(outcome, JaxflError):
         raise outcome
 
