@@ -50,6 +50,7 @@ PHASES: dict[str, Callable[[Any, Model], tuple[Phase, ...]]] = {
 }
 
 
+# Options of local training that neither the table nor the PyTorch loop knows, with their usual values.
 UNCOUNTED = {"steps": None, "optimizer": "sgd", "augment": (), "clip_norm": None}
 
 

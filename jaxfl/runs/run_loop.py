@@ -266,9 +266,9 @@ def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations:
     from jaxfl.runs import plot
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
-    summary = result(run.config, metrics, compilations)
+    summary, rows = result(run.config, metrics, compilations), job.federation.rows_per_class()
     pictures = {
-        "partition.png": partial(draw, job.federation.rows_per_class(), run.config["options"]["partition"]),
+        "partition.png": partial(draw, rows, run.config["options"]["partition"]),
         "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
         "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
         "findings.png": partial(plot.draw_findings, metrics),
@@ -276,8 +276,8 @@ def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations:
     if summary["findings"]:
         pictures |= {name: partial(of, summary["findings"]) for name, of in method.pictures.items()}
     ends = np.cumsum([len(group.id) for group in job.federation.groups])[:-1]
-    of_groups = np.split(job.federation.rows_per_class(), ends)  # by the labels of the data, not by outputs
-    counts = {group.model.name: rows for group, rows in zip(job.federation.groups, of_groups, strict=True)}
+    of_groups = np.split(rows, ends)  # by the labels of the data, not by outputs
+    counts = {group.model.name: own for group, own in zip(job.federation.groups, of_groups, strict=True)}
     if job.programs.algorithm.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)
         pictures["matrices.png"] = partial(plot.draw_matrices, matrices, np.concatenate([*counts.values()]))

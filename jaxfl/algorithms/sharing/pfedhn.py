@@ -162,9 +162,8 @@ def build(config: PFedHN) -> Algorithm:
             return jax.vjp(models, psi, v)[1](dw)
 
         inputs = server.psi, tree.take(server.v, slots)
-        of_slots = flops.of(models, *inputs) + flops.of(
-            pulled_back, *inputs, dw
-        )  # generated before training, too
+        # The models were generated once before training, and are again for the gradient.
+        of_slots = flops.of(models, *inputs) + flops.of(pulled_back, *inputs, dw)
         flops.add(of_slots / slots.mask.size * slots.mask.sum().astype(float))
         gradient: Any = pulled_back(*inputs, dw)
         gradient, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(gradient, optax.EmptyState())
