@@ -58,26 +58,31 @@ COMMAND = (sys.executable, "-m", "jaxfl", "bench")
 LONGEST_S, ALL_S = 8 * 60, 25 * 60  # of a part, and of all: a job's time is limited
 
 LIKELY = 'auto plain bfloat16 "ten at once"'  # ways to be faster than `auto` on an accelerator
-UNLIKELY = 'auto rows "one at a time"'
 # Otherwise the second process would find what the first one has compiled, and its choices of kernels.
 ANEW = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 DETERMINISTIC = ANEW | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 TRAINED = "W2 --methods fedavg --no-torch --repetitions 3 --checksum"
 
-# The most useful first: a job may end early. Limits follow the times of an H200, as far as they are known.
+# The most useful first: a job may end early. Limits follow the times of an H200 and an H100, as far as they are known.
 # All that a command measures in turn is lost when its time is over, so none measures much; what it has
 # compiled is found again.
 PARTS = {
     "W2": Part("How much faster than a PyTorch loop is a small CNN?", "W2 --repetitions 3", 130),
-    "W3": Part("And a larger one?", "W3 --repetitions 3", 60),
+    "W3": Part(
+        "And a larger one, also with fewer digits?",
+        "W3 --repetitions 2 --strategies auto tf32 bfloat16",
+        100,
+    ),
     "W4": Part("And a thousand MLPs?", "W4 --repetitions 3", 70),
     "W2-ways": Part(
         "Which way is the best for small batches?",
         f"W2 --methods fedavg --no-torch --rounds-per-repetition 5 --strategies {LIKELY}",
-        80,
+        70,
     ),
     "W3-ways": Part(
-        "And for large ones?", f"W3 --no-torch --rounds-per-repetition 2 --strategies {LIKELY} tf32", 80
+        "And for large ones?",
+        'W3 --no-torch --rounds-per-repetition 2 --strategies auto plain "ten at once"',
+        50,
     ),
     "resnet18": Part(
         "How much of the device do ResNet-18 clients use?", "resnet18 --no-torch --repetitions 3", 100
@@ -111,7 +116,7 @@ PARTS = {
     "lenet5-own": Part(
         "How many LeNet5 clients fit, and is a refusal survived?",
         "lenet5-own --no-torch --repetitions 1 --grow 32768 262144",
-        120,
+        170,
     ),
     "resnet18-own": Part(
         "How many ResNet-18 clients fit?",
@@ -122,7 +127,6 @@ PARTS = {
     "default-2": Part("The second of them.", TRAINED, 40, ANEW),
     "deterministic-1": Part("And with XLA's flag, at which price?", TRAINED, 40, DETERMINISTIC),
     "deterministic-2": Part("The second of them.", TRAINED, 40, DETERMINISTIC),
-    "W2-rows": Part("And what suits a CPU?", f"W2 --methods fedavg --no-torch --strategies {UNLIKELY}", 50),
     "methods": Part(
         "What does an operation cost in each method, as far as time allows?", "methods --repetitions 2", 60
     ),

@@ -204,7 +204,7 @@ def _rates(records: list[dict[str, Any]]) -> Figure:
         low, high = (np.array([end(of_record) for of_record in rates]) for end in (min, max))
         name = "PyTorch loop" if strategy == TORCH else f"jaxfl, {strategy}"
         bars = axes.bar(x, height, width, yerr=(height - low, high - height), label=name, capsize=2)
-        ratios = [_or_dash(record["ratio_to_torch"], "{:.2f}x".format) for record in own]
+        ratios = [_or_dash(record["ratio_to_torch"], "{:.3g}x".format) for record in own]
         axes.bar_label(bars, ratios, fontsize="x-small", padding=1)
     axes.set_xticks(range(len(places)), [f"{workload}\n{method}" for workload, method in places])
     axes.tick_params(axis="x", labelsize="small")
@@ -213,5 +213,5 @@ def _rates(records: list[dict[str, Any]]) -> Figure:
     axes.set_ylim(bottom=10 ** np.floor(np.log10(slowest / 2)))  # no bar vanishes
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(fontsize="small")
+    figure.legend(fontsize="small", loc="outside upper center", ncols=len(strategies))  # hides no bar
     return figure
