@@ -63,9 +63,9 @@ ANEW = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 DETERMINISTIC = ANEW | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 TRAINED = "W2 --methods fedavg --no-torch --repetitions 3 --checksum"
 
-# The most useful first: a job may end early. Limits follow the times of an H200 and an H100, as far as they are known.
-# All that a command measures in turn is lost when its time is over, so none measures much; what it has
-# compiled is found again.
+# The most useful first: a job may end early. Limits follow the times of an H200 and an H100, as far as they
+# are known. All that a command measures in turn is lost when its time is over, so none measures much; what
+# it has compiled is found again.
 PARTS = {
     "W2": Part("How much faster than a PyTorch loop is a small CNN?", "W2 --repetitions 3", 130),
     "W3": Part(
