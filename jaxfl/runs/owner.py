@@ -146,8 +146,8 @@ def _lock(descriptor: int, path: Path) -> None:
         if not owner or _gone(owner):
             return
         note = f" (files cannot be locked there: if that process is gone, delete {path})"
-    who = "process {process} on {host} since {since}".format(**owner) if owner else "another process"
-    raise Taken(f"{path.parent} is being run by {who}; wait for it, or end it first{note}.")
+    who = "Process {process} on {host} (since {since})".format(**owner) if owner else "Another process"
+    raise Taken(f"{who} works in {path.parent}; wait for it, or end it first{note}.")
 
 
 def _this_process() -> dict:

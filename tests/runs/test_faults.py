@@ -487,7 +487,7 @@ def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
         if 2 in codes:
             (sentence,) = [process.error for process in ended if process.code]
             assert sentence.count("\n") == 1, sentence
-            by_owner = f"{run} is being run by process" in sentence and "end it first" in sentence
+            by_owner = f") works in {run};" in sentence and "end it first" in sentence
             assert by_owner or (number % 2 and f"{run} already holds a run" in sentence), sentence
             refused += 1
         assert contents(run) == expected
@@ -503,7 +503,7 @@ def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset,
     ended = beside(commands, others, words, words, begun, 0.0)
     assert {process.code for process in ended} <= {0, 2}
     refused = [process.error for process in ended if process.code]  # empty if all runs had finished meanwhile
-    assert all("/seed-3 is being run by process" in said and said.count("\n") == 1 for said in refused)
+    assert all("/seed-3; wait for it" in said and said.count("\n") == 1 for said in refused)
     injected("two owners of one comparison")
     again = commands(list(map(str, words)))
     assert (again.code, again.error) == (0, "")
@@ -521,7 +521,9 @@ def test_a_comparison_leaves_out_runs_with_another_owner(finished, dataset, tmp_
     with owner.owned(folder / "fedavg-lr=0.2" / "seed-3"):
         sentence = refusal(capsys, *words)
     assert "1 of 2 runs have not finished: " in sentence
-    assert f"{folder}/fedavg-lr=0.2/seed-3 is being run by process {os.getpid()} on " in sentence
+    assert (
+        f"Process {os.getpid()} on " in sentence and f" works in {folder}/fedavg-lr=0.2/seed-3; " in sentence
+    )
     assert (folder / "table.csv").exists() and not (folder / "comparison.json").exists()
     assert not (folder / "fedavg-lr=0.2" / "seed-3").exists()
     assert contents(folder / "fedavg" / "seed-3") == contents(finished)
