@@ -125,6 +125,18 @@ def outputs_of(notebook) -> list:
     return [output for cell in code_of(notebook) for output in cell.outputs]
 
 
+def test_the_readme_states_the_defaults():
+    setup, training = Setup(), registry.METHODS["fedavg"].config()
+    stated = (
+        f"The defaults are `{setup.data.dataset}` and 20 clients with 20 rows of five classes each. All "
+        f"clients train in each of {setup.run.rounds} rounds, for {training.epochs} epochs in batches of "
+        f"{training.batch_size}, by SGD with learning rate {training.lr}, momentum {training.momentum} and "
+        f"weight decay {training.weight_decay}. There is an evaluation every {setup.run.eval_every} rounds; "
+        f"the seed is {setup.run.seed}."
+    )
+    assert stated in " ".join((ROOT / "README.md").read_text().split())
+
+
 def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     """The README's example runs, here with fewer rounds."""
     (code,) = [block for block in python_blocks("README.md") if "jaxfl.run(" in block]

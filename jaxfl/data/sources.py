@@ -117,6 +117,10 @@ def from_arrays(
 
 
 def _array(name: str, what: str, values) -> np.ndarray:
+    if np.ma.is_masked(values):
+        raise JaxflError(
+            f"{name}: {what}: values are masked, which would be used all the same; leave these rows out."
+        )
     try:
         return np.asarray(values)
     except ValueError:  # of nested lists

@@ -27,7 +27,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS, described
-from jaxfl.runs import config
+from jaxfl.runs import config, run_loop
 from jaxfl.runs.variant import choose, provided
 
 
@@ -411,10 +411,16 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
         jaxfl.compare(["fedavg"])
 
 
-def test_the_command_says_which_data_and_models_are_used(folder, tmp_path, capsys):
+def test_the_command_says_which_data_and_models_are_used(folder, tmp_path, capsys, monkeypatch):
     sharing = printed(capsys, "partition --clients 200 --run-dir sharing")
     assert "4,000 rows: 1,437 of 1,437 images, 1,437 of them on several clients" in sharing
-    call(f"run local --rounds 1 --epochs 1 --run-dir {tmp_path}/two")
+
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(run_loop, "simulate", stopped)
+        call(f"run local --rounds 1 --epochs 1 --run-dir {tmp_path}/two")
     said = " ".join(capsys.readouterr().out.split())
     assert "400 rows: 400 of 1,437 images" in said and "on several clients" not in said
     assert "10 clients run mcmahan,padding=same (188,810 parameters)." in said

@@ -350,7 +350,7 @@ def test_programs_of_windows_are_compiled_once(kept_on_host, cohorts):
     assert programs.compilations == compilations
 
 
-@pytest.mark.parametrize("at_once", [long(1), 2])
+@pytest.mark.parametrize("at_once", [long(1), long(2)])  # `test_batch` compares whole runs
 @optimising()
 def test_seeds_in_one_program_give_the_same_as_separate_runs(programs, federation, at_once):
     """One after another, runs are the same to the bit; side by side, up to the order of sums."""

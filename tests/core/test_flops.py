@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SIZES
+from conftest import CLASSES, SIZES, long
 
 from core.conftest import CLIENTS, HIDDEN
 from jaxfl.core import flops
@@ -147,7 +147,7 @@ def test_operations_in_loops_count_as_often_as_they_run():
         assert flops.of(f, x, kernel) == closed_form
 
 
-@pytest.mark.parametrize("make", [zoo.lenet5, zoo.resnet18])  # the latter with padding and strides
+@pytest.mark.parametrize("make", [zoo.lenet5, long(zoo.resnet18)])  # the latter with padding and strides
 def test_a_network_costs_the_same_with_every_convolution(make):
     network = make(shape=(16, 16, 1), classes=3)
 

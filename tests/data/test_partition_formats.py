@@ -61,6 +61,7 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
     ("content", "sentence"),
     [
         ("[", "is not JSON"),
+        ('{"public": [0], "public": [1], "data_indices": []}', "has 'public' twice"),
         ("3", "does not list each client's train, val and test; write "),
         ("[[1, 2]]", "to divide lists of clients' rows, use --partition listed,file="),
         ('[{"train": [0], "test": [60]}]', "names row 60, but tiny has the rows 0 to 59"),

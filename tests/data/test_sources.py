@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -349,6 +350,7 @@ def test_damaged_tfds_sets_are_refused(tmp_path):
         ({"numbers": LABELS}, "numbers of a Source must be those from 0 to 9"),
         ({"classes": "2"}, "classes must be the number of classes, at most 100,000, but is '2'"),
         ({"classes": 10**9}, "at most 100,000, but is 1000000000"),
+        ({"images": np.ma.masked_equal(np.arange(10.0)[:, None], 3)}, "images: values are masked"),
         ({"images": [[1.0, 2.0], [3.0]]}, "images: lists of different lengths; give one array"),
         ({"train": [[True], []]}, "train: lists of different lengths"),
     ],
@@ -377,3 +379,9 @@ def test_a_source_without_training_images_is_refused():
     partition, models = tiny_partition(source), tiny_models()
     with pytest.raises(JaxflError, match="tiny has no training images"):
         federate(source._replace(train=np.zeros_like(source.train)), partition, models)
+
+
+def test_a_hugging_face_set_without_their_package_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(JaxflError, match=r"needs the package datasets.*pip install '\.\[hf\]'"):
+        load("hf:nobody/nothing")

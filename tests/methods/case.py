@@ -34,11 +34,15 @@ class Comparison(NamedTuple):
       mistakes: pairs (option, another value) with which the reference must disagree.
       models: of the federation, pairs (model, clients), with names of `reference.nets.NETS`. By default two
         architectures; the larger one has BatchNorm.
+      cohorts: seed of the cohorts. The default's are described by
+        `test_cohorts_ask_something_of_every_comparison`; another serves where a mistake shows only by chance,
+        in a draw or a vote.
     """
 
     options: dict = {}
     mistakes: tuple | list = ()
     models: tuple = ((SMALL, 3), (NORMALISED, 2))
+    cohorts: int = 182
 
 
 def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Comparison:

@@ -7,6 +7,7 @@ building, where a change would recompile, shows as NaN in the results.
 import ast
 import dataclasses
 import inspect
+import itertools
 import math
 import re
 from pathlib import Path
@@ -26,7 +27,7 @@ from conftest import (
 )
 
 import jaxfl
-from jaxfl import algorithms, cli
+from jaxfl import algorithms, cli, mechanisms
 from jaxfl.core.check import check, checked
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
@@ -289,9 +290,10 @@ def test_epochs_are_not_read_where_steps_are_given(name, federation, monkeypatch
 
 def test_no_method_calls_cond_or_switch_of_jax():
     """In a branch devices may wait for each other for ever; jaxfl's own `cond` counts its operations."""
-    paths = [*Path(algorithms.__file__).parent.rglob("*.py")]
-    assert paths
-    for path in paths:
+    folders = [Path(package.__file__).parent for package in (algorithms, mechanisms)]
+    paths = [[*folder.rglob("*.py")] for folder in folders]
+    assert all(paths)
+    for path in itertools.chain(*paths):
         for node in ast.walk(ast.parse(path.read_text())):
             names = {node.attr} if isinstance(node, ast.Attribute) else set()
             if isinstance(node, ast.ImportFrom) and re.match(r"jax(\.|$)", node.module or ""):

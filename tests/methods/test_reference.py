@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import long, tiny_links, tiny_partition, tiny_source, validating
+from conftest import SIZES, long, tiny_links, tiny_partition, tiny_source, validating
 from reference import nets, training
 
 from jaxfl.core.client_map import everyone, per_group
@@ -23,13 +23,12 @@ from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.data.federation import federate
 from jaxfl.machine.placement import mesh_of
 from jaxfl.registry import METHODS
-from methods.cases import CASES
+from methods.cases import CASES, Comparison
 from methods.recording import at
 
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
-DIGITS = {"rtol": 1e-9, "atol": 1e-9}
-COHORT_SEED = 17  # of cohorts with what `test_cohorts_ask_something_of_every_comparison` names
+DIGITS = {"rtol": 1e-8, "atol": 1e-8}  # Adam enlarges the rounding of gradients that are nearly 0
 FIRST = {method: next(iter(case.comparisons)) for method, case in CASES.items() if case.comparisons}
 WHOLE = ("fedavg", "per-fedavg")  # all comparisons run with every change; of other methods the first one
 ON_DEVICES = ("fedavg",)
@@ -47,15 +46,25 @@ def compared_often(method, name):
 
 @pytest.fixture(autouse=True)
 def double_precision():
-    """Compute in double precision: agreement to nine digits excludes any other formula."""
+    """Compute in double precision: agreement to eight digits excludes any other formula."""
     with jax.enable_x64(True):
         yield
 
 
 def test_cohorts_ask_something_of_every_comparison():
     """Every client is absent at times, several come back and train, and a round lacks the second group."""
-    first, second = (slots.mask & (slots.index >= 0) for slots in draw_cohorts([3, 2], PARTICIPATION, ROUNDS, COHORT_SEED))
-    print(first, second)
+    first, second = draw_cohorts([3, 2], PARTICIPATION, ROUNDS, Comparison().cohorts)
+    present = np.array(
+        [
+            [*(i in first.index[t][first.mask[t]] for i in range(3))]
+            + [*(i in second.index[t][second.mask[t]] for i in range(2))]
+            for t in range(ROUNDS)
+        ]
+    )
+    assert not present.all(0).any() and present.any(0).all()
+    assert not present[:, 3:].any(1).all()
+    back = [bool((np.diff(np.flatnonzero(of_client)) > 1).any()) for of_client in present.T]
+    assert sum(back[i] for i, size in enumerate(SIZES) if size > 1) >= 2
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def test_reference_with_another_option_disagrees(method, name, option, value):
 
 
 def assert_agree(actual, expected):
-    """Compare all leaves by their names, to nine digits."""
+    """Compare all leaves by their names, to eight digits."""
     actual, expected = leaves(actual), leaves(expected)
     assert actual.keys() == expected.keys()
     for path, value in actual.items():
@@ -134,7 +143,7 @@ def jaxfl_run(method, name, devices=1):
     federation = federate(source, partition, models, links=tiny_links())
     # Every client has its own numbering of classes; the references mix predictions whatever they mean.
     federation = dataclasses.replace(federation, unified=True, labelled=True)
-    slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, COHORT_SEED)
+    slots = draw_cohorts([n for _, n in models], PARTICIPATION, ROUNDS, comparison.cohorts)
     if name == FIRST[method]:
         slots = tuple(map(dealt, federation.groups, slots))
         federation = dataclasses.replace(widened(federation), clients_at_once=2)

@@ -486,7 +486,7 @@ def test_layers_start_uniform_within_the_inverse_root_of_fan_in():
         assert np.std(layer["kernel"]) == pytest.approx(bound / np.sqrt(3), rel=0.1)
 
 
-@pytest.mark.parametrize("factory", [zoo.mlp, zoo.mcmahan])
+@pytest.mark.parametrize("factory", [long(zoo.mlp), long(zoo.mcmahan)])  # so do the references of methods
 def test_networks_compute_in_double_precision_under_x64(factory):
     with jax.enable_x64(True):
         model = factory(shape=(8, 8, 1), classes=3, width=0.1, norm="none")

@@ -12,6 +12,7 @@ from killing import press
 
 from jaxfl import cli
 from jaxfl.core import memory
+from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, run_loop, store
 from jaxfl.runs import compare as comparing
@@ -24,7 +25,7 @@ FEDERATION = (
     f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --batch-size 3 --rounds {ROUNDS} --eval-every 2"
 ).split()
 GRID = ("fedper,lr=0.05", "fedper,lr=0.2")
-SEEDS = (3, 4)
+SEEDS = (4, 5)  # whose cohorts have places for unlike numbers of clients
 OWN = """
 import numpy as np
 
@@ -94,6 +95,8 @@ def result(folder, choice, seed):
 
 def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(options, alone, tmp_path, capsys):
     assert len({json.dumps([record["loss"] for record in records]) for records in alone.values()}) == 4
+    places = [[slots.mask.shape for slots in draw_cohorts((3, 2), 0.4, ROUNDS, seed)] for seed in SEEDS]
+    assert places[0] != places[1]
     compare(options, tmp_path / "run", *GRID)
     assert "fedper,lr=0.05 fedper,lr=0.2: 4 runs as one program\n" in capsys.readouterr().out
     assert_as_if_alone(tmp_path / "run", alone)
@@ -117,8 +120,10 @@ def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path):
     for number in 2, 1:
         words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(number)]
         compare(words, tmp_path / f"on-{number}", GRID[0])
-        cli.main(["run", GRID[0], *words, "--seed", "3", "--run-dir", str(tmp_path / f"alone-{number}")])
-        found = store.read_metrics(folder_of(tmp_path / f"on-{number}", GRID[0], 3))
+        cli.main(
+            ["run", GRID[0], *words, "--seed", str(SEEDS[0]), "--run-dir", str(tmp_path / f"alone-{number}")]
+        )
+        found = store.read_metrics(folder_of(tmp_path / f"on-{number}", GRID[0], SEEDS[0]))
         expected = store.read_metrics(tmp_path / f"alone-{number}")
         assert found[-1]["newcomers"]["clients"]
         for record, other in zip(found, expected, strict=True):
@@ -161,7 +166,7 @@ def test_a_run_that_diverges_does_not_end_the_others(options, alone, tmp_path, c
         compare(options, tmp_path / "run", GRID[0], "fedper,lr=1e8")
     said = capsys.readouterr()
     assert "fedper,lr=0.05 fedper,lr=100000000.0: 4 runs as one program\n" in said.out
-    assert "2 of 4 runs have not finished: fedper,lr=100000000.0: the loss of client" in said.err
+    assert "2 of 4 runs have not finished: fedper,lr=100000000.0 (seed 4): the loss of client" in said.err
     assert_as_if_alone(tmp_path / "run", {of_run: alone[of_run] for of_run in alone if of_run[0] == GRID[0]})
     for seed in SEEDS:
         ended = folder_of(tmp_path / "run", "fedper,lr=100000000.0", seed)

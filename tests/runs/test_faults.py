@@ -19,6 +19,7 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -55,7 +56,7 @@ FEDERATION = (
 SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4,features=3"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
-HOST = ("pfedclub", "pfedclub-plus")
+HOST = ("pfedclub", "pfedclub-plus", "pfedhr")
 KILLS = 7  # of each method, in the long test
 
 RESUMED = "`jaxfl resume` continues to the same bits"
@@ -161,6 +162,8 @@ def contents(folder):
                 found[path.name] = comparable(json.loads(path.read_text()))
             case ".npz":
                 found[path.name] = arrays(np.load(path))
+            case ".csv" | ".txt":
+                found[path.name] = path.read_text()
             case _:
                 found[path.name] = path.suffix
     for path in (path for kind in store.ABOUT_CLIENTS for path in (folder / kind).glob("*")):
@@ -619,13 +622,21 @@ def test_unreadable_checkpoints_are_skipped(finished, tmp_path, capsys):
     assert contents(run) == contents(finished)
 
 
+def sums_agree(folder):
+    """Return what another program says of the checksums in a folder."""
+    words = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
+    return not subprocess.run(words, cwd=folder, capture_output=True, check=False).returncode
+
+
 def test_a_changed_byte_of_a_checkpoint_is_noticed(finished, tmp_path, capsys):
     run = unfinished(finished, tmp_path / "run")
     newest = run / "checkpoints" / "16"
     weights = max(filter(Path.is_file, newest.rglob("*")), key=lambda path: path.stat().st_size)
     content = bytearray(weights.read_bytes())
+    assert sums_agree(newest)
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
+    assert not sums_agree(newest)
     with pytest.warns(UserWarning, match=f"{weights.relative_to(newest)} has changed"):
         assert main(capsys, "resume", run)[0] == 0
     injected("newest checkpoint unreadable", 16 - 12)

@@ -390,10 +390,7 @@ def test_random_partitioners_fit_or_are_refused():
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "fedper",
-        *map(long, ("compfl", "fedcmd", "fedrod")),
-    ],
+    [*map(long, ("fedper", "compfl", "fedcmd", "fedrod"))],
 )
 @fuzz(2)
 @given(data=st.data())

@@ -29,7 +29,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.runs import checkpoint, owner, plot, report, run, store
+from jaxfl.runs import checkpoint, owner, plot, prepare, report, run, store
 from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.lengthen import rates_depend_on_length
@@ -83,6 +83,7 @@ def read(path):
 def assert_same_run(folder, other):
     assert metrics(folder) == metrics(other)
     assert comparable(read(folder / "result.json")) == comparable(read(other / "result.json"))
+    assert (folder / "clients.csv").read_text() == (other / "clients.csv").read_text()
     left, right = state(folder), state(other)
     assert left.keys() == right.keys()
     assert all(left[leaf].tobytes() == right[leaf].tobytes() for leaf in left)
@@ -103,6 +104,7 @@ def test_a_run_folder_has_configuration_metrics_and_result(compared):
         assert config["label"] in METHODS and config["label"].startswith(config["method"])
         assert config["options"]["rounds"] == ROUNDS and config["options"]["clients_at_once"] >= 1
         assert config["environment"]["jax"] == jax.__version__
+        assert config["environment"].keys() >= {"python", "flax", "optax", "numpy", "device"}
         models = [(model["name"], model["clients"], model["note"]) for model in config["models"]]
         assert models == [("mlp,hidden=3", 2, ""), ("mlp,hidden=4", 2, "")]
         inputs, classes = 64, 3
@@ -313,6 +315,8 @@ def test_a_report_has_the_tables_of_the_comparison(compared, tmp_path, monkeypat
     for table in ("table.csv", "table.md", "table.tex"):
         made = (tmp_path / "runs" / "report" / table).read_text()
         assert made == (compared / "compared" / table).read_text()
+    cli.main(["report", *folders])
+    assert (tmp_path / "runs" / "report-2" / "table.csv").exists()
 
 
 def test_rows_are_in_the_order_in_which_methods_are_named(compared, tmp_path):
@@ -742,16 +746,31 @@ def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path)
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
-    cli.main(["run", "dfedavg", *dataset, *FEDERATION, "--topology", str(edges), "--run-dir", str(original)])
-    assert (original / "topology.txt").read_text() == edges.read_text()
+    words = [
+        *dataset,
+        *FEDERATION,
+        "--topology",
+        str(edges),
+        "--seed",
+        "1",
+    ]  # two cohorts have linked clients
+    cli.main(["run", "dfedavg", *words, "--run-dir", str(original)])
+    links = edges.read_text()
+    assert (original / "topology.txt").read_text() == links
     assert (original / "topology.png").read_bytes().startswith(b"\x89PNG")
     shutil.copytree(original, folder)
-    edges.write_text("0 1\n")
+    edges.write_text("0 2\n0 3\n1 2\n")
+    cli.main(["run", "dfedavg", *words, "--run-dir", str(tmp_path / "others")])
+    losses, of_others = (
+        [line["client_loss"] for line in metrics(run)] for run in (original, tmp_path / "others")
+    )
+    assert losses != of_others
     (folder / "result.json").unlink()
     shutil.rmtree(folder / "checkpoints" / "6")
     cli.main(["resume", str(folder)])
     assert_same_run(folder, original)
     cli.main(["run", "--from", str(original), "--run-dir", str(tmp_path / "repeated")])
+    assert {(tmp_path / name / "topology.txt").read_text() for name in ("stopped", "repeated")} == {links}
     assert metrics(tmp_path / "repeated")[-1]["accuracy"] == metrics(original)[-1]["accuracy"]
     cli.main(["run", "--from", str(original), "--seed", "5", "--run-dir", str(tmp_path / "other")])
     assert metrics(tmp_path / "other")[0]["client_loss"] != metrics(original)[0]["client_loss"]
@@ -774,20 +793,25 @@ def test_only_methods_that_use_links_have_them(dataset, tmp_path):
     cli.main(["compare", "fedavg", "dfedavg", "local", *words])  # continues the comparison
 
 
-def test_a_resume_uses_as_many_devices_as_the_run(dataset, tmp_path, monkeypatch):
-    """A resume uses the run's two devices, although it would choose one by itself."""
-    folder, proceed, devices = tmp_path / "two", run.proceed, []
+def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, monkeypatch):
+    """A resume uses the run's devices and clients at once, and measures no convolution anew."""
+    folder, proceed, used = tmp_path / "two", run.proceed, []
 
     def spied(job, *arguments):
-        devices.append(job.federation.devices)
+        federation = job.federation
+        convolution = federation.groups[0].model.convolution
+        used.append((federation.devices, federation.clients_at_once, convolution))
         return proceed(job, *arguments)
 
     monkeypatch.setattr(run, "proceed", spied)
+    monkeypatch.setattr(prepare, "fastest", lambda *arguments: "patches")
     cli.main(["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "one")])
-    cli.main(["run", "fedavg", *dataset, *FEDERATION, "--devices", "2", "--run-dir", str(folder)])
+    words = ["--devices", "2", "--clients-at-once", "2", "--convolution", "measured"]
+    cli.main(["run", "fedavg", *dataset, *FEDERATION, *words, "--run-dir", str(folder)])
     (folder / "result.json").unlink()
+    monkeypatch.setattr(prepare, "fastest", None)
     cli.main(["resume", str(folder)])
-    assert devices == [1, 2, 2]
+    assert used == [(1, 1, "auto"), (2, 2, "patches"), (2, 2, "patches")]
 
 
 def test_every_checkpoint_has_its_matrices(drawn, dataset, tmp_path, monkeypatch):

@@ -16,9 +16,11 @@ from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
 from jaxfl.core.score import Score
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.errors import JaxflError
+from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
+from jaxfl.runs.clients import as_csv
 from jaxfl.runs.result import result as summarised
 from jaxfl.runs.result import selected
 from jaxfl.runs.scores import accuracy, macro_f1, of_present
@@ -125,6 +127,57 @@ def test_scores_are_those_of_the_predictions(chosen, tmp_path):
     assert [shown[i] for i in members] == pytest.approx([alone[i] for i in members])
     assert sum(int(row["bytes_up"]) for row in rows) == run.result["bytes_up"]
     assert [int(row["rounds"]) for row in rows] == [0 if i in new else 4 for i in range(4)]
+
+
+def test_the_table_of_clients_adds_up_their_rounds():
+    """Client 3 answers in both rounds, the first time too late; client 4 has joined at the end."""
+    source, (small, large) = tiny_source(), tiny_models()
+    federation = federate(source, tiny_partition(source), (small, large))
+    spent = [[(1, 3), (5, 7), (11, 13), (17, 19)], [(3, 0), (23, 29), (31, 37), (41, 43)]]
+    names = ("clients", "client_bytes_up", "client_bytes_down", "client_flops")
+    records: list[dict[str, Any]] = [dict(zip(names, of_round, strict=True)) for of_round in spent]
+    records[0]["lost"] = [3]
+    records[1] |= {
+        "accuracy": {
+            "per_client": [0.1, 0.2, 0.3, 0.4, None],
+            "macro_f1_per_client": [0.5, 0.6, 0.7, 0.8, None],
+        },
+        "received": {"per_client": [0.11, 0.21, 0.31, 0.41, None]},
+        "newcomers": {
+            "clients": [4],
+            "personal": {"per_client": [0.9]},
+            "received": {"per_client": [0.91]},
+        },
+    }
+    speeds = (
+        Device(np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])),
+        Device(np.array([7.0, 8.0]), np.array([9.0, 10.0])),
+    )
+    text = as_csv(records, federation, names=("a", "b", "c", "d", "e"), client_devices=speeds)
+    rows = list(csv.DictReader(text.splitlines()))
+    expected = dict(
+        client="3 4",
+        name="d e",
+        architecture="cnn cnn",
+        newcomer="0 1",
+        train_rows="1 6",
+        test_rows="17 16",
+        accuracy="0.4 0.9",
+        received="0.41 0.91",
+        macro_f1="0.8 ",
+        rounds="2 0",
+        lost="1 0",
+        bytes_up="30 0",
+        bytes_down="44 0",
+        flops="60 0",
+        flops_per_s="7.0 8.0",
+        bytes_per_s="9.0 10.0",
+    )
+    assert rows[0].keys() == expected.keys()
+    assert [[row[column] for row in rows[3:]] for column in expected] == [
+        cells.split(" ") for cells in expected.values()
+    ]
+    assert [row["bytes_up"] for row in rows[:3]] == ["29", "5", "0"]
 
 
 @pytest.mark.long

@@ -252,6 +252,9 @@ def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
         assert shown([stopped], now + 600) == so_far + "silent since 10 min"
     assert shown([stopped], now + 9) == so_far.replace(" 0 s ", " - ") + "stopped"
     assert shown([compared], now).startswith("fedavg 0 6/6") and shown([compared], now).endswith("- finished")
+    working = watch.progress(stopped)._replace(owned=True, rounds=(5, 6), speed=0.01, news=now)
+    assert working.left(now + 9) == pytest.approx(91)  # of the hundred seconds of the last round
+    assert working._replace(owned=False).left(now) is working._replace(speed=None).left(now) is None
     monkeypatch.chdir(stopped.parents[1])
     shutil.copytree(stopped, "other")
     watch.watch([Path()], out := Console(file=io.StringIO(), width=120))

@@ -52,6 +52,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     newest,
     own_heads,
     received,
+    require_statistics,
     runnable,
 )
 from jaxfl.authoring import (
@@ -113,6 +114,7 @@ class Answer(NamedTuple):
       own: its own expert, as trained or adapted.
       last: () int32, this round if it has trained its own expert, else -1.
       loss: (), of local training.
+      idle: () bool, whether it had nothing to train on.
       up, down: () int32, number of scalars sent and received.
     """
 
@@ -122,6 +124,7 @@ class Answer(NamedTuple):
     own: Any
     last: Any
     loss: Any
+    idle: Any
     up: Any
     down: Any
 
@@ -144,6 +147,8 @@ def build(config: CompFL) -> Algorithm:
 
     def init(key, federation, hyper):
         check(config, federation)
+        if config.greedy or config.kd:
+            require_statistics(config, federation)
         models, groups = federation.models, federation.groups
         weights = initial_weights(key, federation)
         parts = per_group(lambda model, w: divide(model, w, config), models, weights)
@@ -197,6 +202,7 @@ def build(config: CompFL) -> Algorithm:
                 own=local.weights[own],
                 last=jnp.where(chosen == own, cohort.round, -1),
                 loss=local.loss,
+                idle=local.idle,
                 up=present * cost[chosen],
                 down=present * sum(jnp.where(downloaded[e], cost[e], 0) for e in of_use),
             )
@@ -221,7 +227,13 @@ def build(config: CompFL) -> Algorithm:
             heads=scatter(state.heads, cohort, of_all.heads),
             trained=scatter(state.trained, cohort, of_all.own),
             last=scatter(state.last, cohort, last),
-        ), Info(of_all.loss, of_all.up, of_all.down, trained=own_models.predictors(of_all.own))
+        ), Info(
+            of_all.loss,
+            of_all.up,
+            of_all.down,
+            trained=own_models.predictors(of_all.own),
+            idle=of_all.idle,
+        )
 
     def personal(key, state, federation, cohort):
         def client(key, client, theta, own):

@@ -127,6 +127,22 @@ def check(config: Cooperation, federation: Federation) -> None:
         validation.require(federation, "CompFL weighs teachers on", ", or take --accuracy-on train")
 
 
+def require_statistics(config: Cooperation, federation: Federation) -> None:
+    """Refuse local BatchNorm statistics where clients run experts that they have not trained.
+
+    Raises:
+      JaxflError: if an expert smaller than another has BatchNorm whose statistics never travel.
+    """
+    *smaller, _ = sorted(federation.models, key=lambda model: model.size)
+    found = [model.name for model in smaller if model.normalised]
+    if config.bn_stats == "local" and found:
+        raise JaxflError(
+            f"Clients with larger networks would run {found[0]} of others without BatchNorm statistics of "
+            "their own, and bn_stats=local never sends any; leave it out, or give only the largest network "
+            "BatchNorm."
+        )
+
+
 class Adapted(NamedTuple):
     """An expert as one client sees it at the start of a round."""
 
@@ -223,12 +239,14 @@ class LocalRound(NamedTuple):
       thetas: extractors of those that may have been trained.
       phis: the client's heads on all experts.
       loss: (), mean over the steps of the training.
+      idle: () bool, whether the training had no step.
     """
 
     weights: dict[int, Weights]
     thetas: dict[int, Weights]
     phis: tuple[Weights, ...]
     loss: jax.Array
+    idle: jax.Array
 
 
 def local_round(
@@ -305,6 +323,7 @@ def local_round(
         {e: parts[e][1] for e in trainable},
         tuple(tree.where(of_use[e], parts[e][0], phi) if e in parts else phi for e, phi in enumerate(phis)),
         tree.total([of_expert.loss for of_expert in trained.values()]),
+        tree.total([of_expert.steps for of_expert in trained.values()]) == 0,
     )
 
 

@@ -39,6 +39,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     own_heads,
     received,
     replaced,
+    require_statistics,
     runnable,
 )
 from jaxfl.authoring import (
@@ -124,6 +125,8 @@ def build(config: CompFLDD) -> Algorithm:
 
     def init(key, federation, hyper):
         check(config, federation)
+        if config.greedy or config.kd:
+            require_statistics(config, federation)
         topology.require_links(federation)
         groups = federation.groups
         weights = initial_weights(key, federation)
@@ -190,7 +193,7 @@ def build(config: CompFLDD) -> Algorithm:
             )
             theta = local.thetas[e]
             known = known._replace(copies=replaced(known.copies, e, theta), heads=local.phis)
-            return theta, (known, local.loss, jnp.bool(False))
+            return theta, (known, local.loss, local.idle)
 
         for g, (group, js) in enumerate(zip(federation.groups, experts, strict=True)):
             if j not in js:

@@ -134,7 +134,7 @@ def build(config: CompFLMM) -> Algorithm:
 
         def client(key, client, js, held):
             if j not in js:
-                return held, jnp.zeros((), federation.mean.dtype)
+                return held, jnp.zeros((), federation.mean.dtype), jnp.bool(True)
             e = js.index(j)
             of_use = range(e, len(js)) if config.kd else (e,)
             local = local_round(
@@ -150,10 +150,10 @@ def build(config: CompFLMM) -> Algorithm:
                 mu=hyper.mu,
             )
             copies = replaced(held.copies, j, local.thetas[e])
-            return Held(copies, local.phis, held.saved.at[e].set(True)), local.loss
+            return Held(copies, local.phis, held.saved.at[e].set(True)), local.loss, local.idle
 
         done = map_clients(client, key, federation, cohort, experts, clients)
-        held, loss = zip(*done, strict=True)
+        held, loss, idle = zip(*done, strict=True)
         trained = as_held(held)
         to_mix = {g: mine.copies[j] for g, mine in enumerate(held) if mine.copies[j] is not None}
         mixed, times = topology.gossip(federation, cohort, to_mix)
@@ -162,7 +162,6 @@ def build(config: CompFLMM) -> Algorithm:
         )
         size = tree.scalars(tree.one(clients[j].copies[j]))
         up = tuple(none | ({size: times[g]} if g in times else {}) for g, none in enumerate(info.up))
-        idle = per_group(lambda js, slots: jnp.full(slots.mask.shape, j not in js), experts, cohort.groups)
         return held, info._replace(loss=loss, up=up, trained=trained, idle=idle)
 
     def step(key, state, federation, cohort):

@@ -16,7 +16,8 @@ from the global model, and in a round with the cohort S_t client i trains (eqs. 
 If every answer of round K_p is lost, one more round of FedAvg follows, in which nobody votes. The personal
 layer is a traced value, so both phases are one compiled program. Each architecture votes separately. A client
 receives the model assembled as above and deploys its own w_i after training, which in rounds 1..K_p is the
-initial one until it takes part. Ties go to the earlier layer.
+initial one until it takes part. Ties go to the earlier layer; an architecture for which nobody has voted
+thus gets its first dense layer.
 When all clients are scored, models are mixed over all of them.
 
 Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.

@@ -196,10 +196,10 @@ def build(config: FedFomo) -> Algorithm:
         def client(key, client, arrival):
             loss, rows = cross_entropy(client.model), own_rows(client, federation, hyper)
             trained = descend(loss, arrival.weights, key, rows, hyper)
-            return trained.weights, arrival.affinity, arrival.received, trained.loss
+            return trained.weights, arrival.affinity, arrival.received, trained.loss, trained.steps == 0
 
         outputs = on_clients(client, key, state, federation, cohort)
-        trained, affinity, received, loss = zip(*outputs, strict=True)
+        trained, affinity, received, loss, idle = zip(*outputs, strict=True)
         up, down = traffic(state, federation, cohort, received)
         state = State(
             hyper,
@@ -207,7 +207,7 @@ def build(config: FedFomo) -> Algorithm:
             scatter(state.uploaded, cohort, per_group(lambda slots: slots.mask, cohort.groups)),
             scatter(state.affinity, cohort, affinity),
         )
-        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+        return state, Info(loss, up, down, trained=own_models.predictors(trained), idle=idle)
 
     def traffic(state, federation, cohort, received):
         """Count the model and a row of P up, and the received models down."""

@@ -14,8 +14,9 @@ over all clients j of its architecture. After the round, for those i and j that 
 
     Phi_ij <- max(0, mean_c cos(phi_ic, phi_jc))
 
-Pairs that have not met have Phi_ij = 0 and so no weight. Phi_ii is 0.9999 and no other entry is larger, so
-the logarithm stays finite. A client that has met nobody continues from its own model.
+Clients should number their classes alike: under ``--labels independent`` or ``permuted`` Phi compares weights
+of different classes. Pairs that have not met have Phi_ij = 0 and so no weight. Phi_ii is 0.9999 and no other
+entry is larger, so the logarithm stays finite. A client that has met nobody continues from its own model.
 
 A client deploys its own model as trained, or the global one until it takes part in the second phase.
 BatchNorm's statistics are mixed with their layer. A client sends the whole model. It receives the whole model

@@ -34,8 +34,8 @@ in layers that can be pruned) of the weights, or 1 - sqrt(1 - x) of the channels
 takes about 1 - (1 - y)^2 of the weights, by inputs and outputs. Pruning weights meets the target. Pruning
 channels nearly meets it, because their number is rounded and biases, norms and the classifier's inputs go
 with them (LeNet5 ends at 0.78 for a target of 0.8, at 0.49 for 0.5 and at 0.201 for 0.2). If the target is
-below what is never pruned (with weights: classifier, biases and norms), clients prune until they miss the
-threshold.
+below what is never pruned (with weights: classifier, biases, norms and a ViT's positions), clients prune
+until they miss the threshold.
 
 A client without validation rows does not prune (unless the threshold is 0). A client deploys w_i with the
 newest averages, as it would start a round. Traffic both ways: the held entries, with BatchNorm's statistics

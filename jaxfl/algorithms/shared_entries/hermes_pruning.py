@@ -57,6 +57,7 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
         for path, leaf in named.items()
         if path[0] not in model.head.names
         and leaf.ndim > 1
+        and path[-1] not in ("bias", "position")  # an attention layer's biases have two axes
         and not (granularity == "channel" and leaf.ndim == 3)
     }
 
@@ -132,7 +133,11 @@ def layer(path, leaf) -> tuple:
 
 
 def signal(model: Model, held: Mask) -> dict:
-    """Return the mask of held parameters that pass a signal from image to score; biases never do."""
+    """Return the mask of held parameters that pass a signal from image to score; biases never do.
+
+    All places (h, w) of a convolution's kernel pass it if one of them does: which ones do depends on padding
+    and on ties in pooling, not on channels.
+    """
     dtype = jnp.result_type(float)
 
     def positive(path, held):
@@ -147,4 +152,9 @@ def signal(model: Model, held: Mask) -> dict:
     stats = jax.tree.map_with_path(variance, held.stats)
     x = jnp.full((1, *model.shape), FAINT, dtype)
     gradient = jax.grad(lambda params: model.apply(params, stats, x, train=False)[0].sum())(params)
-    return jax.tree.map(lambda held, slope: held & (slope != 0), held.params, gradient)
+
+    def passing(held, slope):
+        places = tuple(range(held.ndim - 2))
+        return held & (held & (slope != 0)).any(places, keepdims=True)
+
+    return jax.tree.map(passing, held.params, gradient)

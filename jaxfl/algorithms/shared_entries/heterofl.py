@@ -27,7 +27,9 @@ did in training (CNN4 at r = 1/4, clients with five classes of CIFAR-10: 24 % ri
 
 Networks whose layers have different names share nothing; each has its own W.
 
-Traffic: the slice each way, without static statistics.
+Traffic: the slice each way, without static statistics. A client with a single training row has no batch for
+statistics of its own (``bn_stats=local``, and scores right after training); there it has means 0 and
+variances 1.
 """
 
 import functools

@@ -7,7 +7,8 @@ Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_
     theta   <- sum_i n_i theta_i / sum_i n_i
 
 The paper's mean is uniform; here clients are weighted by their rows. The head trains first, for one epoch;
-then the body trains for as many epochs as in other methods.
+then the body trains for as many epochs as in other methods. FedCMD's comparison has five epochs in all, of
+which the body gets the last: ``head_epochs=4,epochs=1``.
 """
 
 from jaxfl.authoring import (

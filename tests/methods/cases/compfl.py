@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from conftest import assert_same
+import pytest
+from conftest import SIZES, assert_same
 from reference import nets
 from reference.sharing import divide
 from reference.training import average, cross_entropy, descend, log_softmax, softmax
@@ -16,10 +17,11 @@ from reference.training import average, cross_entropy, descend, log_softmax, sof
 from jaxfl.algorithms.experts.compfl import distils, select
 from jaxfl.algorithms.experts.compfl_client import runnable
 from jaxfl.core.protocol import Cohort
+from jaxfl.errors import JaxflError
 from jaxfl.registry import METHODS
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, by_group, orders
-from methods.rounds import TRAINING, billed, federated, mixed, mlp, reported, run
+from methods.rounds import EVERYONE, TRAINING, billed, federated, mixed, mlp, normalised, reported, run
 
 SMALLEST = mlp(hidden=3)
 
@@ -263,6 +265,19 @@ def without_cooperation_it_is_fedper():
 OPTIONS = {"eps": 0.6, "warmup": 0.5, "lam": 0.7, "mu": 0.8, "tau": 0.3, "head_lr": 0.2}
 SOON = {"eps": 0.6, "warmup": 0.25}  # clients train experts of others, and distil from the second round on
 
+
+@pytest.mark.long
+def a_client_that_cannot_train_is_idle_though_it_adapts():
+    ((_, report),) = run("compfl", normalised(), (EVERYONE,), **TRAINING)
+    assert report.idle[0].tolist() == [size == 1 for size in SIZES] and any(report.idle[0].tolist())
+
+
+def experts_without_statistics_of_their_own_are_refused():
+    small, large = (mlp(norm="batch", hidden=3), 3), (mlp(norm="batch"), 2)
+    with pytest.raises(JaxflError, match="would run mlp of others without BatchNorm statistics"):
+        run("compfl", federated(small, large), bn_stats="local", **TRAINING)
+
+
 compfl = Case(
     "compfl",
     start,
@@ -284,6 +299,7 @@ compfl = Case(
             OPTIONS,
             [("tau", 0.31)],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size; the largest has two teachers
+            cohorts=7,
         ),
         "as printed in the paper": Comparison(
             SOON
@@ -317,5 +333,7 @@ compfl = Case(
         the_warmup_ends_at_the_exact_round,
         experts_that_are_not_downloaded_cost_nothing,
         without_cooperation_it_is_fedper,
+        a_client_that_cannot_train_is_idle_though_it_adapts,
+        experts_without_statistics_of_their_own_are_refused,
     ),
 )

@@ -74,6 +74,9 @@ def local_statistics_differ_and_are_never_sent():
 
 
 STEPS = {"server_lr": 0.7, "server_momentum": 0.8}
+ADAM = Comparison(
+    STEPS | {"server_optimizer": "adam"}, [("server_lr", 0.71), ("server_optimizer", "yogi")]
+)  # of every method whose server may have an optimiser
 
 fedavg = Case(
     "fedavg",
@@ -92,9 +95,7 @@ fedavg = Case(
         "with momentum on the server": Comparison(
             STEPS | {"server_optimizer": "sgd"}, [("server_momentum", 0.81)], ((SMALL, 5),)
         ),
-        "with adam on the server": Comparison(
-            STEPS | {"server_optimizer": "adam"}, [("server_lr", 0.71), ("server_optimizer", "yogi")]
-        ),
+        "with adam on the server": ADAM,
         "with yogi on the server": Comparison(
             STEPS | {"server_optimizer": "yogi"}, [("server_optimizer", "adam")], ((SMALL, 5),)
         ),
@@ -111,6 +112,7 @@ fedavg_ft = fedavg._replace(
     comparisons={
         "": Comparison(mistakes=[("ft_part", "all")]),
         "all blocks": local_statistics(("ft_part", "head"), ft_part="all", ft_epochs=3),
+        "with adam on the server": ADAM,
     },
     reductions=(fine_tuning_never_reaches_the_server, fine_tuning_for_no_epochs_is_no_fine_tuning),
 )

@@ -5,6 +5,7 @@ from conftest import assert_same
 from reference import sharing
 
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
+from methods.cases.fedavg import ADAM, view
 from methods.rounds import TRAINING, alike, reported, run
 
 
@@ -38,10 +39,12 @@ fedbn = Case(
     start,
     step,
     sharing.scores,
+    view=view,
     traffic=lambda model, models, t: model.size,  # these models have no norms
     comparisons={
         "": Comparison(mistakes=[("momentum", 0.51)], models=((SMALL, 2), (NORMALISED, 3))),
         "local statistics": local_statistics(),
+        "with adam on the server": ADAM,
     },
     reductions=(without_norms_it_is_fedavg,),
 )

@@ -409,6 +409,7 @@ fedcmd = Case(
             },
             [("count", "clients"), ("tail", "cosine")],
             tiny_models(),
+            cohorts=7,
         ),
         "clients that differ": Comparison(
             {"selection_rounds": 1, "personal": "fc1/classifier"},

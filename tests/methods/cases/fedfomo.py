@@ -14,7 +14,7 @@ from jaxfl.data.federation import federate
 from methods import recording
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, phases
-from methods.rounds import TRAINING, mlp, run
+from methods.rounds import EVERYONE, TRAINING, federated, mlp, run
 
 EPS = 1e-5
 
@@ -158,6 +158,14 @@ def only_uploaded_models_are_sent():
 
 EXPLORING = {"downloads": 1, "epsilon": 0.3}
 
+
+@pytest.mark.long
+def a_client_that_cannot_train_is_idle_though_it_tries_models():
+    federation = federated((mlp(norm="batch"), len(SIZES)), validates=True)
+    ((_, report),) = run("fedfomo", federation, (EVERYONE,), **TRAINING)
+    assert report.idle[0].tolist() == [size == 1 for size in SIZES] and any(report.idle[0].tolist())
+
+
 fedfomo = Case(
     "fedfomo",
     start,
@@ -183,5 +191,6 @@ fedfomo = Case(
         a_client_alone_in_its_architecture_is_local,
         a_client_without_validation_rows_is_local,
         only_uploaded_models_are_sent,
+        a_client_that_cannot_train_is_idle_though_it_tries_models,
     ),
 )

@@ -6,7 +6,7 @@ from reference.training import descend, plain_loss
 
 from methods.cases import Case, Comparison, local_statistics
 from methods.cases.ditto import proximal
-from methods.cases.fedavg import start, stays
+from methods.cases.fedavg import ADAM, start, stays, view
 from methods.rounds import TRAINING, alike, reported, run
 
 
@@ -33,10 +33,12 @@ fedprox = Case(
     start,
     step,
     sharing.scores,
+    view=view,
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison({"mu": 0.7}, [("mu", 0.71)]),
         "local statistics": local_statistics(mu=0.7),
+        "with adam on the server": ADAM,
     },
     reductions=(without_pull_it_is_fedavg,),
 )

@@ -14,8 +14,9 @@ from reference.training import descend, plain_loss
 from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
 from jaxfl.algorithms.shared_entries.hermes import summary
 from jaxfl.data.federation import federate
-from jaxfl.models.blocks import ConvBlock
-from jaxfl.models.build import network
+from jaxfl.models import zoo
+from jaxfl.models.blocks import ConvBlock, DenseBlock
+from jaxfl.models.build import network, plain_cnn
 from jaxfl.models.conv import spatial_mean
 from jaxfl.models.model import Block
 from jaxfl.models.zoo.densenet import DenseLayer
@@ -248,6 +249,24 @@ def entries_pruned_with_channels_had_no_effect():
     assert ratio < 0.8
 
 
+def all_places_of_a_kernel_go_with_its_channels():
+    """Also those that meet nothing but padding, on maps that are smaller than the kernel."""
+    body = [ConvBlock(8, 5, 2), ConvBlock(12, 5, 2, 2)]
+    model = plain_cnn("padded", body, [DenseBlock(4)], shape=(2, 2, 1), classes=CLASSES)
+    w = model.init(jax.random.key(0))
+    held = pruning.pruned(model, pruning.whole(w), w, jnp.float32(0.25), "channel").params
+    inputs, outputs = (np.asarray(held[name]["conv"]["bias"]) for name in ("conv1", "conv2"))
+    assert (inputs.sum(), outputs.sum()) == (6, 9)
+    expected = inputs[:, None] & outputs
+    np.testing.assert_array_equal(held["conv2"]["conv"]["kernel"], np.broadcast_to(expected, (5, 5, 8, 12)))
+
+
+def biases_and_positions_of_attention_are_not_pruned():
+    model = zoo.vit(shape=SHAPE, classes=CLASSES, depth=1)
+    names = pruning.kernels(model, jax.eval_shape(model.init, jax.random.key(0)), "weight")
+    assert names and {name.rsplit("/")[-1] for name in names} == {"kernel"}
+
+
 def reported_ratios_are_of_present_clients():
     kept, present = (np.array([0.5, 0.7, 0.0]),), cohort(alike(), (0, 1), places=[3])
     expected = {"mean": np.float32(0.6), "least": np.float32(0.5)}
@@ -282,6 +301,8 @@ hermes = Case(
         without_pruning_it_is_fedavg_of_equal_clients,
         masks_only_shrink_and_pruned_entries_are_0,
         entries_pruned_with_channels_had_no_effect,
+        all_places_of_a_kernel_go_with_its_channels,
+        biases_and_positions_of_attention_are_not_pruned,
         reported_ratios_are_of_present_clients,
     ),
 )
