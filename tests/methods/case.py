@@ -36,7 +36,7 @@ class Comparison(NamedTuple):
         architectures; the larger one has BatchNorm.
       cohorts: seed of the cohorts. The default's are described by
         `test_cohorts_ask_something_of_every_comparison`; another serves where a mistake shows only by chance,
-        in a draw or a vote.
+        in a draw or a vote, or where rounding is enlarged.
     """
 
     options: dict = {}

@@ -28,7 +28,7 @@ from methods.recording import at
 
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
 ROUNDS, PARTICIPATION = 4, 0.6
-DIGITS = {"rtol": 1e-8, "atol": 1e-8}  # Adam enlarges the rounding of gradients that are nearly 0
+DIGITS = {"rtol": 1e-9, "atol": 1e-9}
 FIRST = {method: next(iter(case.comparisons)) for method, case in CASES.items() if case.comparisons}
 WHOLE = ("fedavg", "per-fedavg")  # all comparisons run with every change; of other methods the first one
 ON_DEVICES = ("fedavg",)
@@ -46,7 +46,7 @@ def compared_often(method, name):
 
 @pytest.fixture(autouse=True)
 def double_precision():
-    """Compute in double precision: agreement to eight digits excludes any other formula."""
+    """Compute in double precision: agreement to nine digits excludes any other formula."""
     with jax.enable_x64(True):
         yield
 
@@ -103,7 +103,7 @@ def test_reference_with_another_option_disagrees(method, name, option, value):
 
 
 def assert_agree(actual, expected):
-    """Compare all leaves by their names, to eight digits."""
+    """Compare all leaves by their names, to nine digits."""
     actual, expected = leaves(actual), leaves(expected)
     assert actual.keys() == expected.keys()
     for path, value in actual.items():

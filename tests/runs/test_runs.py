@@ -746,14 +746,8 @@ def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path)
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
-    words = [
-        *dataset,
-        *FEDERATION,
-        "--topology",
-        str(edges),
-        "--seed",
-        "1",
-    ]  # two cohorts have linked clients
+    # With this seed two cohorts have linked clients.
+    words = [*dataset, *FEDERATION, "--topology", str(edges), "--seed", "1"]
     cli.main(["run", "dfedavg", *words, "--run-dir", str(original)])
     links = edges.read_text()
     assert (original / "topology.txt").read_text() == links

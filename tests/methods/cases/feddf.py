@@ -79,6 +79,12 @@ pfeddf = feddf._replace(
     method="pfeddf",
     scores=sharing.scores_after_tuning,
     draws_before_use=recording.phases(tune="ft_epochs"),
-    comparisons={"": Comparison(OPTIONS | {"ft_part": "head"}, [("ft_part", "all"), ("server_epochs", 1)])},
+    comparisons={
+        "": Comparison(
+            OPTIONS | {"ft_part": "head"},
+            [("ft_part", "all"), ("server_epochs", 1)],
+            cohorts=7,  # on four devices the server's Adam enlarges the rounding with the default's
+        )
+    },
     reductions=(),
 )
