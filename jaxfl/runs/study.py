@@ -87,8 +87,8 @@ def run(
         choice, axis = lacking[0]
         observer.warned(
             f"{choice} has no option {axis}, so its runs are the same along that axis, and all are computed; "
-            f'to save them write methods with their options, methods = ["NAME,{axis}={study.axes[axis][0]}", '
-            "...], in place of the axis."
+            "to save them write methods with their options, "
+            f'methods = ["NAME,{setting_name({axis: study.axes[axis][0]})}", ...], in place of the axis.'
         )
     with limited(max_seconds), deferred() as request:
         for done, setting in enumerate(mine, 1):

@@ -33,7 +33,8 @@ class Study(NamedTuple):
       claim: what the study is to show, in a line.
       methods: choices of methods, with options.
       options: options of every run, by name.
-      axes: further options by name, each with its values.
+      axes: further options by name, each with its values; or any name with tables of the options that change
+        together, {clients = 50, participation = 0.4}.
       seeds: number of repetitions of every run.
       partition_seeds: number of repetitions of all of that, on other divisions of the data.
       columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
@@ -92,7 +93,7 @@ def read(path: str | Path) -> Study:
         study = study._replace(against=against)
     names = _named(path, study)
     study = study._replace(names=names)
-    for choice, name in itertools.product(study.methods, axes):
+    for choice, name in itertools.product(study.methods, _options_along(axes)):
         if name in choices.split(choice)[1]:
             raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
     for setting in settings(study):
@@ -139,12 +140,23 @@ def _typed(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Refuse axes that are options as well, repetitions, or no lists of values."""
     for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
+        if any(isinstance(value, dict) for value in values):
+            if not all(
+                isinstance(value, dict) and value.keys() == values[0].keys() != set() for value in values
+            ):
+                raise JaxflError(f"{path}: the values of the axis {name} must be tables of the same options.")
+            if name in (METHOD, SHOW):
+                raise JaxflError(f"{path}: an axis cannot be called {name}; give it another name.")
+    along = _options_along(axes)
+    for name in along:
         if name in ("seed", "partition_seed"):
             raise JaxflError(f"{path}: {name} cannot be an axis; {name}s = 3 repeats every run three times.")
         if name in options:
             raise JaxflError(f"{path}: {name} is an option and an axis; leave it out of one.")
-        if not isinstance(values, list) or not values:
-            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
+        if along.count(name) > 1:
+            raise JaxflError(f"{path}: {name} is in two axes; leave it out of one.")
 
 
 def _named(path: Path, study: Study) -> dict[str, str]:
@@ -188,17 +200,36 @@ def settings(study: Study) -> list[dict[str, Any]]:
     return [dict(zip(study.axes, values, strict=True)) for values in itertools.product(*study.axes.values())]
 
 
+def options_of(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a setting's options.
+
+    >>> options_of({"alpha": 0.1, "size": {"clients": 50, "participation": 0.4}})
+    {'alpha': 0.1, 'clients': 50, 'participation': 0.4}
+    """
+    options = {}
+    for name, value in setting.items():
+        options |= value if isinstance(value, dict) else {name: value}
+    return options
+
+
+def _options_along(axes: Mapping[str, list]) -> list[str]:
+    """Return the names of the options that axes change."""
+    return [option for name, values in axes.items() for option in options_of({name: values[0]})]
+
+
 def setting_name(setting: Mapping[str, Any]) -> str:
     """Return a setting in words, which are also the name of its folder.
 
     >>> setting_name({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
     'partition=dirichlet,alpha=0.1,models=mlp+lenet5'
     """
-    return ",".join(f"{name}={value_text(value)}" for name, value in setting.items())
+    return ",".join(f"{name}={value_text(value)}" for name, value in options_of(setting).items())
 
 
 def value_text(value: Any) -> str:
     """Return an axis's value as a text."""
+    if isinstance(value, dict):
+        return setting_name(value)
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -208,7 +239,7 @@ def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Se
     An option of all methods or of the federation applies to every run. Any other option applies to the
     methods that have it, of which there must be at least one.
     """
-    options = {**study.options, **setting}
+    options = {**study.options, **options_of(setting)}
     shared = {*hints(Setup), *hints(Training)}
     own = {name: value for name, value in options.items() if name not in shared}
     setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
@@ -234,12 +265,15 @@ def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Se
 
 
 def without_axis(study: Study) -> list[tuple[str, str]]:
-    """Return the methods and axes, of two values or more, of which the method does not have the option."""
+    """Return the methods and axes, of two values or more, of which the method has no option."""
     shared = {*hints(Setup), *hints(Training)}
     return [
         (choice, axis)
         for choice, (axis, values) in itertools.product(study.methods, study.axes.items())
-        if len(values) > 1 and axis not in shared and axis not in hints(registry.method(choice)[0].config)
+        if len(values) > 1
+        and options_of({axis: values[0]})
+        .keys()
+        .isdisjoint(shared | {*hints(registry.method(choice)[0].config)})
     ]
 
 

@@ -309,6 +309,26 @@ def test_the_time_limit_is_of_the_whole_study(toy, tmp_path):
     assert not results(tmp_path)
 
 
+def test_an_axis_may_change_several_options_together(toy, tmp_path):
+    """Its settings are those of two axes, but not all combinations; names and tables are of the values."""
+    found, whole = toy
+    one, other = ({"mu": mu, "partition": found.axes["partition"][i]} for i, mu in enumerate((0.0, 1.0)))
+    names = {study_file.setting_name(one): "both small"}
+    pairs = found._replace(axes={"both": [one, other]}, columns="both", names=names)
+    assert [study_file.planned(pairs, {"both": value}) for value in (one, other)] == [
+        study_file.planned(found, value) for value in (one, other)
+    ]
+    table = study_table.tabulate(study.finished(pairs, whole))
+    assert table.titles == ["both small", study_file.setting_name(other)]
+    apart = study_table.tabulate(study.finished(found, whole))
+    texts = {label: [cell.text() for cell in cells] for label, cells in apart.rows}
+    for label, cells in table.rows:
+        assert [cell.text() for cell in cells] == [texts[f"{label} mu=0.0"][0], texts[f"{label} mu=1.0"][1]]
+    assert study_table.as_runs(study.finished(pairs, whole)).startswith("method,both,seed,")
+    without = found._replace(methods=("local",), axes={"both": [{"mu": 0.0}, {"mu": 1.0}]})
+    assert study_file.without_axis(without) == [("local", "both")] and not study_file.without_axis(pairs)
+
+
 def test_a_setting_may_have_a_long_name(toy):
     found, whole = toy
     long = found._replace(axes={"models": [["mlp,hidden=3"], ["mlp,hidden=3,dropout=0.0"] * 20]})
@@ -354,6 +374,13 @@ def test_every_study_of_the_papers_can_be_read():
             "but has 2 targets;",
         ),
         ('methods = ["local"]\n[axes]\nseed = [0, 1]', "seed cannot be an axis; seeds = 3"),
+        ('methods = ["local"]\n[axes]\nx = [{seed = 0}, {seed = 1}]', "seed cannot be an axis; seeds = 3"),
+        ('methods = ["local"]\n[axes]\nx = [{lr = 0.1}, {epochs = 1}]', "must be tables of the same options"),
+        ('methods = ["local"]\n[axes]\nx = [{lr = 0.1}, 0.2]', "must be tables of the same options"),
+        ('methods = ["local"]\n[axes]\nx = [{}]', "must be tables of the same options"),
+        ('methods = ["local"]\n[axes]\nx = [{lr = 0.1}]\nlr = [0.1]', "lr is in two axes"),
+        ('methods = ["local"]\n[axes]\nmethod = [{lr = 0.1}]', "an axis cannot be called method"),
+        ('methods = ["local,lr=1"]\n[axes]\nx = [{lr = 0.1}]', "local,lr=1 sets lr, which is also an axis"),
         (
             'methods = ["local"]\nseeds = [0, 1]',
             "seeds must be of type int, the number of repetitions; the first",
