@@ -50,7 +50,7 @@ class Item(NamedTuple):
       verdict: one of `VERDICTS`.
       reason: the answer in a sentence, then the evidence, or what is missing.
       study: TOML file here that repeats it, without its ending.
-      at_scale: the same at the paper's own scale, where `study` is smaller.
+      at_scale: those at the paper's own scale, where `study` is smaller.
       more: further studies, such as on another data set.
       command: command behind the kept results, where no study made them.
       setups: argument files here.
@@ -67,7 +67,7 @@ class Item(NamedTuple):
     verdict: str
     reason: str
     study: str = ""
-    at_scale: str = ""
+    at_scale: list[str] = []
     more: list[str] = []
     command: str = ""
     setups: list[str] = []
@@ -136,7 +136,7 @@ def check(folder: Path, item: Item) -> None:
     where = f"{folder / 'items.toml'}, {item.name}:"
     if item.verdict not in VERDICTS:
         raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
-    studies = [study for study in (item.study, item.at_scale, *item.more) if study]
+    studies = [study for study in (item.study, *item.at_scale, *item.more) if study]
     files = [f"{study}.toml" for study in studies] + item.setups + item.pictures
     for file in [*files, *(figures.file for figures in item.figures)]:
         if not (folder / file).is_file():
@@ -172,7 +172,8 @@ def section(folder: Path, item: Item) -> str:
     if commands:
         parts.append("```bash\n" + "\n".join(commands) + "\n```")
     if item.at_scale:
-        parts.append(f"At the paper's scale: `jaxfl study {folder.name}/{item.at_scale}`.")
+        larger = ", ".join(f"`jaxfl study {folder.name}/{study}`" for study in item.at_scale)
+        parts.append(f"At the paper's scale: {larger}.")
     if item.setups:
         parts.append("Setup: " + ", ".join(f"[{name}]({name})" for name in item.setups) + ".")
     if item.figures:

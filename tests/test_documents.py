@@ -310,7 +310,7 @@ def test_pages_of_verdicts_agree_with_the_kept_results(overview):
 def test_every_study_belongs_to_a_table_or_figure(overview):
     items = {path.parent.name: overview.read(path.parent).items for path in EXPERIMENTS.glob("*/items.toml")}
     of_items = [(folder, item) for folder, of_folder in items.items() for item in of_folder]
-    studies = [(folder, (item.study, item.at_scale, *item.more)) for folder, item in of_items]
+    studies = [(folder, (item.study, *item.at_scale, *item.more)) for folder, item in of_items]
     named = {f"{folder}/{name}" for folder, names in studies for name in names if name}
     assert named == set(study.found_below(EXPERIMENTS))
     for path in (path for folder in items for path in (EXPERIMENTS / folder).glob("*.args")):

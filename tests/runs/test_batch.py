@@ -115,19 +115,17 @@ def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(options
     assert sum(of_run["seconds"]["compile"] > 0 for of_run in results) == 1
 
 
-def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path):
-    """A run in a shared program has the newcomers that it has alone, on two devices and on one."""
-    for number in 2, 1:
-        words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(number)]
-        compare(words, tmp_path / f"on-{number}", GRID[0])
-        cli.main(
-            ["run", GRID[0], *words, "--seed", str(SEEDS[0]), "--run-dir", str(tmp_path / f"alone-{number}")]
-        )
-        found = store.read_metrics(folder_of(tmp_path / f"on-{number}", GRID[0], SEEDS[0]))
-        expected = store.read_metrics(tmp_path / f"alone-{number}")
-        assert found[-1]["newcomers"]["clients"]
-        for record, other in zip(found, expected, strict=True):
-            assert_equal(record, other)
+@pytest.mark.parametrize("devices", [2, long(1)])
+def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path, devices):
+    """A run in a shared program has the newcomers that it has alone."""
+    words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(devices)]
+    compare(words, tmp_path / "compared", GRID[0])
+    cli.main(["run", GRID[0], *words, "--seed", str(SEEDS[0]), "--run-dir", str(tmp_path / "alone")])
+    found = store.read_metrics(folder_of(tmp_path / "compared", GRID[0], SEEDS[0]))
+    expected = store.read_metrics(tmp_path / "alone")
+    assert found[-1]["newcomers"]["clients"]
+    for record, other in zip(found, expected, strict=True):
+        assert_equal(record, other)
 
 
 @pytest.mark.parametrize("checkpoints", [long((4, 4, 4, 4)), (2, 4, 2, 4)])

@@ -55,7 +55,7 @@ def federated(folder, after, rounds):
     ("method", "options"),
     [
         ("fedper", ("--schedule", "cosine,warmup=1")),
-        ("fedavg-ft", ("--dataset", "digits", "--batch-size", "20")),  # its batches make the difference
+        long("fedavg-ft", ("--dataset", "digits", "--batch-size", "20")),  # its batches make the difference
         long("per-fedavg", ()),  # its mean is uniform
         long("fedbn", ("--models", "cnn4,width=0.1")),  # BatchNorm's statistics
         long("fedrod", ("--labels", "independent", "--partition", "classes,classes_per_client=2")),

@@ -253,8 +253,13 @@ def all_places_of_a_kernel_go_with_its_channels():
     """Also those that meet nothing but padding, on maps that are smaller than the kernel."""
     body = [ConvBlock(8, 5, 2), ConvBlock(12, 5, 2, 2)]
     model = plain_cnn("padded", body, [DenseBlock(4)], shape=(2, 2, 1), classes=CLASSES)
-    w = model.init(jax.random.key(0))
-    held = pruning.pruned(model, pruning.whole(w), w, jnp.float32(0.25), "channel").params
+
+    @jax.jit
+    def pruned(key):
+        w = model.init(key)
+        return pruning.pruned(model, pruning.whole(w), w, jnp.float32(0.25), "channel").params
+
+    held = jax.device_get(pruned(jax.random.key(0)))
     inputs, outputs = (np.asarray(held[name]["conv"]["bias"]) for name in ("conv1", "conv2"))
     assert (inputs.sum(), outputs.sum()) == (6, 9)
     expected = inputs[:, None] & outputs
