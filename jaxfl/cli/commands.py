@@ -172,13 +172,15 @@ def _study(arguments: list[str]) -> None:
             folder,
             part=(int(number), int(parts)),
             data_dir=study_part.data_dir,
+            pictures=study_part.pictures,
             observer=bar.observer,
             **vars(code),
             **vars(limit),
         )
     if table:
         OUT.print(as_text(table, OUT.width))
-        OUT.print(f"{folder}: study.csv, study.md, study.tex, study.png, runs.csv, and a folder per setting")
+        written = f"study.csv, study.md, study.tex, study.{study_part.pictures}, runs.csv"
+        OUT.print(f"{folder}: {written}, and a folder per setting")
     if failures:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")
 

@@ -93,7 +93,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class StudyPart:
-    """The part of the study, and the folders of its data and results."""
+    """The part of the study, the folders of its data and results, and its picture."""
 
     run_dir: Path | None = None
     """A folder for all settings, new or of the same study; by default runs/FOLDER-NAME (FOLDER/NAME.toml)."""
@@ -102,6 +102,8 @@ class StudyPart:
     a folder."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; its own default if not given."""
+    pictures: Literal["png", "pdf", "svg"] = "png"
+    """Format of the study's picture: png, or pdf and svg, which have no pixels."""
 
 
 @dataclasses.dataclass(frozen=True)

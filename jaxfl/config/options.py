@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -20,6 +21,7 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"
 LONGEST_SHOWN = 60  # characters of a value in a message
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # numbers that programs hold, in int32 and float32
 SMALLEST = 1.2e-38  # above 0
+_type_hints = functools.lru_cache(maxsize=256)(typing.get_type_hints)  # a study asks thousands of times
 DECORATED = "__jaxfl_options__"  # attribute of a class that `options` has made a configuration
 
 
@@ -127,7 +129,7 @@ def hints(cls: type) -> dict[str, Any]:
     """Return a dataclass's annotations by option; the options of dataclasses in it take these ones' place."""
     found = {}
     try:
-        annotations = typing.get_type_hints(cls)
+        annotations = _type_hints(cls)
     except NameError as error:
         raise JaxflError(f"An option of {cls.__name__} has an unknown type: {error}.") from None
     for name, annotation in annotations.items():

@@ -24,6 +24,7 @@ from jaxfl.runs.study_file import (
     SHOW,
     Study,
     found_below,
+    options_of,
     planned,
     read,
     setting_name,
@@ -45,6 +46,7 @@ def run(
     *,
     part: tuple[int, int] = (1, 1),
     data_dir: str | Path | None = None,
+    pictures: str = "png",
     changed_code: bool = False,
     max_seconds: float | None = None,
     observer: Observer = ONLY_WARNINGS,
@@ -57,6 +59,7 @@ def run(
       part: (k, n): only every n-th setting, from the k-th on, so that several machines can divide a study.
         The table has what all of them have finished.
       data_dir: see `jaxfl.config.setup.MachineOptions`.
+      pictures: format of the picture, "png", "pdf" or "svg".
       changed_code: whether to go on although the user's own files have changed.
       max_seconds: time limit in seconds; the rounds done are saved.
       observer: callbacks for progress reports.
@@ -69,15 +72,16 @@ def run(
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
     (number, parts), folder = part, as_path(folder)
+    folder_of = partial(_folder, study, folder)
     if parts < 1:
         raise JaxflError(f"--part {number}/{parts}: there must be at least one part.")
     if not 1 <= number <= parts:
         raise JaxflError(
             f"--part {number}/{parts} is not one of {parts} parts; write 1/{parts} to {parts}/{parts}."
         )
-    everything, failures = settings(study), []
+    everything, failures = [*{folder_of(setting): setting for setting in settings(study)}.values()], []
     if not store.holds(folder, store.STUDY) and not any(
-        _folder(folder, setting).exists() for setting in everything
+        folder_of(setting).exists() for setting in everything
     ):
         store.check_free(folder)
     mine = everything[number - 1 :: parts]
@@ -86,8 +90,8 @@ def run(
     if lacking := without_axis(study):
         choice, axis = lacking[0]
         observer.warned(
-            f"{choice} has no option {axis}, so its runs are the same along that axis, and all are computed; "
-            "to save them write methods with their options, "
+            f"{choice} has no option that differs along the axis {axis}, so its runs are the same, and all "
+            "are computed; to save them write methods with their options, "
             f'methods = ["NAME,{setting_name({axis: study.axes[axis][0]})}", ...], in place of the axis.'
         )
     with limited(max_seconds), deferred() as request:
@@ -102,7 +106,7 @@ def run(
                     variants,
                     setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
                     study.seeds,
-                    _folder(folder, setting),
+                    folder_of(setting),
                     partition_seeds=study.partition_seeds,
                     changed_code=changed_code,
                     select=study.select,
@@ -141,7 +145,7 @@ def run(
     else:
         form = plot.draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else plot.draw_table
         draw = partial(form, table, study.title, next(iter(measures_of(study).values())).title)
-    files.write_pictures(folder, {"study.png": draw})
+    files.write_pictures(folder, {f"study.{pictures}": draw})
     return table, failures
 
 
@@ -153,7 +157,7 @@ def finished(study: Study, folder: Path) -> Cells:
         choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
         try:
             setup = provided(setup, variants)
-            runs = plan(_folder(folder, setting), variants, setup, study.seeds, study.partition_seeds)
+            runs = plan(_folder(study, folder, setting), variants, setup, study.seeds, study.partition_seeds)
         except JaxflError:  # it has ended this setting
             continue
         for run, entry in runs.items():
@@ -170,10 +174,17 @@ def finished(study: Study, folder: Path) -> Cells:
     return Cells(study, results)
 
 
-def _folder(folder: Path, setting: Mapping[str, Any]) -> Path:
-    """Return the folder of a setting, also if it began when the file had its axes in another order."""
-    if not setting:
-        return folder / "runs"
-    orders = itertools.permutations(setting.items())
-    named = [folder / store.file_name(setting_name(dict(order))) for order in orders]
-    return next((path for path in named if path.exists()), named[0])
+def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
+    """Return the folder of a setting, also if it began when the file had its axes in another order.
+
+    Settings that differ only in their targets have the same runs, unless these stop there.
+    """
+    stops = {**study.options, **options_of(setting)}.get("stop_at_target", False)
+
+    def name(axes):
+        options = [sorted(options_of({axis: setting[axis]}).items()) for axis in axes]
+        return setting_name({n: v for of_axis in options for n, v in of_axis if stops or n != "target"})
+
+    names = [name(axes) for axes in itertools.permutations(setting)]
+    found = [folder / store.file_name(each) if each else folder / "runs" for each in names]
+    return next((path for path in found if path.exists()), found[0])

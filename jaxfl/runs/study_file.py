@@ -15,7 +15,7 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.measures import measure
+from jaxfl.runs.measures import known_measures, measure
 from jaxfl.runs.paired import matching_label
 from jaxfl.runs.plan import check_distinct
 from jaxfl.runs.prepare import check_setup
@@ -33,8 +33,8 @@ class Study(NamedTuple):
       claim: what the study is to show, in a line.
       methods: choices of methods, with options.
       options: options of every run, by name.
-      axes: further options by name, each with its values; or any name with tables of the options that change
-        together, {clients = 50, participation = 0.4}.
+      axes: further options by name, each with its values. Values may be tables of options that change
+        together, {clients = 50, participation = 0.4}; then the name is free.
       seeds: number of repetitions of every run.
       partition_seeds: number of repetitions of all of that, on other divisions of the data.
       columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
@@ -69,12 +69,15 @@ def read(path: str | Path) -> Study:
     content = _typed(path, _read_toml(path))
     axes, shown = content.get("axes", {}), tuple(content[SHOW])
     _check_axes(path, axes, content.get("options", {}))
-    for name, values in {"methods": content["methods"], SHOW: shown, **axes}.items():
+    content["axes"] = axes = {
+        name: [_ordered(value, values) for value in values] for name, values in axes.items()
+    }
+    for name, values in [("methods", content["methods"]), (SHOW, shown), *axes.items()]:
         # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
-                raise JaxflError(f"{path}: {name} has {value} twice; write it once.")
+                raise JaxflError(f"{path}: {name} has {value_text(value)} twice; write it once.")
     known = (METHOD, *axes, *([SHOW] if len(shown) > 1 else []))
     columns = content.setdefault("columns", SHOW if SHOW in known else next(reversed(axes), METHOD))
     if columns not in known:
@@ -93,7 +96,7 @@ def read(path: str | Path) -> Study:
         study = study._replace(against=against)
     names = _named(path, study)
     study = study._replace(names=names)
-    for choice, name in itertools.product(study.methods, _options_along(axes)):
+    for choice, name in itertools.product(study.methods, options_along(axes)):
         if name in choices.split(choice)[1]:
             raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
     for setting in settings(study):
@@ -147,9 +150,12 @@ def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any])
                 isinstance(value, dict) and value.keys() == values[0].keys() != set() for value in values
             ):
                 raise JaxflError(f"{path}: the values of the axis {name} must be tables of the same options.")
-            if name in (METHOD, SHOW):
-                raise JaxflError(f"{path}: an axis cannot be called {name}; give it another name.")
-    along = _options_along(axes)
+            taken = {METHOD, SHOW, "seed", "partition_seed", *known_measures(), *options}
+            if name in taken or not name.strip():
+                raise JaxflError(
+                    f"{path}: an axis of tables cannot be called {name!r}; give it another name."
+                )
+    along = options_along(axes)
     for name in along:
         if name in ("seed", "partition_seed"):
             raise JaxflError(f"{path}: {name} cannot be an axis; {name}s = 3 repeats every run three times.")
@@ -212,7 +218,12 @@ def options_of(setting: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _options_along(axes: Mapping[str, list]) -> list[str]:
+def _ordered(value: Any, values: list) -> Any:
+    """Return a table with its options in the order of the axis's first value; all else as it is."""
+    return {name: value[name] for name in values[0]} if isinstance(value, dict) else value
+
+
+def options_along(axes: Mapping[str, list]) -> list[str]:
     """Return the names of the options that axes change."""
     return [option for name, values in axes.items() for option in options_of({name: values[0]})]
 
@@ -265,16 +276,14 @@ def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Se
 
 
 def without_axis(study: Study) -> list[tuple[str, str]]:
-    """Return the methods and axes, of two values or more, of which the method has no option."""
-    shared = {*hints(Setup), *hints(Training)}
-    return [
-        (choice, axis)
-        for choice, (axis, values) in itertools.product(study.methods, study.axes.items())
-        if len(values) > 1
-        and options_of({axis: values[0]})
-        .keys()
-        .isdisjoint(shared | {*hints(registry.method(choice)[0].config)})
-    ]
+    """Return the methods and axes, of two values or more, along which all options of the method are equal."""
+    shared, found = {*hints(Setup), *hints(Training)}, []
+    for choice, (axis, values) in itertools.product(study.methods, study.axes.items()):
+        known = shared | {*hints(registry.method(choice)[0].config)}
+        having = [{n: v for n, v in options_of({axis: value}).items() if n in known} for value in values]
+        if having.count(having[0]) == len(values) > 1:
+            found.append((choice, axis))
+    return found
 
 
 def to_target(shown: str) -> bool:

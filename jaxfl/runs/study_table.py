@@ -17,7 +17,7 @@ from jaxfl.runs.study_file import (
     METHOD,
     SHOW,
     Study,
-    options_of,
+    options_along,
     planned,
     setting_name,
     settings,
@@ -123,7 +123,7 @@ def _notes(cells: Cells) -> list[str]:
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
     notes += notes_on_absent([result["absent"] for result in found])
-    if not _along("dataset", study) and len({result["data"] for result in found}) > 1:
+    if "dataset" not in options_along(study.axes) and len({result["data"] for result in found}) > 1:
         notes.append(OTHER_DATA)
     validated = [what for name, what in measures.items() if name == "validation"]
     return notes + notes_on_empty(validated, found)
@@ -148,15 +148,10 @@ def as_runs(cells: Cells) -> str:
     return out.getvalue()
 
 
-def _along(option: str, study: Study) -> bool:
-    """Return whether an axis of a study changes an option."""
-    return any(option in options_of(setting) for setting in settings(study))
-
-
 def measures_of(study: Study) -> dict[str, Measure]:
-    """Return what the table shows, by name; titles name the target, if all settings have the same."""
+    """Return what the table shows, by name; titles name the target, unless an axis changes it."""
     _, setup = planned(study, settings(study)[0])
-    target = None if _along("target", study) else next(iter(setup.run.target), None)
+    target = None if "target" in options_along(study.axes) else next(iter(setup.run.target), None)
     measures = {name: measure(name, target) for name in study.show}
     return {name: what._replace(title=study.names.get(name, what.title)) for name, what in measures.items()}
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import drawing
 
+from jaxfl import cli
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store, study, study_file, study_table
 from jaxfl.runs.interrupt import Interrupted
@@ -45,9 +46,21 @@ def toy(dataset, tmp_path_factory):
     said = []
     with drawing():
         _, failures = study.run(found, path.parent / "whole", observer=Observer(warned=said.append))
-    assert "local has no option mu" in said[0] and 'methods = ["NAME,mu=0.0", ...]' in said[0]
+    assert (
+        "local has no option that differs along the axis mu" in said[0]
+        and 'methods = ["NAME,mu=0.0", ...]' in said[0]
+    )
     assert len(failures) == 2 and all("classes_per_client is 99" in failure for failure in failures)
     return found, path.parent / "whole"
+
+
+def refused(capsys, *words):
+    """Run a command that ends with an error; return what it printed and its last sentence."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words])
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    return printed.out, printed.err.splitlines()[-1]
 
 
 def rows(folder, name="study.csv"):
@@ -231,6 +244,29 @@ def test_finished_runs_are_kept_and_parts_make_the_whole_study(toy, tmp_path):
     assert rows(tmp_path / "parts") == rows(whole)
 
 
+def test_the_command_prints_the_table_and_what_has_not_finished(toy, tmp_path, capsys):
+    _, whole = toy
+    words = ["study", str(whole.parent / "toy.toml"), "--run-dir", str(tmp_path / "copy")]
+    shutil.copytree(whole, tmp_path / "copy")
+    with drawing():
+        said, sentence = refused(capsys, *words, "--part", "1/2", "--pictures", "pdf")
+    assert "fedprox mu=0.0" in said and "study.pdf" in said
+    failed = "Not all runs of the study have finished: mu=0.0,partition=classes,classes_per_client=99: "
+    assert failed in sentence and "classes_per_client is 99" in sentence
+    assert (tmp_path / "copy" / "study.pdf").read_bytes().startswith(b"%PDF")
+    for part in "2", "1/two":
+        _, sentence = refused(capsys, *words, "--part", part)
+        assert f"--part takes two numbers such as 2/8, not '{part}'" in sentence
+
+
+def test_studies_are_found_by_their_names(monkeypatch, capsys):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    cli.main(["study", "--list"])
+    assert "digits/label-skew" in capsys.readouterr().out
+    assert "; did you mean 'fedcmd/table-2'?" in refused(capsys, "study", "fedcmd/table-22")[1]
+    assert "There is no file my.toml with a study; check" in refused(capsys, "study", "my.toml")[1]
+
+
 def test_ctrl_c_in_the_last_rounds_of_a_setting_begins_no_other(toy, tmp_path):
     found, _ = toy
 
@@ -324,9 +360,38 @@ def test_an_axis_may_change_several_options_together(toy, tmp_path):
     texts = {label: [cell.text() for cell in cells] for label, cells in apart.rows}
     for label, cells in table.rows:
         assert [cell.text() for cell in cells] == [texts[f"{label} mu=0.0"][0], texts[f"{label} mu=1.0"][1]]
-    assert study_table.as_runs(study.finished(pairs, whole)).startswith("method,both,seed,")
-    without = found._replace(methods=("local",), axes={"both": [{"mu": 0.0}, {"mu": 1.0}]})
-    assert study_file.without_axis(without) == [("local", "both")] and not study_file.without_axis(pairs)
+    shutil.copytree(whole, tmp_path / "copy")
+    before = results(tmp_path / "copy")
+    moved = pairs._replace(axes={"both": [dict(reversed(value.items())) for value in (one, other)]}, names={})
+    study.run(moved, tmp_path / "copy")  # in the same folders
+    assert results(tmp_path / "copy") == before
+    assert [row["both"] for row in rows(tmp_path / "copy", "runs.csv")] == 2 * [
+        f"partition={value['partition']},mu={value['mu']}" for value in (one, other)
+    ]
+    assert not study_file.without_axis(pairs)
+    for mu in (1.0, 0.0):
+        axes = {"both": [{"mu": 0.0, "lr": 0.1}, {"mu": mu, "lr": 0.1}]}
+        of_all = (("fedprox", "both"), ("local", "both"))
+        assert study_file.without_axis(found._replace(axes=axes)) == [*of_all[0 if mu == 0 else 1 :]]
+
+
+def test_settings_that_differ_in_targets_have_the_same_runs(toy, tmp_path):
+    """The table has each target; a run that stops at its target is another one."""
+    found, whole = toy
+    pairs = [{"target": [target], "mu": mu} for target, mu in ((0.001, 0.0), (1.0, 0.0), (0.001, 1.0))]
+    aiming = found._replace(
+        show=("rounds-to-target",), axes={"x": pairs, "partition": found.axes["partition"][:1]}, columns="x"
+    )
+    shutil.copytree(whole, tmp_path / "copy")
+    study.run(aiming, tmp_path / "copy")
+    assert results(tmp_path / "copy").keys() == {
+        tmp_path / "copy" / path.relative_to(whole) for path in results(whole)
+    }
+    table = study_table.tabulate(study.finished(aiming, tmp_path / "copy"))
+    assert [[cell.text() for cell in cells] for _, cells in table.rows] == 2 * [["2.00", "-", "2.00"]]
+    assert "rounds to the target" in table.notes[0]
+    stopping = aiming._replace(options=aiming.options | {"stop_at_target": True})
+    assert not study.finished(stopping, whole).results
 
 
 def test_a_setting_may_have_a_long_name(toy):
@@ -340,7 +405,7 @@ def test_a_setting_may_have_a_long_name(toy):
 
 def test_every_study_of_the_papers_can_be_read():
     found = study.found_below(Path(__file__).parents[2] / "experiments")
-    assert len(found) >= 18 and all(described.title and described.claim for described in found.values())
+    assert len(found) >= 70 and all(described.title and described.claim for described in found.values())
 
 
 @pytest.mark.parametrize(
@@ -379,7 +444,18 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["local"]\n[axes]\nx = [{lr = 0.1}, 0.2]', "must be tables of the same options"),
         ('methods = ["local"]\n[axes]\nx = [{}]', "must be tables of the same options"),
         ('methods = ["local"]\n[axes]\nx = [{lr = 0.1}]\nlr = [0.1]', "lr is in two axes"),
-        ('methods = ["local"]\n[axes]\nmethod = [{lr = 0.1}]', "an axis cannot be called method"),
+        *(
+            (f'methods = ["local"]\n[axes]\n{name} = [{{lr = 0.1}}]', f"tables cannot be called {called!r}")
+            for name, called in [
+                *((name, name) for name in ("method", "show", "seed", "lowest")),
+                ('" "', " "),
+            ]
+        ),
+        (
+            'methods = ["local"]\n[axes]\nx = [{lr = 1.0, epochs = 1}, {epochs = 1, lr = 1.0}]',
+            "lr=1.0,epochs=1 twice",
+        ),
+        ('methods = ["local", "local"]\n[axes]\nmethods = [{lr = 0.1}]', "methods has local twice"),
         ('methods = ["local,lr=1"]\n[axes]\nx = [{lr = 0.1}]', "local,lr=1 sets lr, which is also an axis"),
         (
             'methods = ["local"]\nseeds = [0, 1]',
