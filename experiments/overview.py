@@ -50,7 +50,7 @@ class Item(NamedTuple):
       verdict: one of `VERDICTS`.
       reason: the answer in a sentence, then the evidence, or what is missing.
       study: TOML file here that repeats it, without its ending.
-      at_scale: those at the paper's own scale, where `study` is smaller.
+      at_scale: those at the paper's own scale, where what has run is smaller.
       more: further studies, such as on another data set.
       command: command behind the kept results, where no study made them.
       setups: argument files here.
