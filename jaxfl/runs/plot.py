@@ -200,7 +200,7 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
     """Draw a table as a heat map with its means in it, without columns of differences."""
     titles = _of_means(table)
     means = np.array([[cell.mean for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows])
-    size = max(5, 1.2 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
+    size = max(5, 1.5 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
     figure = Figure(size, layout="constrained", dpi=150)
     axes = figure.add_subplot(title=_in_lines(title, LABEL_WIDTH))
     field = axes.imshow(means, cmap="viridis", aspect="auto")
@@ -210,7 +210,9 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
             colour = "white" if mean < middle else "black"
             axes.text(column, row, f"{mean:.1f}", ha="center", va="center", color=colour)
     labels = _wrapped(label for label, _ in table.rows)
-    axes.set_xticks(range(len(titles)), [_in_lines(column, TICK_WIDTH) for column in titles])
+    axes.set_xticks(
+        range(len(titles)), [_in_lines(column, TICK_WIDTH) for column in titles], fontsize="small"
+    )
     axes.set_yticks(range(len(labels)), labels)
     figure.colorbar(field, label=unit)
     return figure

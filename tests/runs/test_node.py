@@ -54,7 +54,7 @@ def federated(folder, after, rounds):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("fedper", ("--schedule", "cosine,warmup=1")),
+        ("fedper", ("--schedule", "cosine,warmup=1", "--ft-epochs", "1")),
         long("fedavg-ft", ("--dataset", "digits", "--batch-size", "20")),  # its batches make the difference
         long("per-fedavg", ()),  # its mean is uniform
         long("fedbn", ("--models", "cnn4,width=0.1")),  # BatchNorm's statistics

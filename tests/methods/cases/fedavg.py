@@ -103,7 +103,7 @@ fedavg = Case(
         # With the default's cohorts a gradient is so close to 0 that Adam enlarges its rounding to 3e-9.
         "adamw, local statistics": local_statistics(
             ("weight_decay", 0.011), optimizer="adamw", lr=0.01
-        )._replace(cohorts=7),
+        )._replace(cohorts=6),
     },
     reductions=(local_statistics_differ_and_are_never_sent,),
 )
