@@ -97,10 +97,11 @@ def half_a_line(knock):
 
 
 def half_a_folder(knock):
-    """Return a `shutil` whose rmtree stops after it has deleted one file."""
+    """Return a `shutil` whose rmtree stops after it has deleted one file, if there is one."""
 
     def rmtree(folder):
-        next(path for path in sorted(folder.rglob("*")) if path.is_file()).unlink()
+        for path in [path for path in sorted(folder.rglob("*")) if path.is_file()][:1]:
+            path.unlink()
         knock()
         time.sleep(60)
 
