@@ -165,6 +165,7 @@ def test_method_of_the_readme_runs_and_is_fedavg_with_mu_0(mu, tmp_path):
     assert same == (mu == "0")
 
 
+@pytest.mark.long
 def test_methods_of_the_guide_run(tmp_path):
     """FedAvgM without momentum, FedNova for equally many steps of plain SGD, and no attackers are FedAvg."""
     names = ("fedavgm", "fednova", "hurried", "astray", "median")

@@ -619,8 +619,9 @@ def test_pfedclub_networks_have_their_blocks_at_any_width(factory, blocks, full,
 
 @pytest.mark.parametrize(  # every kind of block; those of deep networks are tested above
     "name",
-    ["cnn4", long("mobilenet_v3"), "resnet18"]
-    + [long(name) for name in ("alexnet", "lenet5", "mlp", "mobilenet_v1", "resnet9", "shufflenet")],
+    ["cnn4"]
+    + [long(f"mobilenet_v{number}") for number in (1, 3)]
+    + [long(name) for name in ("alexnet", "lenet5", "mlp", "resnet9", "resnet18", "shufflenet")],
 )
 def test_stacked_clients_learn_inside_scan(name):
     model = brief(getattr(zoo, name)(shape=(8, 8, 1), classes=3, width=0.1))

@@ -7,7 +7,7 @@ import weakref
 import jax
 import numpy as np
 import pytest
-from conftest import comparable, long
+from conftest import comparable
 from killing import press
 
 from jaxfl import cli
@@ -115,7 +115,8 @@ def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(options
     assert sum(of_run["seconds"]["compile"] > 0 for of_run in results) == 1
 
 
-@pytest.mark.parametrize("devices", [2, long(1)])
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [2, 1])
 def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path, devices):
     """A run in a shared program has the newcomers that it has alone."""
     words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(devices)]
@@ -128,7 +129,8 @@ def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path, de
         assert_equal(record, other)
 
 
-@pytest.mark.parametrize("checkpoints", [long((4, 4, 4, 4)), (2, 4, 2, 4)])
+@pytest.mark.long
+@pytest.mark.parametrize("checkpoints", [(4, 4, 4, 4), (2, 4, 2, 4)])
 def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
     """Stopped runs share a program again with those at the same round, and the command says so."""
     together, proceed = [], batch.proceed

@@ -101,6 +101,7 @@ def test_blocks_that_do_not_fit_start_fresh_and_are_named(run, source, dataset, 
         np.testing.assert_allclose(array, (shared if was_given else fresh)[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_an_architecture_alone_in_its_run_is_found_among_several(run, dataset, tmp_path, capsys):
     """An architecture has a name without options where it is alone, and is still matched."""
     narrow, wide = (run("fedavg", models=["--models", f"mlp,hidden={hidden}"]) for hidden in (3, 4))

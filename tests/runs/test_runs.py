@@ -561,6 +561,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     assert sorted(rows) == sorted(other)
 
 
+@pytest.mark.long
 def test_a_comparison_of_more_rounds_makes_its_runs_longer(dataset, tmp_path):
     words = ["compare", "fedavg", *dataset, *FEDERATION, "--seeds", "2"]
     for folder, rounds in (("run", 2), ("run", ROUNDS), ("whole", ROUNDS)):
@@ -742,6 +743,7 @@ def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path):
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
