@@ -79,6 +79,7 @@ def run(
         raise JaxflError(
             f"--part {number}/{parts} is not one of {parts} parts; write 1/{parts} to {parts}/{parts}."
         )
+    # Settings that differ only in targets share a folder and its runs.
     everything, failures = [*{folder_of(setting): setting for setting in settings(study)}.values()], []
     if not store.holds(folder, store.STUDY) and not any(
         folder_of(setting).exists() for setting in everything
