@@ -8,8 +8,10 @@ from jaxfl.config import choices
 from jaxfl.config.options import as_path
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.data import folder, hf, npz, tfds
-from jaxfl.data.sources import Source, from_arrays
+from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
+
+CLASSES = "classes"  # option of every data set
 
 # UCI's optical recognition of handwritten digits (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49, CC BY
 # 4.0), the part that scikit-learn has, with a fixed stratified fifth to test on.
@@ -24,7 +26,7 @@ class Reader(NamedTuple):
       takes: ``name -> bool``, whether a name is that of such a source.
       read: ``(name, data_dir, labelled) -> Source``, see `load`; most kinds need no folder and have labels.
       absolute: ``name -> name`` of the same source in every directory.
-      options: names of the options that such a name may have.
+      options: names of the options that such a name may have, besides ``classes``.
     """
 
     examples: Mapping[str, str]
@@ -115,16 +117,31 @@ def reader_of(name: str) -> Reader:
     return next(reader for reader in READERS if reader.takes(name))
 
 
+def whole(name: str) -> tuple[str, str | None]:
+    """Return the name of the whole data set, and which of its classes are meant; None for all.
+
+    >>> whole("emnist/letters,classes=10-19")
+    ('emnist/letters', '10-19')
+    >>> whole("hf:cifar100,classes=0+3,label=fine_label")
+    ('hf:cifar100,label=fine_label', '0+3')
+    """
+    before, option, after = name.partition(f",{CLASSES}=")
+    chosen, comma, further = after.partition(",")
+    return before + comma + further, chosen if option else None
+
+
 def absolute(name: str) -> str:
     """Return a name of the same data set that holds in every directory."""
-    return reader_of(name).absolute(name)
+    everything, chosen = whole(name)
+    found = reader_of(everything).absolute(everything)
+    return found if chosen is None else f"{found},{CLASSES}={chosen}"
 
 
 def load(name: str, data_dir: Path | None = None, labelled: bool = True) -> Source:
     """Load a data set by its name or path.
 
     Args:
-      name: as the examples of `READERS`.
+      name: as the examples of `READERS`, and perhaps ``,classes=10-19``: only images of these classes.
       data_dir: folder of tensorflow-datasets' sets, ``~/tensorflow_datasets`` by default.
       labelled: whether images must have labels. If not, an ``.npz`` may lack them, and a folder may hold
         images without sub-folders: all are training rows of class 0 then.
@@ -133,6 +150,8 @@ def load(name: str, data_dir: Path | None = None, labelled: bool = True) -> Sour
       The source. Without a test part, a fixed stratified fifth of the rows becomes it.
 
     Raises:
-      JaxflError: if the data set is unknown, not prepared, unreadable or malformed.
+      JaxflError: if the data set is unknown, not prepared, unreadable or malformed, or lacks a class.
     """
-    return reader_of(name).read(name, data_dir, labelled)
+    everything, chosen = whole(name)
+    source = reader_of(everything).read(everything, data_dir, labelled)
+    return source if chosen is None else of_classes(source, chosen)._replace(name=name)

@@ -1,5 +1,6 @@
 """Labelled images in memory, which `from_arrays` checks and brings into order for every reader."""
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -62,6 +63,39 @@ def column(source: Source, name: str) -> np.ndarray:
             f"{source.name} has no column {name!r} of integers or words; {nearest(name, source.columns)}"
         )
     return source.columns[name]
+
+
+def of_classes(source: Source, chosen: str) -> Source:
+    """Return the rows of some classes, which are numbered anew from 0 in their order.
+
+    Args:
+      source: any source.
+      chosen: classes and ranges of them: "10-19", "3", "0-4+8".
+
+    Raises:
+      JaxflError: if this is not such a text, or names a class twice or one that is not there.
+    """
+    if not re.fullmatch(r"\d+(-\d+)?(\+\d+(-\d+)?)*", chosen, re.ASCII):
+        raise JaxflError(f"{source.name}: classes={chosen}: write numbers and ranges, such as 0-4+8.")
+    ends = [list(map(int, part.split("-"))) for part in chosen.split("+")]
+    if (last := max(map(max, ends))) >= source.classes:
+        raise JaxflError(
+            f"{source.name}: classes={chosen}: there is no class {last}; the last is {source.classes - 1}."
+        )
+    classes = sorted(number for end in ends for number in range(end[0], end[-1] + 1))
+    if len(set(classes)) < len(classes) or any(end[0] > end[-1] for end in ends):
+        raise JaxflError(f"{source.name}: classes={chosen}: write each range upwards and each class once.")
+    rows = np.isin(source.labels, classes)
+    if not source.train[rows].any():
+        raise JaxflError(f"{source.name}: classes={chosen}: there are no training images of these.")
+    return source._replace(
+        images=source.images[rows],
+        labels=np.searchsorted(classes, source.labels[rows]).astype(np.int32),
+        train=source.train[rows],
+        classes=len(classes),
+        columns={name: values[rows] for name, values in source.columns.items()},
+        numbers=np.argsort(np.argsort(numbers(source)[rows])),
+    )
 
 
 def from_arrays(

@@ -28,7 +28,7 @@ from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, wit
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
-from jaxfl.data.readers import load, reader_of
+from jaxfl.data.readers import CLASSES, load, reader_of, whole
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column
 from jaxfl.errors import JaxflError, nearest
@@ -230,7 +230,7 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
-    of_source = {key: options.pop(key) for key in reader_of(name).options if key in options}
+    of_source = {key: options.pop(key) for key in (CLASSES, *reader_of(name).options) if key in options}
     options = choices.convert(name, {"size": int, "labels": bool}, options)
     other = load(choices.join(name, of_source), setup.machine.data_dir, options.get("labels", False))
     return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
@@ -330,7 +330,7 @@ def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
       JaxflError: if there is none of this name, or it has no such options.
     """
     name, partitioner, options = choices.function("partition", PARTITIONS, setup.partition.partition)
-    options = USUAL.get((setup.data.dataset, name), {}) | options
+    options = USUAL.get((whole(setup.data.dataset)[0], name), {}) | options
     require_call(name, partitioner, "labels", "clients", "rng", **options)
     return name, partitioner, options
 

@@ -224,6 +224,7 @@ REFUSED = [
     ("run fedavg @own.args --dataset photos", "photos/cat/0.png cannot be read as an image"),
     ("run mnfl @own.args --public pickled.npz", "pickled.npz is damaged or not an .npz file of plain arrays"),
     ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
+    ("run mnfl @own.args --public digits,classes=8-12,size=3", "digits: classes=8-12: there is no class 12"),
     ("run scaffold @own.args --optimizer adam", "--optimizer must be sgd, not 'adam'"),
     ("run fedap @own.args --models vit,width=8,depth=1,heads=1", "vit has neither convolutions nor hidden"),
     ("run mnfl @own.args --public none", "needs public images, but the federation has none; add --public"),

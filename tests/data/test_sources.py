@@ -1,6 +1,7 @@
 """Data sources: what is read and what is refused. All data are made here; nothing is downloaded."""
 
 import io
+import re
 import shutil
 import sys
 
@@ -14,8 +15,8 @@ from sklearn.model_selection import train_test_split
 
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments
-from jaxfl.data.readers import load
-from jaxfl.data.sources import from_arrays, numbers
+from jaxfl.data.readers import absolute, load
+from jaxfl.data.sources import column, from_arrays, numbers
 from jaxfl.errors import JaxflError
 
 
@@ -59,6 +60,54 @@ def test_digits_are_those_of_scikit_learn():
     source, train = load("digits"), ~np.isin(np.arange(len(labels)), test)
     np.testing.assert_array_equal(source.images, np.r_[pixels[train], pixels[~train]].reshape(-1, 8, 8, 1))
     np.testing.assert_array_equal(source.labels, np.r_[labels[train], labels[~train]])
+
+
+# --- some of the classes
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rows", "labels"),
+    [("1-2", [4, 1, 3, 5], [1, 0, 0, 1]), ("3+0", [2, 0], [1, 0]), ("0-1+3", [2, 0, 1, 3], [2, 0, 1, 1])],
+)
+def test_some_classes_of_a_set_are_numbered_anew(tmp_path, chosen, rows, labels):
+    images, split = random_images(6, 4, 5), np.array(["test", "test", "train", "test", "train", "test"])
+    arrays = {"images": images, "labels": [0, 1, 3, 1, 2, 2], "split": split, "owner": np.arange(6) * 2}
+    source = load(write(tmp_path / "mine.npz", **arrays) + f",classes={chosen}")
+    train = (split[rows] == "train").sum()  # training rows first
+    check(source, train, len(rows) - train, (4, 5, 1), len(set(labels)))
+    assert (source.images[..., 0] == images[rows]).all()
+    assert source.labels.tolist() == labels
+    assert source.columns["owner"].tolist() == [row * 2 for row in rows]
+    assert (
+        column(source, "row").tolist() == np.argsort(np.argsort(rows)).tolist()
+    )  # among those that are kept
+
+
+def test_every_kind_of_name_takes_classes(tmp_path, monkeypatch):
+    assert load("digits,classes=0-4").classes == 5
+    prepare(tmp_path, "mnist", random_images(4, 28, 28, 1), label=[0, 7, 8, 9])
+    source = load("mnist,classes=7-9", tmp_path)
+    assert (source.name, source.classes, source.labels.max()) == ("mnist,classes=7-9", 3, 2)
+    write(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
+    monkeypatch.chdir(tmp_path)
+    assert absolute("a.npz,classes=1") == f"{tmp_path}/a.npz,classes=1"
+    assert absolute("digits,classes=7-9") == "digits,classes=7-9"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ("", "classes=: write numbers and ranges"),
+        ("a-c", "classes=a-c: write numbers and ranges, such as 0-4"),
+        ("5-10", "there is no class 10; the last is 9"),
+        ("99-2", "there is no class 99"),
+        ("4-2", "each range upwards"),
+        ("0-4+3", "each class once"),
+    ],
+)
+def test_classes_that_are_not_there_are_refused(chosen, sentence):
+    with pytest.raises(JaxflError, match=f"digits: .*{re.escape(sentence)}"):
+        load(f"digits,classes={chosen}")
 
 
 # --- .npz
