@@ -33,8 +33,7 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
     """
     shown = {name: _in_words(default) for name, default in defaults.items()}
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
-    parts = dataclasses.make_dataclass("Options", fields, frozen=True)
-    flat: Any = Annotated[parts, tyro.conf.OmitArgPrefixes]
+    flat: Any = Annotated[_dataclass("Options", fields), tyro.conf.OmitArgPrefixes]
     try:
         parsed, unknown = tyro.cli(
             flat,
@@ -60,9 +59,16 @@ def _in_words(default: Any) -> Any:
         else:
             kind = Annotated[annotations[name], tyro.conf.arg(help=helped.get(name, ""))]
         fields.append((name, kind, dataclasses.field(default=value)))
-    view = dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
+    view = _dataclass(cls.__name__, fields)
     view.__doc__ = cls.__doc__
     return view()
+
+
+def _dataclass(name: str, fields: list[tuple]) -> type:
+    """Return a new dataclass, in whose source, which it lacks, Tyro does not look for sentences."""
+    made = dataclasses.make_dataclass(name, fields, frozen=True)
+    made.__module__ = "builtins"
+    return made
 
 
 def _with_values(default: Any, view: Any) -> Any:

@@ -138,6 +138,7 @@ def hints(cls: type) -> dict[str, Any]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def helps(cls: type) -> dict[str, str]:
     """Return the sentence under each option of a dataclass, by name, if the source is available."""
     found = {}

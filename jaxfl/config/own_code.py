@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -98,9 +99,8 @@ def _executed(path: Path) -> types.ModuleType:
 @contextlib.contextmanager
 def _helpers_of(folder: Path) -> Iterator[None]:
     """Find modules in a folder first, rather than those of the same name beside another file."""
-    for name, module in list(sys.modules.items()):
-        home = Path(getattr(module, "__file__", None) or "").parent
-        if home in _folders - {folder} and (folder / f"{name}.py").is_file():
+    for name, file in _helper_files().items():
+        if file.parent != folder and (folder / f"{name}.py").is_file():
             del sys.modules[name]
     _folders.add(folder)
     importlib.invalidate_caches()
@@ -116,11 +116,12 @@ def _helpers_of(folder: Path) -> Iterator[None]:
 
 def _helper_files() -> dict[str, Path]:
     """Return the files of the modules that lie beside the user's files, by the modules' names."""
-    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in [*sys.modules.items()]}
+    files = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
+    folders = {str(folder) for folder in _folders}  # a Path of each of thousands of modules takes long
     return {
-        name: file
+        name: Path(file)
         for name, file in files.items()
-        if file.parent in _folders and name != "__main__" and not name.startswith(USER)
+        if os.path.dirname(file) in folders and name != "__main__" and not name.startswith(USER)
     }
 
 

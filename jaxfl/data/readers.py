@@ -105,6 +105,7 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
             "tensorflow-datasets, by its name",
             "emnist/byclass": "a configuration of a set",
             "cifar100:coarse_label": "another label of a set",
+            "cifar10,classes=0-4+8": "some classes of any of these, numbered anew",
         },
         takes=lambda name: True,
         read=_read_prepared,
