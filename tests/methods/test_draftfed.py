@@ -144,9 +144,10 @@ def test_targets_are_means_over_the_clients_that_have_such_a_draft(present):
     drafts = drafts_of(map(len, present))
     slots = tuple(Slots(np.arange(len(mask), dtype=np.int32), np.array(mask)) for mask in present)
     targets = jax.jit(lambda drafts: aggregate(drafts, MODELS, Cohort(np.int32(0), slots, rounds=1)))(drafts)
+    drafts, targets = jax.device_get((drafts, targets))
 
     def of_client(g, place):
-        one = jax.tree.map(lambda leaf: np.asarray(leaf[place]), drafts[g])
+        one = jax.tree.map(lambda leaf: leaf[place], drafts[g])
         return reference.Draft(DEPTHS[g], one.taps, one.logits)
 
     there = {(g, i): of_client(g, i) for g, mask in enumerate(present) for i in np.flatnonzero(mask)}

@@ -65,15 +65,15 @@ def test_others_train_as_if_a_newcomer_did_not_exist(name):
 def test_a_newcomer_receives_models_of_clients_that_have_trained(name, options):
     """A newcomer receives the same as when all clients are scored, whatever its own classifier is."""
     federation, options = with_a_newcomer(), TRAINING | options
-    algorithm = METHODS[name].build(METHODS[name].config(**options))
+    receive = jax.jit(METHODS[name].build(METHODS[name].config(**options)).receive)
     *_, (state, _) = run(name, federation, [range(NEWCOMER)], **options)
     key, job = jax.random.key(0), SimpleNamespace(federation=federation, rounds=1)
     joining, (scored,) = newcomers_in_places(job, 0), in_parts(federation, 0, 1)
     own = state.weights[0]
     moved = jax.tree.map(lambda leaf: leaf.at[NEWCOMER].add(1), own.params["classifier"])
     other = state._replace(weights=(own._replace(params=own.params | {"classifier": moved}),))
-    (alone,) = algorithm.receive(key, state, federation, joining)
-    (among,) = algorithm.receive(key, other, federation, scored)
+    (alone,) = receive(key, state, federation, joining)
+    (among,) = receive(key, other, federation, scored)
 
     def of_newcomer(predictor, cohort):
         (place,) = np.flatnonzero(np.asarray(cohort.groups[0].index) == NEWCOMER)

@@ -346,6 +346,7 @@ def test_exactly_the_chosen_parts_of_a_chain_train(normalised, parts, federation
     images, key = tuning.images_of(federation), jax.random.key(7)
     batches = [(images.x[i : i + 5], images.y[i : i + 5]) for i in (0, 5, 2)]
     after = train(parts, normalised, batches, tuning.cross_entropy, 0.01, trains=TRAINS[which], key=key)
+    normalised, after = jax.device_get((normalised, after))
     expected = by_composition(normalised, batches, 0.01, places, key)
     for place, (old, new) in enumerate(zip(normalised, after, strict=True)):
         if place not in places:
@@ -385,7 +386,7 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, la
         loss, batches = tuning.objective(images, options, parts, drawn)
         return train(parts, chain, batches, loss, 0.005, trains=is_stitch, key=jax.random.key(0))
 
-    before, after = tuned(0), tuned(60)
+    before, after = jax.device_get((tuned(0), tuned(60)))
     frozen = [part.weights for part in after if not is_stitch(part)]
     assert_same(frozen, [weights_of(members[block.client], block.index) for block in candidate.blocks])
     for old, new in zip(before, after, strict=True):

@@ -625,7 +625,7 @@ def test_pfedclub_networks_have_their_blocks_at_any_width(factory, blocks, full,
 )
 def test_stacked_clients_learn_inside_scan(name):
     model = brief(getattr(zoo, name)(shape=(8, 8, 1), classes=3, width=0.1))
-    clients = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
+    clients = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
     x, y = normal(1, 6, 8, 8, 1), jnp.arange(6, dtype=jnp.int32) % 3
 
     def loss(params, stats, key):

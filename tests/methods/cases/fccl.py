@@ -138,11 +138,12 @@ def right_after_training_models_are_those_of_local():
 
 def a_constant_column_correlates_with_nothing():
     """A column may be constant up to rounding, and gradients stay finite."""
+    gradient = jax.jit(jax.grad(lambda z: jnp.sin(of_jaxfl(z)).sum()))
     for value in (0.0, 0.1, 0.3, 1.7):
-        z = jnp.stack([jnp.arange(77.0), jnp.full(77, value)], 1)
-        first, constant = np.asarray(of_jaxfl(z)).T
+        z = np.stack([np.arange(77), np.full(77, value)], 1).astype(np.float32)
+        first, constant = np.asarray(jax.jit(of_jaxfl)(z)).T
         assert (constant == 0).all() and np.isclose(first.std(ddof=1), 1)
-        assert jnp.isfinite(jax.grad(lambda z: jnp.sin(of_jaxfl(z)).sum())(z)).all()
+        assert np.isfinite(gradient(z)).all()
 
 
 def predictions_are_sent_in_every_pass():
