@@ -723,7 +723,7 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
     assert files() == before
 
 
-@pytest.mark.parametrize("method", ["fedmd", long("draftfed"), long("pfedclub")])
+@pytest.mark.parametrize("method", ["draftfed", long("pfedclub")])
 def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
     """Methods resume to the same bits, also pFedClub, whose server assembles teachers between rounds."""
     original, folder = tmp_path / "original", tmp_path / "stopped"
