@@ -116,8 +116,9 @@ def _helpers_of(folder: Path) -> Iterator[None]:
 
 def _helper_files() -> dict[str, Path]:
     """Return the files of the modules that lie beside the user's files, by the modules' names."""
-    files = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
-    folders = {str(folder) for folder in _folders}  # a Path of each of thousands of modules takes long
+    files = {name: getattr(module, "__file__", None) or "." for name, module in [*sys.modules.items()]}
+    files = {name: os.path.normpath(file) for name, file in files.items()}  # a Path of each would take long
+    folders = {str(folder) for folder in _folders}
     return {
         name: Path(file)
         for name, file in files.items()

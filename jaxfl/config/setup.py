@@ -16,7 +16,7 @@ class DataOptions:
     """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), hf: with a
     name or a folder of a Hugging Face data set (hf:uoft-cs/cifar100,label=fine_label; further options image
     and config), an .npz file of images or features, a folder with one sub-folder of images per class, or
-    my.py:source; of each perhaps only some classes, numbered anew: cifar10,classes=0-4+8. docs/data.md"""
+    my.py:source. Each may end in ,classes=0-4+8: only these classes, numbered anew. docs/data.md"""
     public: str = "auto"
     """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
     another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:

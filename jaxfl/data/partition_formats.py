@@ -39,8 +39,8 @@ def read(path: Path, source: Source) -> Partition:
     """
     found = parsed(path)
     about = found if isinstance(found, dict) else {}
-    place = np.argsort(numbers(source)).astype(np.int32)  # row of every number
-    of_data = checksum_of(source.labels[place])
+    order = np.argsort(numbers(source)).astype(np.int32)  # rows in the order of their numbers
+    of_data = checksum_of(source.labels[order])
     if about.get("checksum", of_data) != of_data:
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for other labels; load the data that it was made for."
@@ -75,8 +75,12 @@ def read(path: Path, source: Source) -> Partition:
                 "public; list each once."
             )
     _require_untested(path, parts)
-    parts = {part: tuple(place[rows] for rows in of_clients) for part, of_clients in parts.items()}
-    public = place[public]
+
+    def of_numbers(given):
+        return order[np.searchsorted(numbers(source)[order], given)]
+
+    parts = {part: tuple(map(of_numbers, of_clients)) for part, of_clients in parts.items()}
+    public = of_numbers(public)
     names = about.get("names", [])
     if not isinstance(names, list) or len(names) not in (0, len(clients)):
         raise JaxflError(f"{path}: names is not a list of one name for each client; fix it, or leave it out.")
@@ -206,10 +210,13 @@ def _per_client(partition: Partition, source: Source) -> list[dict[str, list[int
 
 
 def _rows(path: Path, value: Any, source: Source) -> np.ndarray:
-    """Return (n,) int32, rows of a source, each once."""
-    rows, last = whole_numbers(path, value), len(source.labels) - 1
-    if rows.max(initial=0) > last:
-        raise JaxflError(f"{path} names row {rows.max()}, but {source.name} has the rows 0 to {last}.")
+    """Return (n,) int32, numbers of a source's rows, each once."""
+    rows, known = whole_numbers(path, value), numbers(source)
+    if len(unknown := rows[~np.isin(rows, known)]):
+        raise JaxflError(
+            f"{path} names row {unknown.max()}, which {source.name} does not have; its {len(known):,} rows "
+            f"have numbers from {known.min()} to {known.max()}."
+        )
     return rows.astype(np.int32)
 
 

@@ -1,5 +1,6 @@
 """The kinds of data sources: how the names of each look, and what reads it."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
 
 CLASSES = "classes"  # option of every data set
+SOME = re.compile(rf"(.*?)\s*,\s*{CLASSES}\s*=([^,/]*)(|,.*)")  # a path does not go on after its value
 
 # UCI's optical recognition of handwritten digits (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49, CC BY
 # 4.0), the part that scikit-learn has, with a fixed stratified fifth to test on.
@@ -125,10 +127,19 @@ def whole(name: str) -> tuple[str, str | None]:
     ('emnist/letters', '10-19')
     >>> whole("hf:cifar100,classes=0+3,label=fine_label")
     ('hf:cifar100,label=fine_label', '0+3')
+    >>> whole("a,classes=2/b.npz")
+    ('a,classes=2/b.npz', None)
+
+    Raises:
+      JaxflError: if the name gives classes twice.
     """
-    before, option, after = name.partition(f",{CLASSES}=")
-    chosen, comma, further = after.partition(",")
-    return before + comma + further, chosen if option else None
+    found = SOME.fullmatch(name)
+    if not found:
+        return name, None
+    everything, chosen = found[1] + found[3], found[2].strip()
+    if SOME.fullmatch(everything):
+        raise JaxflError(f"{name!r} gives {CLASSES} twice; give it once.")
+    return everything, chosen
 
 
 def absolute(name: str) -> str:
@@ -154,5 +165,5 @@ def load(name: str, data_dir: Path | None = None, labelled: bool = True) -> Sour
       JaxflError: if the data set is unknown, not prepared, unreadable or malformed, or lacks a class.
     """
     everything, chosen = whole(name)
-    source = reader_of(everything).read(everything, data_dir, labelled)
+    source = reader_of(everything).read(everything, data_dir, labelled or chosen is not None)
     return source if chosen is None else of_classes(source, chosen)._replace(name=name)

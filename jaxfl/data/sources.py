@@ -24,8 +24,8 @@ class Source(NamedTuple):
       train: (N,) bool, True where the source calls the row a training row.
       classes: number of classes; one may have no rows.
       columns: further values of every row, (N,) integers or words by name, such as its owner or device.
-      numbers: (N,) int, number of every row where it came from, before training images were put first; None
-        where that is the same.
+      numbers: (N,) int, number of every row where it came from, before training images were put first, and
+        others perhaps left out; None where that is the same.
       divided: whether the data themselves say which rows are for testing; if not, `train` leaves a fixed
         fifth out.
     """
@@ -66,7 +66,7 @@ def column(source: Source, name: str) -> np.ndarray:
 
 
 def of_classes(source: Source, chosen: str) -> Source:
-    """Return the rows of some classes, which are numbered anew from 0 in their order.
+    """Return the rows of some classes, which are numbered anew from 0, in ascending order.
 
     Args:
       source: any source.
@@ -94,7 +94,7 @@ def of_classes(source: Source, chosen: str) -> Source:
         train=source.train[rows],
         classes=len(classes),
         columns={name: values[rows] for name, values in source.columns.items()},
-        numbers=np.argsort(np.argsort(numbers(source)[rows])),
+        numbers=numbers(source)[rows],
     )
 
 
@@ -117,7 +117,7 @@ def from_arrays(
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing.
       classes: number of classes.
       columns: further values of every row, (N,) integers or words by name.
-      numbers: (N,) int, number of every row where it came from; None where these are in order.
+      numbers: (N,) int, number of every row where it came from; None where these are 0, 1, 2, ...
       divided: whether the data say themselves which rows are for testing, and `train` was not made up.
 
     Raises:
@@ -141,12 +141,19 @@ def from_arrays(
         raise JaxflError(f"{name}: columns of a Source must be a dict of arrays by name, not {columns!r}.")
     if numbers is None:
         numbers = np.arange(len(labels))
-    if not np.array_equal(np.sort(numbers, axis=None), np.arange(len(labels))):
-        raise JaxflError(f"{name}: numbers of a Source must be those from 0 to {len(labels) - 1}, each once.")
+    numbers = _array(name, "numbers", numbers)
+    if (
+        numbers.dtype.kind not in "iu"
+        or numbers.shape != labels.shape
+        or len(np.unique(numbers)) < len(labels)
+    ):
+        raise JaxflError(
+            f"{name}: numbers of a Source must hold a whole number for each of {len(labels)} rows, each once."
+        )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
-    came_from = np.asarray(numbers)[order]
-    moved = came_from if (np.diff(came_from) < 0).any() else None
+    came_from = numbers[order]
+    moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     return Source(name, images[order], labels[order], train[order], classes, columns, moved, divided)
 
 

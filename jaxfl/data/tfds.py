@@ -1,5 +1,6 @@
 """Image-classification sets of tensorflow-datasets, read without TensorFlow."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ def _builder(tfds, name: str, data_dir) -> Any:
 
 def _why_no_builder(tfds, name: str) -> str:
     base, _, configuration = name.partition("/")
+    if re.search(",.*=", name):
+        return (
+            f"{name!r}: the only option of a data set is classes, such as {name.split(',')[0]},classes=0-4."
+        )
     sets = tfds.list_builders(with_community_datasets=False)
     if base not in sets:
         advice = nearest(base, ["digits", *sets])

@@ -121,7 +121,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]]) -> str:
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
         f"{sees}; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
-        "`classes[k]` of the data set, listed in the metadata of the file; -1 means none.",
+        f"`classes[k]` of {tried['dataset']}, listed in the metadata of the file; -1 means none.",
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
         PLAIN.format(file=any_file, sees=sees)

@@ -59,4 +59,4 @@ def _now(value: Any, old: str, new: str, code: bool) -> Any:
         here = not Path(path).exists() and Path(is_new).exists()
         return is_new if here and (code or not path.endswith(".py")) else path
 
-    return re.sub(rf"(?<![^=,\[]){re.escape(old)}/[^,:\]]*", of_path, value)
+    return re.sub(rf"(?<![^=,:\[]){re.escape(old)}/[^,:\]]*", of_path, value)

@@ -230,9 +230,16 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
-    of_source = {key: options.pop(key) for key in (CLASSES, *reader_of(name).options) if key in options}
-    options = choices.convert(name, {"size": int, "labels": bool}, options)
-    other = load(choices.join(name, of_source), setup.machine.data_dir, options.get("labels", False))
+    own = dict.fromkeys((CLASSES, *reader_of(name).options), str)
+    options = choices.convert(name, {"size": int, "labels": bool} | own, options)
+    name = choices.join(name, {key: options.pop(key) for key in own if key in options})
+    ours, others = whole(setup.data.dataset), whole(name)
+    if options.get("labels") and ours[0] == others[0] and ours != others:
+        raise JaxflError(
+            f"--public {name} numbers its classes otherwise than {setup.data.dataset}; choose the same ones, "
+            "or leave out labels=true."
+        )
+    other = load(name, setup.machine.data_dir, options.get("labels", False))
     return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
 
 

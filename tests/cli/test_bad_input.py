@@ -225,6 +225,15 @@ REFUSED = [
     ("run mnfl @own.args --public pickled.npz", "pickled.npz is damaged or not an .npz file of plain arrays"),
     ("run mnfl @own.args --public mnst", "'mnst' is neither a file, a folder nor", "mean 'mnist'?"),
     ("run mnfl @own.args --public digits,classes=8-12,size=3", "digits: classes=8-12: there is no class 12"),
+    (
+        "run mnfl --dataset digits,classes=0-4 --public digits,classes=5-9,labels=true",
+        "numbers its classes otherwise than digits,classes=0-4; choose the same ones, or leave out labels",
+    ),
+    ("run mnfl @own.args --public digits,class=8", "digits has no option 'class'; did you mean 'classes'?"),
+    (
+        "run fedavg --dataset digits,class=8",
+        "the only option of a data set is classes, such as digits,classes",
+    ),
     ("run scaffold @own.args --optimizer adam", "--optimizer must be sgd, not 'adam'"),
     ("run fedap @own.args --models vit,width=8,depth=1,heads=1", "vit has neither convolutions nor hidden"),
     ("run mnfl @own.args --public none", "needs public images, but the federation has none; add --public"),

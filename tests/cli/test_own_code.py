@@ -3,6 +3,7 @@
 The mistakes are those of `tests/own/wrong.py`, which imports a module in its folder.
 """
 
+import importlib
 import os
 import re
 import shutil
@@ -392,6 +393,21 @@ def test_modules_of_one_name_in_two_folders_are_kept_apart(tmp_path):
             jaxfl.run(f"{tmp_path}/{name}/my.py:METHOD")
         assert name == sys.modules["beside"].NAME
     assert sys.path == before
+
+
+def test_an_edited_module_is_loaded_again_however_its_folder_was_spelt(tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("./src")
+    Path("src/my.py").write_text("import aside\nNUMBER = aside.NUMBER\n")
+    found = []
+    for number in (1, 22):
+        Path("src/aside.py").write_text(f"NUMBER = {number}\n")
+        if not found:
+            importlib.import_module("aside")
+            assert "/./" in sys.modules["aside"].__file__
+        found.append(own_code.load(Path("src/my.py"), "NUMBER"))
+    assert found == [1, 22]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ import pytest
 from conftest import assert_same, tiny_partition, tiny_source, validating
 
 from jaxfl.data import partition_formats
+from jaxfl.data.partition import divide
+from jaxfl.data.partitioners import iid
+from jaxfl.data.readers import load
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import column, from_arrays
 from jaxfl.errors import JaxflError
@@ -53,8 +56,26 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
     assert_same(partition_formats.read(tmp_path / "again.json", source), found)
     again = from_arrays(*source)  # like a user's own source made from this one
     assert_same(again.images[partition_formats.read(tmp_path / "again.json", again).train[0]], images[[7, 1]])
-    with pytest.raises(JaxflError, match="from 0 to 19, each once"):
-        from_arrays(*source._replace(numbers=np.zeros(20, int)))
+    for wrong in np.zeros(20, int), np.arange(19), np.arange(20.0):
+        with pytest.raises(JaxflError, match="a whole number for each of 20 rows, each once"):
+            from_arrays(*source._replace(numbers=wrong))
+
+
+def test_rows_of_some_classes_keep_their_numbers(tmp_path):
+    """Other programs, which have the whole set, take the same images."""
+    source = load("digits,classes=3+8")
+    partition = divide(source, iid, 4, seed=0, test="own")
+    partition_formats.write_json(tmp_path / "rows.json", partition, source)
+    assert_same(partition_formats.read(tmp_path / "rows.json", source), partition)
+    assert_same(partition_formats.read(tmp_path / "rows.json", from_arrays(*source)), partition)
+    (tmp_path / "bare.json").write_text(
+        json.dumps(json.loads((tmp_path / "rows.json").read_text())["data_indices"])
+    )
+    of_whole = partition_formats.read(tmp_path / "bare.json", load("digits"))
+    assert_same(load("digits").images[of_whole.train[2]], source.images[partition.train[2]])
+    (tmp_path / "bare.json").write_text('[{"train": [0], "test": [1]}]')
+    with pytest.raises(JaxflError, match="names row 0, which digits,classes=3.8 does not have"):
+        partition_formats.read(tmp_path / "bare.json", source)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +85,10 @@ def test_rows_in_json_have_their_numbers_in_the_data(tmp_path):
         ('{"public": [0], "public": [1], "data_indices": []}', "has 'public' twice"),
         ("3", "does not list each client's train, val and test; write "),
         ("[[1, 2]]", "to divide lists of clients' rows, use --partition listed,file="),
-        ('[{"train": [0], "test": [60]}]', "names row 60, but tiny has the rows 0 to 59"),
+        (
+            '[{"train": [0], "test": [60]}]',
+            "names row 60, which tiny does not have; its 60 rows have numbers from 0 to 59",
+        ),
         ('[{"train": [0], "test": ["x"]}]', "does not hold lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
         ('[{"train": [0]}]', "Client 0 is left without test rows"),

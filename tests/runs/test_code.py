@@ -140,6 +140,7 @@ def test_paths_are_new_only_where_the_old_ones_are_gone(tmp_path):
     options = {
         "dataset": f"{old}/a.npz",
         "public": f"{tmp_path}/kept.npz,size=3",
+        "other": f"hf:{old}/a.npz,label=fine",
         "partition": f"listed,file={old}/a.json",
         "models": [f"{old}/b.py:net,width=2", "mlp"],
         "init_from": [f"{old}/none.npz"],
@@ -147,6 +148,7 @@ def test_paths_are_new_only_where_the_old_ones_are_gone(tmp_path):
     }
     config = {"method": "fedavg", "options": options, "environment": {"folder": f"{old}/runs/x"}}
     data = options | {"dataset": f"{new}/a.npz", "partition": f"listed,file={new}/a.json"}
+    data |= {"other": f"hf:{new}/a.npz,label=fine"}
     assert moved(tmp_path / "new" / "runs" / "x", config)["options"] == data
     code = data | {"models": [f"{new}/b.py:net,width=2", "mlp"]}
     assert moved(tmp_path / "new" / "runs" / "x", config, code=True)["options"] == code
