@@ -404,8 +404,7 @@ def test_an_edited_module_is_loaded_again_however_its_folder_was_spelt(tmp_path,
     for number in (1, 22):
         Path("src/aside.py").write_text(f"NUMBER = {number}\n")
         if not found:
-            importlib.import_module("aside")
-            assert "/./" in sys.modules["aside"].__file__
+            importlib.import_module("aside")  # up to Python 3.12 its file is ./src/aside.py
         found.append(own_code.load(Path("src/my.py"), "NUMBER"))
     assert found == [1, 22]
 
