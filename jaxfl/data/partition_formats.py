@@ -40,6 +40,7 @@ def read(path: Path, source: Source) -> Partition:
     found = parsed(path)
     about = found if isinstance(found, dict) else {}
     order = np.argsort(numbers(source)).astype(np.int32)  # rows in the order of their numbers
+    ascending = numbers(source)[order]
     of_data = checksum_of(source.labels[order])
     if about.get("checksum", of_data) != of_data:
         raise JaxflError(
@@ -77,7 +78,7 @@ def read(path: Path, source: Source) -> Partition:
     _require_untested(path, parts)
 
     def of_numbers(given):
-        return order[np.searchsorted(numbers(source)[order], given)]
+        return order[np.searchsorted(ascending, given)]
 
     parts = {part: tuple(map(of_numbers, of_clients)) for part, of_clients in parts.items()}
     public = of_numbers(public)
