@@ -15,6 +15,7 @@ from jaxfl.config.commands import (
     Continuation,
     Limit,
     Output,
+    Part,
     RunFolder,
     Seeds,
     Targets,
@@ -34,6 +35,7 @@ from jaxfl.runs.comparison import Comparison
 from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.interrupt import heeded
 from jaxfl.runs.load import Loaded
+from jaxfl.runs.part import labels_of_part
 from jaxfl.runs.prepare import check_setup
 from jaxfl.runs.table import Table
 from jaxfl.runs.variant import choose
@@ -95,6 +97,7 @@ def compare(
     select: str = "last",
     against: str | None = None,
     log: str | Callable | Sequence[str | Callable] = (),
+    part: str = "1/1",
     changed_code: bool = False,
     max_seconds: float | None = None,
     quiet: bool = False,
@@ -111,6 +114,8 @@ def compare(
       select: the evaluation that its accuracies are of: "last", or the best one on "validation" rows.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: as for `run`.
+      part: "2/8" trains every eighth method from the second on, for one of eight processes that share
+        `run_dir`; the table has what all of them have finished.
       changed_code: whether runs go on, and finished ones are kept, if your own files have changed since.
       max_seconds: as for `run`.
       quiet: as for `run`.
@@ -137,20 +142,23 @@ def compare(
     variants = [choose(method, common) for method in methods]
     checked = stated(
         "jaxfl.compare",
-        *(Seeds, RunFolder, Columns, Limit, ChangedCode),
+        *(Seeds, RunFolder, Columns, Part, Limit, ChangedCode),
         seeds=seeds,
         partition_seeds=partition_seeds,
+        part=part,
         run_dir=run_dir,
         against=against,
         select=select,
         max_seconds=max_seconds,
         changed_code=changed_code,
     )
+    folder = checked.pop("run_dir")
     with heeded(), shown(quiet) as observer:
         made = comparing.compare(
             variants,
             setup,
-            folder=checked.pop("run_dir"),
+            folder=folder,
+            only=labels_of_part(variants, checked.pop("part"), folder),
             show=_several("show", show),
             log=_several("log", log, Callable),
             observer=observer,

@@ -21,11 +21,12 @@ from jaxfl.config.commands import (
     Limit,
     Logs,
     Output,
+    Part,
     Profile,
     Repetition,
     RunFolder,
     Seeds,
-    StudyPart,
+    StudyFolders,
     Targets,
 )
 from jaxfl.config.setup import Setup
@@ -40,6 +41,7 @@ from jaxfl.runs import store
 from jaxfl.runs import study as studies
 from jaxfl.runs.config import restore_setup
 from jaxfl.runs.load import load
+from jaxfl.runs.part import labels_of_part
 from jaxfl.runs.partition_files import save_partition
 from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
 from jaxfl.runs.table import as_text
@@ -112,7 +114,7 @@ def _repeat(arguments: list[str]) -> None:
 
 def _compare(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    setup, training, seeds, columns, where, logs, code, limit, processes = parse(
+    setup, training, seeds, columns, part, where, logs, code, limit, processes = parse(
         "compare METHOD ...",
         arguments,
         named,
@@ -120,6 +122,7 @@ def _compare(arguments: list[str]) -> None:
         methods=Training(),
         seeds=Seeds(),
         columns=Columns(),
+        part=Part(),
         output=RunFolder(),
         logs=Logs(),
         code=ChangedCode(),
@@ -131,21 +134,23 @@ def _compare(arguments: list[str]) -> None:
     _join(processes)
     common = given(arguments, training)
     variants = [choose(choice, common) for choice in named]
+    only = labels_of_part(variants, part.part, where.run_dir)
     with Bar() as bar:
-        options = {"log": logs.log, "observer": bar.observer} | vars(columns) | vars(code) | vars(limit)
+        options = {"only": only, "log": logs.log, "observer": bar.observer}
+        options |= vars(columns) | vars(code) | vars(limit)
         made = comparisons.compare(
             variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
         )
     if made.table:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
-        total = len(variants) * seeds.seeds * seeds.partition_seeds
-        left = total - sum(run.result is not None for run in made.runs.values())
+        total = len(only) * seeds.seeds * seeds.partition_seeds
+        left = total - sum(run.result is not None for (label, *_), run in made.runs.items() if label in only)
         raise JaxflError(f"{left} of {total} runs have not finished: {' '.join(made.failures)}")
 
 
 def _study(arguments: list[str]) -> None:
-    others = {"study": StudyPart(), "code": ChangedCode(), "limit": Limit()}
+    others = {"part": Part(), "output": StudyFolders(), "code": ChangedCode(), "limit": Limit()}
     if arguments == ["--list"]:
         table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
         if not found:
@@ -154,7 +159,7 @@ def _study(arguments: list[str]) -> None:
             runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
-    name, (study_part, code, limit) = _named(arguments, "study", "FILE", **others)
+    name, (part, where, code, limit) = _named(arguments, "study", "FILE", **others)
     file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not file.is_file() and file == Path(name):
         raise JaxflError(f"There is no file {file} with a study; check the path.")
@@ -162,24 +167,21 @@ def _study(arguments: list[str]) -> None:
         known = studies.found_below(STUDIES)
         hint = nearest(name, known) if known else "write the path of a file, which ends in .toml."
         raise JaxflError(f"There is no study {file}; {hint}")
-    study, folder = studies.read(file), study_part.run_dir or studies.usual_folder(file)
-    number, slash, parts = study_part.part.partition("/")
-    if not (slash and number.isdecimal() and parts.isdecimal()):
-        raise JaxflError(f"--part takes two numbers such as 2/8, not {study_part.part!r}.")
+    study, folder = studies.read(file), where.run_dir or studies.usual_folder(file)
     with Bar() as bar:
         table, failures = studies.run(
             study,
             folder,
-            part=(int(number), int(parts)),
-            data_dir=study_part.data_dir,
-            pictures=study_part.pictures,
+            data_dir=where.data_dir,
+            pictures=where.pictures,
             observer=bar.observer,
+            **vars(part),
             **vars(code),
             **vars(limit),
         )
     if table:
         OUT.print(as_text(table, OUT.width))
-        written = f"study.csv, study.md, study.tex, study.{study_part.pictures}, runs.csv"
+        written = f"study.csv, study.md, study.tex, study.{where.pictures}, runs.csv"
         OUT.print(f"{folder}: {written}, and a folder per setting")
     if failures:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")

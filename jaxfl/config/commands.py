@@ -92,14 +92,20 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
-class StudyPart:
-    """The part of the study, the folders of its data and results, and its picture."""
+class Part:
+    """What of it this command runs."""
+
+    part: str = "1/1"
+    """One of several parts, for machines that share --run-dir: 2/8 is every eighth method from the second on,
+    with all its seeds; in a study every eighth cell (a method in a setting), counted setting by setting."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyFolders:
+    """The folders of the study's data and results, and its picture."""
 
     run_dir: Path | None = None
     """A folder for all settings, new or of the same study; by default runs/FOLDER-NAME (FOLDER/NAME.toml)."""
-    part: str = "1/1"
-    """Part of the settings: 2/8 is every eighth one from the second on, for one of eight machines that share
-    a folder."""
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; its own default if not given."""
     pictures: Literal["png", "pdf", "svg"] = "png"

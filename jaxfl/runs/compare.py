@@ -3,7 +3,7 @@
 import dataclasses
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from jaxfl.config import choices
@@ -22,7 +22,7 @@ from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.measures import check_columns
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.owner import Taken, owned
+from jaxfl.runs.owner import Taken, in_turn, owned
 from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.plan import (
     Planned,
@@ -57,6 +57,7 @@ def compare(
     changed_code: bool = False,
     max_seconds: float | None = None,
     beside: bool = False,
+    only: Collection[str] | None = None,
     observer: Observer = ONLY_WARNINGS,
 ) -> Comparison:
     """Start or continue all runs, and write a table and pictures of those that finish.
@@ -76,6 +77,8 @@ def compare(
       changed_code: whether to go on although the user's own files have changed.
       max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
       beside: whether the folder may hold other runs, which stay unchanged and are in no table.
+      only: labels of the variants to train, by default all; other processes train the rest. The table has
+        what all of them have finished.
       observer: callbacks for progress reports.
 
     Raises:
@@ -95,21 +98,25 @@ def compare(
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
-    runs = [(run.absolute(), described(*entry[:2])) for run, entry in planned.items()]
+    mine = {run: entry for run, entry in planned.items() if only is None or entry.variant.label in only}
+    runs = [(run.absolute(), described(*entry[:2])) for run, entry in mine.items()]
     agree("options", (runs, beside, changed_code))
     check_folder(folder, planned, beside)
-    check_code(folder, planned, changed_code, observer.warned)
+    check_code(folder, mine, changed_code, observer.warned)
 
     def watch(run, new, tell=observer.progressed):
-        entry = planned[run]
+        entry = mine[run]
         tell(f"{entry.variant.label}, {_draw_in_words(entry, partition_seeds > 1)}", new)
         if tell is not observer.kept:  # a run that had finished was logged then
             follow(run, new)
 
+    if not mine:
+        observer.said("All methods are left to other parts.")
     store.forget_end(folder)
     with follow, limited(max_seconds):
-        errors = _run_partitions(folder, planned, setup, select, watch, observer)
-    table, failures = _conclude(folder, planned, errors, show, setup.run.target, against, select)
+        errors = _run_partitions(folder, mine, setup, select, watch, observer)
+    with in_turn(folder):
+        table, failures = _conclude(folder, planned, mine, errors, show, setup.run.target, against, select)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
         dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
@@ -174,6 +181,7 @@ def _run_partitions(
 def _conclude(
     folder: Path,
     planned: Runs,
+    mine: Runs,
     errors: dict[Path, JaxflError],
     show: Sequence[str],
     target: Sequence[float],
@@ -186,12 +194,16 @@ def _conclude(
     ]
     failures = _failure_sentences(planned, {run: e for run, e in errors.items() if run not in finished})
     notes = _left_out(failures)
+    elsewhere = len(planned.keys() - mine.keys() - set(finished))
+    if elsewhere:
+        notes.append(f"{elsewhere} of {len(planned)} runs, which are left to other parts, have not finished.")
     if against is not None and against not in _complete_labels(planned, finished):
         notes.append(f"Nothing is compared with {against}: not all runs have finished.")
         against = None
     table = report(finished, folder, show, target, against, notes, select=select) if finished else None
     # Where another process is at work, the comparison has not ended.
-    if store.runs_in(folder) and not any(isinstance(error, Taken) for error in errors.values()):
+    at_work = elsewhere or any(isinstance(error, Taken) for error in errors.values())
+    if store.runs_in(folder) and not at_work:
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
         files.write_json(folder / store.END, end)

@@ -68,6 +68,21 @@ def owned(folder: Path) -> Iterator[None]:
                     path.rmdir()
 
 
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Let one process after another summarise the runs in a folder: the last one sees all of them.
+
+    Nobody waits where there is no folder yet, or where folders cannot be locked.
+    """
+    with contextlib.ExitStack() as held:
+        if is_first():
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 @writes
 def require_owned(folder: Path) -> None:
     """Refuse to write on in a folder that somebody has removed, and perhaps made anew, within `owned`.

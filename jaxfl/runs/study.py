@@ -18,6 +18,8 @@ from jaxfl.runs import store
 from jaxfl.runs.compare import compare
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+from jaxfl.runs.owner import in_turn
+from jaxfl.runs.part import of_part
 from jaxfl.runs.plan import is_begun, plan
 from jaxfl.runs.result import selected
 from jaxfl.runs.study_file import (
@@ -44,7 +46,7 @@ def run(
     study: Study,
     folder: str | Path,
     *,
-    part: tuple[int, int] = (1, 1),
+    part: str = "1/1",
     data_dir: str | Path | None = None,
     pictures: str = "png",
     changed_code: bool = False,
@@ -56,8 +58,9 @@ def run(
     Args:
       study: from `read`.
       folder: new folder, or that of the same study.
-      part: (k, n): only every n-th setting, from the k-th on, so that several machines can divide a study.
-        The table has what all of them have finished.
+      part: "2/8" runs every eighth cell from the second on, so that eight machines can divide a study. A
+        cell is a method in a setting; all settings of a method are counted before the next method, so that
+        each of as many parts as settings has one setting. The table has what all parts have finished.
       data_dir: see `jaxfl.config.setup.MachineOptions`.
       pictures: format of the picture, "png", "pdf" or "svg".
       changed_code: whether to go on although the user's own files have changed.
@@ -71,23 +74,22 @@ def run(
       JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
-    (number, parts), folder = part, as_path(folder)
+    folder = as_path(folder)
     folder_of = partial(_folder, study, folder)
-    if parts < 1:
-        raise JaxflError(f"--part {number}/{parts}: there must be at least one part.")
-    if not 1 <= number <= parts:
-        raise JaxflError(
-            f"--part {number}/{parts} is not one of {parts} parts; write 1/{parts} to {parts}/{parts}."
-        )
     # Settings that differ only in targets share a folder and its runs.
     everything, failures = [*{folder_of(setting): setting for setting in settings(study)}.values()], []
+    of_this_part = of_part([*itertools.product(study.methods, range(len(everything)))], part)
+    mine = [
+        (setting, chosen)
+        for number, setting in enumerate(everything)
+        if (chosen := {choice for choice, where in of_this_part if where == number})
+    ]
     if not store.holds(folder, store.STUDY) and not any(
         folder_of(setting).exists() for setting in everything
     ):
         store.check_free(folder)
-    mine = everything[number - 1 :: parts]
     if not mine:
-        observer.said(f"{study.title}: part {number} of {parts} has no setting, there are {len(everything)}")
+        observer.said(f"{study.title}: all cells are left to other parts.")
     if lacking := without_axis(study):
         choice, axis = lacking[0]
         observer.warned(
@@ -96,13 +98,14 @@ def run(
             f'methods = ["NAME,{setting_name({axis: study.axes[axis][0]})}", ...], in place of the axis.'
         )
     with limited(max_seconds), deferred() as request:
-        for done, setting in enumerate(mine, 1):
+        for done, (setting, chosen) in enumerate(mine, 1):
             named = f"{': ' * bool(setting)}{setting_name(setting)}"
             observer.said(f"{study.title}: setting {done} of {len(mine)}{named}")
             try:
                 if stop := request.made:
                     raise Interrupted("", stop)
                 variants, setup = planned(study, setting)
+                of_choice = zip(study.methods, variants, strict=True)
                 made = compare(
                     variants,
                     setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
@@ -111,6 +114,7 @@ def run(
                     partition_seeds=study.partition_seeds,
                     changed_code=changed_code,
                     select=study.select,
+                    only={variant.label for choice, variant in of_choice if choice in chosen},
                     beside=True,  # runs of seeds and methods that the file no longer names
                     observer=observer,
                 )
@@ -127,27 +131,13 @@ def run(
             failures += [
                 f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in sentences
             ]
-    cells = finished(study, folder)
-    if not cells.results:
-        if store.holds(folder, store.STUDY):
-            observer.warned(
-                f"{folder / store.STUDY} and the files beside it are from runs with other options."
-            )
-        return None, failures
-    table = tabulate(cells)
-    forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
-    texts = {name: form(table) for name, form in forms.items()}
-    files.write_texts(folder, texts | {"runs.csv": as_runs(cells)})
-    from jaxfl.runs import plot  # here: other commands need not wait for it
-
-    if len(study.show) > 1:
-        by_measure = tabulate(cells._replace(study=study._replace(columns=SHOW)))
-        draw = partial(plot.draw_panels, by_measure, study.title)
-    else:
-        form = plot.draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else plot.draw_table
-        draw = partial(form, table, study.title, next(iter(measures_of(study).values())).title)
-    files.write_pictures(folder, {f"study.{pictures}": draw})
-    return table, failures
+    with in_turn(folder):
+        cells = finished(study, folder)
+        if cells.results:
+            return _written(cells, folder, pictures), failures
+    if store.holds(folder, store.STUDY):
+        observer.warned(f"{folder / store.STUDY} and the files beside it are from runs with other options.")
+    return None, failures
 
 
 def finished(study: Study, folder: Path) -> Cells:
@@ -173,6 +163,24 @@ def finished(study: Study, folder: Path) -> Cells:
                 further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
                 of_choice[draw] = result | further | {"data": store.checksums(run)[0]}
     return Cells(study, results)
+
+
+def _written(cells: Cells, folder: Path, pictures: str) -> Table:
+    """Write the table of a study's finished runs, and its picture."""
+    study, table = cells.study, tabulate(cells)
+    forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
+    texts = {name: form(table) for name, form in forms.items()}
+    files.write_texts(folder, texts | {"runs.csv": as_runs(cells)})
+    from jaxfl.runs import plot  # here: other commands need not wait for it
+
+    if len(study.show) > 1:
+        by_measure = tabulate(cells._replace(study=study._replace(columns=SHOW)))
+        draw = partial(plot.draw_panels, by_measure, study.title)
+    else:
+        form = plot.draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else plot.draw_table
+        draw = partial(form, table, study.title, next(iter(measures_of(study).values())).title)
+    files.write_pictures(folder, {f"study.{pictures}": draw})
+    return table
 
 
 def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:

@@ -4,6 +4,7 @@ import csv
 import itertools
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from conftest import drawing
 
 from jaxfl import cli
 from jaxfl.errors import JaxflError
-from jaxfl.runs import store, study, study_file, study_table
+from jaxfl.runs import owner, store, study, study_file, study_table
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
 from jaxfl.runs.plot import draw_panels
@@ -218,7 +219,7 @@ def test_a_method_that_cannot_begin_does_not_end_the_others(dataset, tmp_path):
     assert table is not None and [label for label, _ in table.rows] == ["local partition=iid"]
 
 
-def test_finished_runs_are_kept_and_parts_make_the_whole_study(toy, tmp_path):
+def test_finished_runs_are_kept(toy, tmp_path):
     found, whole = toy
     before = results(whole)
     assert len(before) == 8
@@ -238,10 +239,73 @@ def test_finished_runs_are_kept_and_parts_make_the_whole_study(toy, tmp_path):
     assert table is not None and table.titles == ["fedprox"] and not table.best
     assert results(tmp_path / "copy") == after and all("is 99" in failure for failure in failures)
 
-    study.run(found, tmp_path / "parts", part=(2, 2))
-    assert len(results(tmp_path / "parts")) == 4
-    study.run(found, tmp_path / "parts", part=(1, 2))
-    assert rows(tmp_path / "parts") == rows(whole)
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_parts_make_the_whole_study(toy, tmp_path, parts):
+    """Each cell belongs to one part; the last part's tables are those of an undivided study."""
+    found, whole = toy
+    made = {}
+    for number in range(parts, 0, -1):
+        study.run(found, tmp_path, part=f"{number}/{parts}")
+        assert made.items() <= results(tmp_path).items()
+        made, before = results(tmp_path), len(made)
+        assert number == 1 or before < len(made) < 8
+    assert len(made) == 8
+    for table in whole.rglob("*.csv"):
+        assert (tmp_path / table.relative_to(whole)).read_text() == table.read_text(), table
+
+
+def test_a_comparison_is_divided_by_its_methods(dataset, tmp_path, capsys):
+    """Parts share a folder, a table names what other parts have not finished, and a failure is its part's."""
+    common = [
+        "compare",
+        "local",
+        "fedmd",
+        "fedprox",
+        "--dataset",
+        str(dataset[1]),
+        "--models",
+        "mlp,hidden=3",
+    ]
+    common += ["--clients", "4", "--partition", "iid", "--public", "none"]
+    common += ["--rounds", "2", "--eval-every", "2", "--epochs", "1"]
+    _, sentence = refused(capsys, *common, "--part", "2/3")
+    assert "name the folder that all parts share, with --run-dir" in sentence
+    folder = tmp_path / "shared"
+    common += ["--run-dir", str(folder)]
+
+    def said(part):
+        cli.main([*common, "--part", part])
+        return " ".join(capsys.readouterr().out.split())
+
+    with drawing():
+        assert "2 of 3 runs, which are left to other parts, have not finished" in said("3/3")
+        assert not store.holds(folder, store.END)
+        _, sentence = refused(capsys, *common, "--part", "2/3")
+        assert "1 of 1 runs have not finished: fedmd: The method needs public images" in sentence
+        assert len(results(folder)) == 1
+        assert "All methods are left to other parts." in said("4/4")
+        assert "1 of 3 runs, which are left to other parts, have not finished" in said("1/3")
+    assert [row["method"] for row in rows(folder, "table.csv")] == ["local", "fedprox"]
+
+
+def test_processes_write_the_table_of_a_folder_in_turn(tmp_path):
+    """The second one reads when the first has written."""
+    order = []
+
+    def second():
+        with owner.in_turn(tmp_path):
+            order.append("second")
+
+    with owner.in_turn(tmp_path):
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(timeout=0.2)
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+    with owner.in_turn(tmp_path / "not yet"):
+        pass
 
 
 def test_the_command_prints_the_table_and_what_has_not_finished(toy, tmp_path, capsys):
@@ -513,7 +577,7 @@ def test_a_folder_of_something_else_is_refused(toy, tmp_path):
 
 
 def test_a_part_that_does_not_exist_is_refused(toy, tmp_path):
-    for part, words in ((3, 2), "--part 3/2 is not one of 2 parts"), ((1, 0), "--part 1/0: there must be"):
+    for part, words in ("3/2", "--part 3/2 is not one of 2 parts"), ("1/0", "--part 1/0: there must be"):
         with pytest.raises(JaxflError, match=words):
             study.run(toy[0], tmp_path, part=part)
 
