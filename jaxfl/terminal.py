@@ -4,13 +4,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 from jaxfl.config.setup import Setup
 from jaxfl.data import shift
@@ -136,8 +138,20 @@ def print_table(table: Table, folder: Path, more: str = "") -> None:
     OUT.print(f"{folder}: table.csv, table.md, table.tex, pictures{more}")
 
 
+class _TimeLeft(ProgressColumn):
+    """The time that the remaining rounds take if they are as fast as those since the bar appeared."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        computed, left, elapsed = task.fields["computed"], task.remaining, task.elapsed
+        if not computed or left is None or elapsed is None:
+            return Text("-:--:--")
+        return Text(str(timedelta(seconds=round(elapsed * left / computed))))
+
+
 class Bar(Progress):
-    """A progress bar over all rounds of all runs, with the newest accuracy.
+    """A progress bar over all rounds of all runs, in a study those of all settings, with the newest accuracy.
 
     It appears when the federation is ready.
     """
@@ -148,12 +162,17 @@ class Bar(Progress):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rounds  {task.fields[accuracy]}  {task.fields[speed]}"),
-            TimeRemainingColumn(),
+            _TimeLeft(),
             console=OUT,
         )
+        self.whole = 0  # rounds of a study
+        self.before = 0  # rounds of its earlier settings
         self.done = {}  # rounds of each run
+        self.computed = 0  # rounds since the bar appeared
         self.shown = ""  # the run that the bar shows
-        self.observer = Observer(self._prepared, OUT.print, progressed=self._progressed, kept=self._kept)
+        self.observer = Observer(
+            self._prepared, OUT.print, progressed=self._progressed, kept=self._kept, ahead=self._ahead
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -162,21 +181,35 @@ class Bar(Progress):
         if self.live.is_started:
             self.stop()
 
+    def _ahead(self, rounds: int) -> None:
+        self.before += sum(self.done.values())
+        self.done.clear()
+        self.whole = self.before + rounds
+        for bar in self.task_ids:  # some runs of the last setting may have failed, or stopped at a target
+            self.update(bar, total=self.whole)
+
     def _prepared(self, setup: Setup, data: Data, runs: int) -> None:
         announce(setup, data)
-        for bar in self.task_ids:  # of an earlier setting of a study
-            self.remove_task(bar)
-        self.done.clear()
-        self.add_task("compiling", total=runs * setup.run.rounds, accuracy="", speed="")
+        if not self.whole:  # partitions that had finished before are not counted
+            self.done.clear()
+        if not self.task_ids:
+            total = self.whole or runs * setup.run.rounds
+            self.add_task("", total=total, accuracy="", speed="", computed=0)
+        for bar in self.task_ids:
+            self.update(bar, description="compiling", completed=self._completed(), accuracy="", speed="")
         self.start()
+
+    def _completed(self) -> int:
+        return self.before + sum(self.done.values())
 
     def _kept(self, run: str, metrics: list[dict]) -> None:
         self.done[run] = metrics[-1]["round"]
         for bar in self.task_ids:
-            self.update(bar, description=f"{run} is kept", completed=sum(self.done.values()))
+            self.update(bar, description=f"{run} is kept", completed=self._completed())
 
     def _progressed(self, run: str, new: list[dict]) -> None:
         last = new[-1]
+        self.computed += last["round"] - self.done.get(run, new[0]["round"] - 1)
         self.done[run] = last["round"]
         for bar in self.task_ids:
             if run != self.shown:
@@ -191,4 +224,4 @@ class Bar(Progress):
                     accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
                     speed=f"{len(new) / max(training, 1e-9):.1f} rounds/s",
                 )
-            self.update(bar, description=run, completed=sum(self.done.values()))
+            self.update(bar, description=run, completed=self._completed(), computed=self.computed)

@@ -160,7 +160,7 @@ def _study(arguments: list[str]) -> None:
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
     name, (part, where, code, limit) = _named(arguments, "study", "FILE", **others)
-    file = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
+    file = study_path(name)
     if not file.is_file() and file == Path(name):
         raise JaxflError(f"There is no file {file} with a study; check the path.")
     if not file.is_file():
@@ -185,6 +185,11 @@ def _study(arguments: list[str]) -> None:
         OUT.print(f"{folder}: {written}, and a folder per setting")
     if failures:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")
+
+
+def study_path(name: str) -> Path:
+    """Return the file of a study, which a checkout's studies have below `STUDIES`."""
+    return Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
 
 
 def _resume(arguments: list[str]) -> None:

@@ -13,15 +13,17 @@ import jax
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from jaxfl.cli.commands import COMMANDS
+from jaxfl.cli.commands import COMMANDS, study_path
 from jaxfl.cli.words import expand
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.environment import versions
+from jaxfl.machine.files import below
 from jaxfl.machine.processes import explained_loss, leave
 from jaxfl.runs import store
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
 from jaxfl.runs.prepare import cache_folder
+from jaxfl.runs.study_file import usual_folder
 from jaxfl.terminal import OUT
 
 
@@ -89,13 +91,16 @@ def cpu_devices(arguments: list[str]) -> int:
     with contextlib.suppress(JaxflError):
         words = [part for word in expand(arguments) for part in word.split("=", 1)]
     for word, value in itertools.pairwise(words):
-        with contextlib.suppress(JaxflError, KeyError, ValueError):
+        with contextlib.suppress(JaxflError, KeyError, ValueError, OSError):
             if word == "--devices":
                 devices = int(value)
             elif word == "--processes":
                 processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
-            elif word in ("resume", "--from", "--run-dir"):
-                found = Path(value).rglob(store.CONFIG)
+            elif word in ("resume", "--from", "--run-dir", "study"):
+                folder = Path(value)
+                if word == "study":
+                    folder = folder if "--run-dir" in words else usual_folder(study_path(value))
+                found = below(folder, store.CONFIG)
                 counts = [store.read_config(path.parent)["options"]["devices"] for path in found]
                 before = max(filter(None, [before, *counts]), default=None)
     affinity = getattr(os, "sched_getaffinity", None)

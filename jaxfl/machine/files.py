@@ -8,7 +8,7 @@ import errno
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,15 @@ def replacing(path: Path):
         raise
 
 
+def below(folder: Path, name: str = "") -> Iterator[Path]:
+    """Yield what a folder holds at any depth, or only what has a name.
+
+    Another process may work there: what it removes meanwhile is left out.
+    """
+    for place, folders, others in os.walk(folder):
+        yield from (Path(place, each) for each in (*folders, *others) if name in ("", each))
+
+
 def unfinished(path: Path) -> Path:
     """Return the path of a file before it takes its place."""
     return path.with_suffix(".part")
@@ -105,7 +114,8 @@ def write_texts(folder: Path, texts: dict[str, str]) -> None:
     """Write text files by name into a folder that need not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        with replacing(folder / name) as file:
+            file.write(text.encode())
 
 
 @writes

@@ -10,4 +10,4 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")
+    return cell.replace("\\", "\\\\").replace("|", "\\|")

@@ -84,8 +84,8 @@ def compare(
     Raises:
       JaxflError: if a method is named twice, an option does not fit, the data are not available, `against`
         is none of the methods, the folder holds anything else, or runs of changed user files, another process
-        was given something else to compare, a finished run is damaged, or the table cannot be written. A run
-        that fails does not end the others.
+        was given something else to compare, a run's configuration is damaged, or the table cannot be written.
+        A run that fails, and a partition that is impossible, do not end the others.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     _check_seeds(setup, seeds, partition_seeds)
@@ -149,33 +149,60 @@ def _run_partitions(
     Returns:
       The error of every run that does not finish.
     """
-    of_partition, errors, data, left = {}, {}, None, len(planned)
+    of_partition, errors, impossible, data, source, left = {}, {}, 0, None, None, len(planned)
     for run, entry in planned.items():
         of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
     with deferred() as request:
         for number, these in of_partition.items():
             if stop := request.made:
-                raise _stopped(folder, len(planned), stop)
+                raise _stopped(folder, planned, stop)
             if all(has_finished(run, entry) for run, entry in these.items()):  # no data are needed
-                for run in these:
-                    watch(run, store.read_finished(run)[1], observer.kept)
+                errors |= _kept(these, watch, observer)
                 left -= len(these)
                 continue
             saved = next((run for run in these if store.holds(run, store.CONFIG)), None)
-            source, first = data and data.source, data is None
-            data = None  # the next one needs the memory
+            data, first = None, source is None  # the next one needs the memory
             setup = setup.replace(partition_seed=number)
-            data = prepare(setup, saved, source)
-            if first:
-                observer.prepared(setup, data, left)
-            else:
-                observer.said(f"partition_seed {number}")
-            if select == "validation":
-                _require_validation(any(map(len, data.partition.validation)))
-            data = start_from(data, setup, saved, observer)
-            _lengthen(these, data, observer.said)
-            errors |= _run_all(folder, these, len(planned), data, watch, observer)
+            try:
+                data = prepare(setup, saved, source)
+                source = data.source
+                if first:
+                    observer.prepared(setup, data, left)
+                else:
+                    observer.said(f"partition_seed {number}")
+                if select == "validation":
+                    _require_validation(any(map(len, data.partition.validation)))
+                data = start_from(data, setup, saved, observer)
+                _lengthen(these, data, observer.said)
+            except JaxflError as error:  # of this partition; others may be possible
+                errors |= {run: error for run, entry in these.items() if not has_finished(run, entry)}
+                impossible += 1
+                if impossible == len(of_partition):
+                    raise
+                left -= len(these)
+                continue
+            errors |= _run_all(folder, these, planned, data, watch, observer)
     return errors
+
+
+def _kept(planned: Runs, watch: Callable, observer: Observer) -> dict[Path, JaxflError]:
+    """Watch runs that have finished; return the error of each that cannot be read."""
+    errors = {}
+    for run in planned:
+        try:
+            watch(run, store.read_finished(run)[1], observer.kept)
+        except JaxflError as error:
+            errors[run] = error
+    return errors
+
+
+def _is_readable(run: Path) -> bool:
+    """Return whether a finished run is not damaged."""
+    try:
+        store.read_finished(run)
+    except JaxflError:
+        return False
+    return True
 
 
 def _conclude(
@@ -190,7 +217,10 @@ def _conclude(
 ) -> tuple[Table | None, list[str]]:
     """Write the table and the pictures of the finished runs, and how the comparison ended."""
     finished = [
-        run for run, entry in planned.items() if store.holds(run, store.RESULT) and not is_other(run, entry)
+        run
+        for run, entry in planned.items()
+        if store.holds(run, store.RESULT) and not is_other(run, entry)
+        if run not in errors or _is_readable(run)
     ]
     failures = _failure_sentences(planned, {run: e for run, e in errors.items() if run not in finished})
     notes = _left_out(failures)
@@ -286,9 +316,9 @@ def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
 
 
 def _run_all(
-    folder: Path, planned: Runs, total: int, data: Data, watch, observer: Observer
+    folder: Path, planned: Runs, everything: Runs, data: Data, watch, observer: Observer
 ) -> dict[Path, JaxflError]:
-    """Start or continue all unfinished runs of a comparison of `total`.
+    """Start or continue the unfinished ones of some runs of a comparison.
 
     Returns:
       The error of every run that does not finish.
@@ -324,15 +354,16 @@ def _run_all(
                     raise Interrupted("", code)
                 failures |= run_batch(runs, parts[:i], data, watch, observer.said)
         except Interrupted as stopped:
-            raise _stopped(folder, total, stopped.code) from None
+            raise _stopped(folder, everything, stopped.code) from None
     return failures
 
 
-def _stopped(folder: Path, total: int, code: int) -> Interrupted:
-    """Return the exception for a comparison of `total` runs that ends early."""
-    finished = sum(store.holds(run, store.RESULT) for run in store.runs_in(folder))
+def _stopped(folder: Path, planned: Runs, code: int) -> Interrupted:
+    """Return the exception for a comparison that ends early."""
+    finished = sum(store.holds(run, store.RESULT) for run in planned)
     return Interrupted(
-        f"The comparison in {folder} has stopped with {finished} of {total} runs finished{reason(code)}; "
-        f"repeat the command, with --run-dir {shlex.quote(str(folder))}, to continue.",
+        f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs "
+        f"finished{reason(code)}; repeat the command, with --run-dir {shlex.quote(str(folder))}, to "
+        "continue.",
         code,
     )

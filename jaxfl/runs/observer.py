@@ -27,6 +27,7 @@ class Observer(NamedTuple):
       warned: called with a sentence that nobody should miss; by default it goes to stderr.
       progressed: called with a unique name of a run and its newest records, as in metrics.jsonl.
       kept: called with the same for a run that had finished before, with all its records.
+      ahead: called at the beginning of each setting of a study with the rounds of all runs from there on.
     """
 
     prepared: Callable[[Setup, Data, int], None] = _ignore
@@ -34,6 +35,7 @@ class Observer(NamedTuple):
     warned: Callable[[str], None] = _to_stderr
     progressed: Callable[[str, list[dict]], None] = _ignore
     kept: Callable[[str, list[dict]], None] = _ignore
+    ahead: Callable[[int], None] = _ignore
 
 
 ONLY_WARNINGS = Observer()

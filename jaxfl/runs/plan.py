@@ -132,7 +132,7 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
         is true, a run outside of the plan.
     """
     begun = store.runs_in(folder)
-    if not begun:
+    if not begun and not store.holds(folder, store.END):  # whose runs have been removed, to be trained again
         store.check_free(folder)
     for run in begun:
         if run not in planned:

@@ -75,9 +75,9 @@ def _wrapped(labels: Iterable[str]) -> list[str]:
 
 
 def _in_lines(label: str, width: int) -> str:
-    """Wrap a text into lines of `width` characters, divided after spaces and commas."""
+    """Wrap a plain text, in which a $ begins no formula, into lines, divided after spaces and commas."""
     spaced = label.replace(", ", ",").replace(",", ", ")
-    return textwrap.fill(spaced, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(spaced, width, break_long_words=False, break_on_hyphens=False).replace("$", "\\$")
 
 
 def _height(legend: list[str]) -> float:
@@ -183,7 +183,7 @@ def draw_panels(table: Table, title: str) -> Figure:
     titles, rows = _of_means(table), np.arange(len(table.rows))
     labels = _wrapped(label for label, _ in table.rows)
     figure = Figure((3 * len(titles) + 3, _height(labels)), layout="constrained", dpi=150)
-    figure.suptitle(title)
+    figure.suptitle(_in_lines(title, LABEL_WIDTH * len(titles)))
     panels = np.atleast_1d(figure.subplots(1, len(titles), sharey=True))
     of_rows = [[cell for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows]
     for panel, name, cells in zip(panels, titles, zip(*of_rows, strict=True), strict=True):

@@ -42,7 +42,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.machine.files import as_json, reads, replacing, require_utf8, unfinished, writes
+from jaxfl.machine.files import as_json, below, reads, replacing, require_utf8, unfinished, writes
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
@@ -74,7 +74,7 @@ def check_free(folder: Path) -> None:
             f"{folder} already holds a run; choose another --run-dir, or continue it with "
             f"`jaxfl resume {shlex.quote(str(folder))}`."
         )
-    if folder.exists() and not (folder.is_dir() and all(map(_of_no_run, folder.rglob("*")))):
+    if folder.exists() and not (folder.is_dir() and all(map(_of_no_run, below(folder)))):
         raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
 
 
@@ -223,7 +223,7 @@ def forget_end(folder: Path) -> None:
 @reads
 def finished_below(folder: Path) -> bool:
     """Return whether any run in a folder or below has finished."""
-    return any(folder.rglob(RESULT))
+    return any(below(folder, RESULT))
 
 
 @reads
@@ -255,7 +255,7 @@ def finished_in(folders: list[Path]) -> list[Path]:
         return known, config.stat().st_mtime if config.exists() else 0.0, run
 
     for folder in folders:
-        found = sorted({path.parent.resolve() for path in folder.rglob(RESULT)}, key=place)
+        found = sorted({path.parent.resolve() for path in below(folder, RESULT)}, key=place)
         if not found:
             raise JaxflError(f"There is no finished run in {folder}.")
         ended |= dict.fromkeys(found)
@@ -265,7 +265,7 @@ def finished_in(folders: list[Path]) -> list[Path]:
 @reads
 def unfinished_in(folders: Iterable[Path]) -> list[Path]:
     """Return the folders of runs in some folders or below that have begun, but not finished."""
-    begun = {path.parent for folder in folders for path in folder.rglob(PARTITION)}
+    begun = {path.parent for folder in folders for path in below(folder, PARTITION)}
     return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
 
 
@@ -316,7 +316,7 @@ def _refuse_links(folder: Path) -> None:
     Links within log folders are allowed: W&B links to its cache.
     """
     for entry in folder.glob("*"):
-        for path in (entry, *(entry.rglob("*") if entry.name not in LOGS else ())):
+        for path in (entry, *(below(entry) if entry.name not in LOGS else ())):
             if path.is_symlink() and not (path.exists() and inside(path, folder)):
                 raise JaxflError(
                     f"{path} is a link that leads out of the run folder or nowhere; replace it with what it "

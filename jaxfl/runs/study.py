@@ -6,12 +6,13 @@ comparisons is true here: finished runs are kept, begun ones go on, a run that f
 
 import itertools
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxfl.config.options import as_path
+from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
@@ -99,6 +100,7 @@ def run(
         )
     with limited(max_seconds), deferred() as request:
         for done, (setting, chosen) in enumerate(mine, 1):
+            observer.ahead(sum(_rounds(study, *cell) for cell in mine[done - 1 :]))
             named = f"{': ' * bool(setting)}{setting_name(setting)}"
             observer.said(f"{study.title}: setting {done} of {len(mine)}{named}")
             try:
@@ -133,6 +135,7 @@ def run(
             ]
     with in_turn(folder):
         cells = finished(study, folder)
+        failures += [sentence for sentence in cells.damaged if sentence not in " ".join(failures)]
         if cells.results:
             return _written(cells, folder, pictures), failures
     if store.holds(folder, store.STUDY):
@@ -141,8 +144,8 @@ def run(
 
 
 def finished(study: Study, folder: Path) -> Cells:
-    """Return the results of finished runs that were begun as the study plans them."""
-    results = {}
+    """Return the results of finished runs that were begun as the study plans them, and which are damaged."""
+    results, damaged = {}, []
     for setting in settings(study):
         variants, setup = planned(study, setting)
         choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
@@ -152,17 +155,29 @@ def finished(study: Study, folder: Path) -> Cells:
         except JaxflError:  # it has ended this setting
             continue
         for run, entry in runs.items():
-            if is_begun(run, entry) and store.holds(run, store.RESULT):
-                result, metrics = store.read_finished(run)
-                try:
-                    result = selected(result, metrics, study.select)
-                except JaxflError:  # it has no validation rows, as `compare` has said
+            try:
+                if not (is_begun(run, entry) and store.holds(run, store.RESULT)):
                     continue
-                draw = entry.setup.run.seed, entry.setup.partition.partition_seed
-                of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
-                further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
-                of_choice[draw] = result | further | {"data": store.checksums(run)[0]}
-    return Cells(study, results)
+                result, metrics = store.read_finished(run)
+                data, rows = store.checksums(run)
+            except JaxflError as error:
+                damaged.append(str(error))
+                continue
+            try:
+                result = selected(result, metrics, study.select)
+            except JaxflError:  # it has no validation rows, as `compare` has said
+                continue
+            draw = entry.setup.run.seed, entry.setup.partition.partition_seed
+            of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
+            further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
+            of_choice[draw] = result | further | {"data": data, "rows": rows}
+    return Cells(study, results, damaged)
+
+
+def _rounds(study: Study, setting: Mapping[str, Any], chosen: Collection[str]) -> int:
+    """Return how many rounds the runs of some methods in a setting have."""
+    rounds = {**study.options, **options_of(setting)}.get("rounds", Setup().run.rounds)
+    return rounds * len(chosen) * study.seeds * study.partition_seeds
 
 
 def _written(cells: Cells, folder: Path, pictures: str) -> Table:
@@ -194,6 +209,7 @@ def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
         options = [sorted(options_of({axis: setting[axis]}).items()) for axis in axes]
         return setting_name({n: v for of_axis in options for n, v in of_axis if stops or n != "target"})
 
-    names = [name(axes) for axes in itertools.permutations(setting)]
-    found = [folder / store.file_name(each) if each else folder / "runs" for each in names]
-    return next((path for path in found if path.exists()), found[0])
+    names = map(name, itertools.permutations(setting))
+    places = (folder / store.file_name(each) if each else folder / "runs" for each in names)
+    usual = next(places)
+    return next((path for path in itertools.chain([usual], places) if path.exists()), usual)

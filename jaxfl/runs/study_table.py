@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,11 +37,13 @@ class Cells(NamedTuple):
       study: the study.
       results: results by setting (a text of its values) and choice of a method, then by seed and partition
         seed; with the entries targets, see `jaxfl.runs.target`, absent, see `jaxfl.runs.table.absent`, and
-        data, see `jaxfl.runs.store.checksums`.
+        data and rows, see `jaxfl.runs.store.checksums`.
+      damaged: a sentence for each run that cannot be read.
     """
 
     study: Study
     results: dict[tuple[str, str], dict[Draw, dict]]
+    damaged: Sequence[str] = ()
 
 
 def tabulate(cells: Cells) -> Table:
@@ -52,7 +54,7 @@ def tabulate(cells: Cells) -> Table:
     """
     study, measures = cells.study, measures_of(cells.study)
     place = partial(_place, study, {name: what.title for name, what in measures.items()})
-    rows, differences, best = {}, {}, set()
+    rows, differences, unlike, best = {}, {}, [], set()
     for setting, (name, (_, value, of_clients, better)) in itertools.product(
         settings(study), measures.items()
     ):
@@ -65,7 +67,11 @@ def tabulate(cells: Cells) -> Table:
             rivals = cells.results.get((setting_name(setting), study.against))
             if rivals and choice != study.against:
                 label = " ".join(filter(None, (choice, setting_name(setting), name * (len(measures) > 1))))
-                differences[label] = paired(of_seeds, rivals, value, of_clients)
+                alike = {
+                    draw: rival for draw, rival in rivals.items() if _on_same_rows(rival, of_seeds.get(draw))
+                }
+                unlike += [label] * any(draw in of_seeds for draw in rivals.keys() - alike.keys())
+                differences[label] = paired(of_seeds, alike, value, of_clients)
                 rows.setdefault(row, {})[_minus(column, study)] = differences[label]
         for (row, column), entry in of_setting.items():
             rows.setdefault(row, {})[column] = entry
@@ -86,8 +92,15 @@ def tabulate(cells: Cells) -> Table:
     standing_out = [
         (i, j) for i, (row, _) in enumerate(body) for j, column in enumerate(nothing) if (row, column) in best
     ]
-    notes = (*_notes(cells), *notes_on(study.names.get(study.against, study.against), differences))
+    rival = study.names.get(study.against, study.against)
+    notes = (*_notes(cells), *notes_on(rival, differences))
+    if unlike:
+        notes += (f"Minus {rival}: runs on other rows are not paired: {_listed(unlike)}.",)
     return Table([*nothing], body, notes, standing_out, "setting" if study.columns == METHOD else METHOD)
+
+
+def _on_same_rows(result: dict, other: dict | None) -> bool:
+    return other is not None and all(result[name] == other[name] for name in ("data", "rows"))
 
 
 def _minus(column: str, study: Study) -> str:

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jaxfl.errors import JaxflError
+from jaxfl.machine.files import below
 from jaxfl.runs import store
 from jaxfl.runs.owner import is_owned
 
@@ -131,7 +132,7 @@ def _runs(folder: Path) -> list[Path]:
     """Return the folder itself if it is a run, else all runs below it in the order in which they began."""
     if (folder / store.CONFIG).exists():
         return [folder]
-    found = [path for path in folder.rglob(store.CONFIG) if (path.parent / store.PARTITION).exists()]
+    found = [path for path in below(folder, store.CONFIG) if (path.parent / store.PARTITION).exists()]
     found.sort(key=lambda path: path.stat().st_mtime)
     if not found:
         raise JaxflError(f"There is no run in {folder}; name the folder of a run or of a comparison.")

@@ -27,7 +27,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.models.zoo import MODELS, described
-from jaxfl.runs import config, run_loop
+from jaxfl.runs import config, run_loop, store
 from jaxfl.runs.variant import choose, provided
 
 
@@ -475,6 +475,19 @@ def test_a_command_has_as_many_devices_as_asked_for(folder, tmp_path, monkeypatc
     assert console.cpu_devices(auto) == 64
     monkeypatch.setenv("SLURM_NTASKS", "4")
     assert console.cpu_devices(auto) == 16
+
+
+def test_a_study_goes_on_with_as_many_devices_as_its_runs(folder, tmp_path, monkeypatch):
+    """Also in its usual folder, which the command does not name."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/my/runs/local/seed-0")
+    shutil.copytree(next((folder / "runs").glob("fedavg*")), run)
+    config = store.read_config(run)
+    config["options"]["devices"] = 7
+    (run / store.CONFIG).write_text(json.dumps(config))
+    assert console.cpu_devices(["study", "my.toml"]) == 7
+    assert console.cpu_devices(["study", "other.toml", "--run-dir", "runs/my"]) == 7
+    assert console.cpu_devices(["study", "other.toml"]) == len(os.sched_getaffinity(0))
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):

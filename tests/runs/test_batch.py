@@ -253,3 +253,34 @@ def test_ctrl_c_in_the_last_rounds_on_a_partition_begins_no_other(options, tmp_p
     assert end.value.code == 130 and "stopped with 1 of 2 runs finished" in capsys.readouterr().err
     assert [path.parent.name for path in (tmp_path / "run").rglob("config.json")] == ["seed-0"]
     assert len(prepared) == 1  # a stop does not wait for the next one's images
+
+
+def test_an_impossible_partition_does_not_end_the_others(options, tmp_path, capsys, monkeypatch):
+    """It is named, the others have a table; only if all are impossible, the command ends with the reason."""
+    prepare, impossible = comparing.prepare, {1}
+
+    def prepared(setup, *given):
+        if (number := setup.partition.partition_seed) in impossible:
+            raise JaxflError(f"None of 1000 draws fits partition {number}.")
+        return prepare(setup, *given)
+
+    monkeypatch.setattr(comparing, "prepare", prepared)
+    short = ["--rounds", "2", "--partition-seeds", "3", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit):
+        cli.main(["compare", GRID[0], *options, *short])
+    said = capsys.readouterr()
+    assert "1 of 3 runs have not finished: fedper,lr=0.05 (seed 0, partition seed 1): None of" in said.err
+    assert "Left out: " in said.out and len(list((tmp_path / "run").rglob("result.json"))) == 2
+    impossible |= {0, 2}
+    with pytest.raises(SystemExit):
+        cli.main(["compare", GRID[0], *options, *short[:-1], str(tmp_path / "other")])
+    assert capsys.readouterr().err == "jaxfl: None of 1000 draws fits partition 2.\n"
+
+
+def test_runs_that_were_removed_are_trained_again(options, tmp_path, capsys):
+    """Also if no run is left beside the tables."""
+    again = [*options, "--rounds", "2", "--run-dir", str(tmp_path / "run")]
+    cli.main(["compare", "local", *again])
+    shutil.rmtree(tmp_path / "run" / "local")
+    cli.main(["compare", "local", *again])
+    assert result(tmp_path / "run", "local", 0)["rounds"] == 2

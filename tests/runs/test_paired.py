@@ -141,8 +141,11 @@ def test_a_small_number_keeps_three_digits(mean, std, text):
 
 
 def test_labels_keep_the_form_of_a_table():
-    table = Table(["100 %"], [(r"a^2~{x}$y$\b|c_d#e&f", [Cell(1.0, None)])])
-    assert r"| a^2~{x}$y$\b\|c_d#e&f | 1.00 |" in as_markdown(table)
+    bracketed = [(r"[12] \| a", [Cell(1.0, None)]), ("*ours", [Cell(1.0, None)])]
+    table = Table(["100 %"], [(r"a^2~{x}$y$\b|c_d#e&f", [Cell(1.0, None)]), *bracketed])
+    assert r"| a^2~{x}$y$\\b\|c_d#e&f | 1.00 |" in as_markdown(table)
+    assert r"| [12] \\\| a | 1.00 |" in as_markdown(table)
+    assert "\n{}[12] " in as_latex(table) and "\n{}*ours" in as_latex(table)  # no arguments of \midrule or \\
     written = (
         r"a\textasciicircum{}2\textasciitilde{}\{x\}\$y\$\textbackslash{}b\textbar{}c\_d\#e\&f & 1.00 \\"
     )

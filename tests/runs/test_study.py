@@ -1,7 +1,9 @@
 """Studies from files: which runs are made, which are kept, and what the table says."""
 
 import csv
+import io
 import itertools
+import os
 import shutil
 import signal
 import threading
@@ -11,12 +13,13 @@ import numpy as np
 import pytest
 from conftest import drawing
 
-from jaxfl import cli
+from jaxfl import cli, terminal
+from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
-from jaxfl.runs import owner, store, study, study_file, study_table
+from jaxfl.runs import owner, store, study, study_file, study_table, watch
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
-from jaxfl.runs.plot import draw_panels
+from jaxfl.runs.plot import draw_panels, draw_table
 from jaxfl.runs.result import OTHER_DATA
 from jaxfl.runs.table import as_latex
 
@@ -287,6 +290,88 @@ def test_a_comparison_is_divided_by_its_methods(dataset, tmp_path, capsys):
         assert "All methods are left to other parts." in said("4/4")
         assert "1 of 3 runs, which are left to other parts, have not finished" in said("1/3")
     assert [row["method"] for row in rows(folder, "table.csv")] == ["local", "fedprox"]
+
+
+def test_runs_are_found_while_another_process_removes_checkpoints(toy, monkeypatch):
+    """Folders that vanish while they are listed are left out."""
+    found, folder = toy
+    run = next(folder.rglob(store.RESULT)).parent
+    scan = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("tmp"):
+            os.rmdir(path)
+        return scan(path)
+
+    for look in (
+        lambda: store.read_config(run),
+        lambda: study.finished(found, folder),
+        lambda: watch._runs(folder),
+    ):
+        (run / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", vanishing)
+            look()
+        assert not (run / "checkpoints" / "9.orbax-checkpoint-tmp").exists()
+
+
+def test_a_damaged_run_is_named_and_the_table_has_the_others(toy, tmp_path):
+    found, whole = toy
+    shutil.copytree(whole, tmp_path / "copy")
+    damaged = sorted(results(tmp_path / "copy"))[0]
+    damaged.write_text("{")
+    table, failures = study.run(found, tmp_path / "copy")
+    assert table is not None and "5 of its runs are missing" in table.notes[1]
+    assert [failure for failure in failures if f"{damaged} is damaged" in failure]
+    assert len(failures) == 3  # it is named once
+
+
+def test_runs_on_other_rows_are_not_paired(toy):
+    found, folder = toy
+    cells = study.finished(found._replace(against="local"), folder)
+    of_setting = cells.results[study_file.setting_name(study.settings(found)[0]), "fedprox"]
+    of_setting[0, 0]["rows"] = "others"
+    table = study_table.tabulate(cells)
+    assert table.rows[0][1][2].text() == "-" and table.rows[0][1][3].text() != "-"
+    assert table.notes[-1].startswith("Minus local: runs on other rows are not paired: fedprox mu=0.0,")
+
+
+def test_the_bar_counts_all_settings_and_estimates_by_what_was_computed(monkeypatch, toy):
+    """Rounds of earlier settings stay; kept runs, and rounds before a resume, took no time here."""
+    bar, now = terminal.Bar(), [0.0]
+    bar.get_time = lambda: now[0]
+    monkeypatch.setattr(terminal, "announce", lambda *given: None)
+    monkeypatch.setattr(bar, "start", lambda: None)
+    look = bar.observer
+
+    def shown():
+        (task,) = bar.tasks
+        return task.completed, task.total, terminal._TimeLeft().render(task).plain
+
+    def rounds(first, last):
+        return [{"round": t, "seconds": {"train": 1.0, "compile": 0.0}} for t in range(first, last + 1)]
+
+    look.ahead(80)
+    look.kept("fedavg, seed 0", rounds(1, 10))
+    look.prepared(Setup.of(rounds=10), None, 4)
+    assert shown() == (10, 80, "-:--:--")
+    now[0] = 60.0  # ten rounds in a minute
+    look.progressed("fedavg, seed 1", rounds(1, 4))
+    look.progressed("fedper, seed 0", rounds(3, 8))
+    assert shown() == (22, 80, "0:05:48")
+    look.ahead(40)  # the rest of that setting has failed
+    look.prepared(Setup.of(rounds=10), None, 4)
+    look.progressed("fedavg, seed 0", rounds(1, 2))
+    assert shown() == (24, 62, "0:03:10")
+
+
+def test_names_are_plain_text_in_pictures(toy, drawn):
+    """A name between dollars is no formula, which might be wrong."""
+    found, folder = toy
+    name = r"$\textsc{Ours}$"
+    table = study_table.tabulate(study.finished(found._replace(names={"fedprox": name}), folder))
+    for figure in draw_table(table, name, "%"), draw_panels(table, name):
+        figure.savefig(io.BytesIO())
 
 
 def test_processes_write_the_table_of_a_folder_in_turn(tmp_path):
