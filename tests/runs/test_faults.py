@@ -580,14 +580,14 @@ def test_where_files_cannot_be_locked_the_owner_file_decides(finished, tmp_path,
     monkeypatch.setattr(owner.fcntl, "flock", no_locks)
     with owner.owned(run):
         words = (
-            f"by process {os.getpid()} on {socket.gethostname()} since 2",
+            f"Process {os.getpid()} on {socket.gethostname()} (since 2",
             f"gone, delete {run}/owner.json",
         )
         sentence = refusal(capsys, "resume", run)
         assert all(word in sentence for word in words), sentence
     gone = {"process": 2**22 + 1, "host": socket.gethostname(), "since": "2001-01-01 00:00:00", "born": 0.0}
     (run / "owner.json").write_text(json.dumps(gone | {"host": "elsewhere"}))
-    assert "on elsewhere since 2001" in refusal(capsys, "resume", run)
+    assert "on elsewhere (since 2001" in refusal(capsys, "resume", run)
     (run / "owner.json").write_text(json.dumps(gone))
     assert main(capsys, "resume", run)[0] == 0
     assert contents(run) == contents(finished)
