@@ -96,10 +96,8 @@ def cpu_devices(arguments: list[str]) -> int:
                 devices = int(value)
             elif word == "--processes":
                 processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
-            elif word in ("resume", "--from", "--run-dir", "study"):
-                folder = Path(value)
-                if word == "study":
-                    folder = folder if "--run-dir" in words else usual_folder(study_path(value))
+            elif word in ("resume", "--from", "--run-dir") or (word == "study" and "--run-dir" not in words):
+                folder = usual_folder(study_path(value)) if word == "study" else Path(value)
                 found = below(folder, store.CONFIG)
                 counts = [store.read_config(path.parent)["options"]["devices"] for path in found]
                 before = max(filter(None, [before, *counts]), default=None)

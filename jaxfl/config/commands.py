@@ -93,11 +93,11 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What of it this command runs."""
+    """The part of the runs that this command trains."""
 
     part: str = "1/1"
     """One of several parts, for machines that share --run-dir: 2/8 is every eighth method from the second on,
-    with all its seeds; in a study every eighth cell (a method in a setting), counted setting by setting."""
+    with all its seeds; in a study every eighth cell: all settings of one method, then those of the next."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import errno
 import functools
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,14 +76,20 @@ reads, writes = _border(unreadable), _border(unwritable)
 
 
 @contextlib.contextmanager
-def replacing(path: Path):
-    """Open a binary file that replaces another at once: a reader sees the old one or the new one."""
+def replacing(path: Path, begun: Path | None = None):
+    """Open a binary file that replaces another at once: a reader sees the old one or the new one.
+
+    Args:
+      path: the other file.
+      begun: where it is until it is complete, by default `unfinished`.
+    """
+    begun = begun or unfinished(path)
     try:
-        with unfinished(path).open("wb") as file:
+        with begun.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished(path), path)
+        os.replace(begun, path)
     except OSError as error:
         error.filename = path  # which is what could not be written
         raise
@@ -91,9 +98,18 @@ def replacing(path: Path):
 def below(folder: Path, name: str = "") -> Iterator[Path]:
     """Yield what a folder holds at any depth, or only what has a name.
 
-    Another process may work there: what it removes meanwhile is left out.
+    Another process may work there: what it removes meanwhile is left out. So are folders that only others may
+    enter.
+
+    Raises:
+      OSError: if the disk fails.
     """
-    for place, folders, others in os.walk(folder):
+
+    def failed(error):
+        if not isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+            raise error
+
+    for place, folders, others in os.walk(folder, onerror=failed):
         yield from (Path(place, each) for each in (*folders, *others) if name in ("", each))
 
 
@@ -111,10 +127,11 @@ def write_json(path: Path, value: Any) -> None:
 
 @writes
 def write_texts(folder: Path, texts: dict[str, str]) -> None:
-    """Write text files by name into a folder that need not exist yet."""
+    """Write text files by name into a folder that need not exist yet; another process may do so as well."""
     folder.mkdir(parents=True, exist_ok=True)
+    own = f"{socket.gethostname()}-{os.getpid()}"
     for name, text in texts.items():
-        with replacing(folder / name) as file:
+        with replacing(folder / name, folder / f".{name}.{own}") as file:
             file.write(text.encode())
 
 

@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import jax
+
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup, is_saved
-from jaxfl.errors import JaxflError
+from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, store
@@ -22,7 +24,7 @@ from jaxfl.runs.load import load as open_run
 from jaxfl.runs.log import Log
 from jaxfl.runs.measures import check_columns
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.owner import Taken, in_turn, owned
+from jaxfl.runs.owner import in_turn, is_owned, owned
 from jaxfl.runs.paired import label_of, matching_label
 from jaxfl.runs.plan import (
     Planned,
@@ -31,12 +33,11 @@ from jaxfl.runs.plan import (
     check_distinct,
     check_folder,
     has_finished,
-    is_other,
     is_shorter,
     plan,
     require_own,
 )
-from jaxfl.runs.prepare import Data, prepare, seed_draws
+from jaxfl.runs.prepare import Data, check_setup, load_source, prepare, seed_draws
 from jaxfl.runs.report import report
 from jaxfl.runs.result import NO_VALIDATION
 from jaxfl.runs.table import Table
@@ -99,7 +100,7 @@ def compare(
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
     mine = {run: entry for run, entry in planned.items() if only is None or entry.variant.label in only}
-    runs = [(run.absolute(), described(*entry[:2])) for run, entry in mine.items()]
+    runs = [(run.absolute(), described(*entry[:2]), run in mine) for run, entry in planned.items()]
     agree("options", (runs, beside, changed_code))
     check_folder(folder, planned, beside)
     check_code(folder, mine, changed_code, observer.warned)
@@ -112,16 +113,18 @@ def compare(
 
     if not mine:
         observer.said("All methods are left to other parts.")
-    store.forget_end(folder)
     with follow, limited(max_seconds):
-        errors = _run_partitions(folder, mine, setup, select, watch, observer)
+        errors = _run_partitions(folder, planned, mine, setup, select, watch, observer)
     with in_turn(folder):
-        table, failures = _conclude(folder, planned, mine, errors, show, setup.run.target, against, select)
+        finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
+        failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
+        shown = show, setup.run.target, against, select
+        table = _conclude(folder, planned, finished, mine, failures, *shown)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
         dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
         for run in planned
-        if store.holds(run, store.CONFIG)
+        if store.holds(run, store.CONFIG) and (run in finished or not store.holds(run, store.RESULT))
     ]
     return Comparison(folder, table, by_label(opened), failures)
 
@@ -142,16 +145,17 @@ def _require_validation(there: bool) -> None:
 
 
 def _run_partitions(
-    folder: Path, planned: Runs, setup: Setup, select: str, watch: Callable, observer: Observer
+    folder: Path, planned: Runs, mine: Runs, setup: Setup, select: str, watch: Callable, observer: Observer
 ) -> dict[Path, JaxflError]:
-    """Start or continue all runs, one partition after another, since their data may not fit together.
+    """Start or continue some runs of a comparison, partition by partition, since data may not fit together.
 
     Returns:
       The error of every run that does not finish.
     """
-    of_partition, errors, impossible, data, source, left = {}, {}, 0, None, None, len(planned)
-    for run, entry in planned.items():
+    of_partition, left = {}, len(mine)
+    for run, entry in mine.items():
         of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
+    errors, impossible, source = {}, [], None
     with deferred() as request:
         for number, these in of_partition.items():
             if stop := request.made:
@@ -160,12 +164,15 @@ def _run_partitions(
                 errors |= _kept(these, watch, observer)
                 left -= len(these)
                 continue
-            saved = next((run for run in these if store.holds(run, store.CONFIG)), None)
-            data, first = None, source is None  # the next one needs the memory
             setup = setup.replace(partition_seed=number)
+            first, data = source is None, None  # the last partition's data go: the next ones need the memory
+            if source is None:
+                check_setup(setup)
+                source = load_source(setup)
+            begun = [run for run, entry in planned.items() if entry.setup.partition.partition_seed == number]
+            saved = next((run for run in begun if store.holds(run, store.CONFIG)), None)
             try:
                 data = prepare(setup, saved, source)
-                source = data.source
                 if first:
                     observer.prepared(setup, data, left)
                 else:
@@ -175,12 +182,17 @@ def _run_partitions(
                 data = start_from(data, setup, saved, observer)
                 _lengthen(these, data, observer.said)
             except JaxflError as error:  # of this partition; others may be possible
-                errors |= {run: error for run, entry in these.items() if not has_finished(run, entry)}
-                impossible += 1
-                if impossible == len(of_partition):
+                impossible.append(number)
+                if (
+                    len(impossible) == len(of_partition) or jax.process_count() > 1
+                ):  # others may not have failed
                     raise
+                unfinished = [run for run, entry in these.items() if not has_finished(run, entry)]
+                errors |= dict.fromkeys(unfinished, without_traceback(error))
+                observer.said(f"Left out: partition_seed {number}: {error}")
                 left -= len(these)
                 continue
+            store.forget_end(folder)
             errors |= _run_all(folder, these, planned, data, watch, observer)
     return errors
 
@@ -196,48 +208,43 @@ def _kept(planned: Runs, watch: Callable, observer: Observer) -> dict[Path, Jaxf
     return errors
 
 
-def _is_readable(run: Path) -> bool:
-    """Return whether a finished run is not damaged."""
+def _has_ended(run: Path, entry: Planned) -> bool:
+    """Return whether a run has finished with all rounds planned, and can be read."""
     try:
-        store.read_finished(run)
+        return has_finished(run, entry) and bool(store.read_finished(run))
     except JaxflError:
         return False
-    return True
 
 
 def _conclude(
     folder: Path,
     planned: Runs,
+    finished: Sequence[Path],
     mine: Runs,
-    errors: dict[Path, JaxflError],
+    failures: list[str],
     show: Sequence[str],
     target: Sequence[float],
     against: str | None,
     select: str,
-) -> tuple[Table | None, list[str]]:
+) -> Table | None:
     """Write the table and the pictures of the finished runs, and how the comparison ended."""
-    finished = [
-        run
-        for run, entry in planned.items()
-        if store.holds(run, store.RESULT) and not is_other(run, entry)
-        if run not in errors or _is_readable(run)
-    ]
-    failures = _failure_sentences(planned, {run: e for run, e in errors.items() if run not in finished})
     notes = _left_out(failures)
-    elsewhere = len(planned.keys() - mine.keys() - set(finished))
+    elsewhere = planned.keys() - mine.keys() - set(finished)
     if elsewhere:
-        notes.append(f"{elsewhere} of {len(planned)} runs, which are left to other parts, have not finished.")
+        notes.append(
+            f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs."
+        )
     if against is not None and against not in _complete_labels(planned, finished):
         notes.append(f"Nothing is compared with {against}: not all runs have finished.")
         against = None
     table = report(finished, folder, show, target, against, notes, select=select) if finished else None
     # Where another process is at work, the comparison has not ended.
-    at_work = elsewhere or any(isinstance(error, Taken) for error in errors.values())
+    at_work = any(is_owned(run) for run in planned if run not in finished)
     if store.runs_in(folder) and not at_work:
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
         files.write_json(folder / store.END, end)
-    return table, failures
+    return table
 
 
 def _named(against: str, variants: Sequence[Variant]) -> str:

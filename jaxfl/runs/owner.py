@@ -20,7 +20,7 @@ import psutil
 from jaxfl.errors import JaxflError
 from jaxfl.machine.files import writes
 from jaxfl.machine.processes import is_first
-from jaxfl.runs.store import OWNER
+from jaxfl.runs.store import OWNER, TURN
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -72,14 +72,18 @@ def owned(folder: Path) -> Iterator[None]:
 def in_turn(folder: Path) -> Iterator[None]:
     """Let one process after another summarise the runs in a folder: the last one sees all of them.
 
-    Nobody waits where there is no folder yet, or where folders cannot be locked.
+    Nobody waits where there is no folder yet, or where files cannot be locked.
     """
+    path = folder / TURN
     with contextlib.ExitStack() as held:
-        if is_first():
-            with contextlib.suppress(OSError):
-                descriptor = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            while is_first():
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
                 held.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # on NFS: a lock on the server
+                if _is_there(descriptor, path):  # the one before has removed its file
+                    held.callback(path.unlink, missing_ok=True)
+                    break
         yield
 
 

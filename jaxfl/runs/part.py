@@ -1,5 +1,6 @@
 """Parts of some work, for machines that divide it."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +20,10 @@ def labels_of_part(variants: Sequence[Variant], part: str, folder: Path | None) 
       folder: the comparison's folder, if it was named.
 
     Raises:
-      JaxflError: if `part` is not one of several parts, or these do not share a named folder.
+      JaxflError: if `part` is not one of several parts, or no folder is named that all of these share.
     """
     labels = of_part([variant.label for variant in variants], part)
-    if folder is None and len(labels) < len(variants):
+    if folder is None and not part.endswith("/1"):
         raise JaxflError(f"--part {part}: name the folder that all parts share, with --run-dir.")
     return labels
 
@@ -33,12 +34,12 @@ def of_part(work: Sequence[Item], part: str) -> list[Item]:
     Raises:
       JaxflError: if `part` is not two such numbers.
     """
-    first, slash, parts = part.partition("/")
-    if not (slash and first.isdecimal() and parts.isdecimal()):
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(part))
+    if not found:
         raise JaxflError(f"--part takes two numbers such as 2/8, not {part!r}.")
-    number, of = int(first), int(parts)
-    if of < 1:
+    number, count = map(int, found.groups())
+    if count < 1:
         raise JaxflError(f"--part {part}: there must be at least one part.")
-    if not 1 <= number <= of:
-        raise JaxflError(f"--part {part} is not one of {of} parts; write 1/{of} to {of}/{of}.")
-    return list(work[number - 1 :: of])
+    if not 1 <= number <= count:
+        raise JaxflError(f"--part {part} is not one of {count} parts; write 1/{count} to {count}/{count}.")
+    return list(work[number - 1 :: count])

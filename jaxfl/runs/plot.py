@@ -75,7 +75,7 @@ def _wrapped(labels: Iterable[str]) -> list[str]:
 
 
 def _in_lines(label: str, width: int) -> str:
-    """Wrap a plain text, in which a $ begins no formula, into lines, divided after spaces and commas."""
+    """Wrap a plain text into lines of `width` characters, after spaces and commas; a $ begins no formula."""
     spaced = label.replace(", ", ",").replace(",", ", ")
     return textwrap.fill(spaced, width, break_long_words=False, break_on_hyphens=False).replace("$", "\\$")
 
@@ -157,7 +157,9 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
     width, least = (10, _height(wrapped)) if rows > 1 else (8, 2)  # one row needs no legend
     height = max(least, 1 + 0.19 * lines * len(titles))
     figure = Figure((width, height), layout="constrained", dpi=150)
-    axes = figure.add_subplot(title=_in_lines(title, 2 * LABEL_WIDTH), xlabel=unit)
+    axes = figure.add_subplot(
+        title=_in_lines(title, 2 * LABEL_WIDTH), xlabel=_in_lines(unit, 2 * LABEL_WIDTH)
+    )
     places = np.arange(len(titles))
     for number, (_, of_row) in enumerate(table.rows):
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
@@ -214,7 +216,7 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
         range(len(titles)), [_in_lines(column, TICK_WIDTH) for column in titles], fontsize="small"
     )
     axes.set_yticks(range(len(labels)), labels)
-    figure.colorbar(field, label=unit)
+    figure.colorbar(field, label=_in_lines(unit, LABEL_WIDTH))
     return figure
 
 

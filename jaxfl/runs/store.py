@@ -54,7 +54,7 @@ OF_END = "newcomers"  # only in the metrics of a run's last round
 # Options that a run may change, and where its configuration keeps their first values.
 BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
 LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
-OWNER, END = "owner.json", "comparison.json"
+OWNER, TURN, END = "owner.json", "turn.lock", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
 LOGS = ("tensorboard", "wandb")
@@ -81,7 +81,8 @@ def check_free(folder: Path) -> None:
 def _of_no_run(path: Path) -> bool:
     """Return whether a path is of a run about to begin, or killed before it had a configuration."""
     begun = [folder for folder in path.parents if unfinished(folder / CONFIG).exists()]
-    return path.is_dir() or path.name == OWNER or any(not (folder / CONFIG).exists() for folder in begun)
+    fits = path.is_dir() or path.name in (OWNER, TURN)
+    return fits or any(not (folder / CONFIG).exists() for folder in begun)
 
 
 @writes

@@ -85,10 +85,18 @@ def run(
         for number, setting in enumerate(everything)
         if (chosen := {choice for choice, where in of_this_part if where == number})
     ]
-    if not store.holds(folder, store.STUDY) and not any(
-        folder_of(setting).exists() for setting in everything
-    ):
-        store.check_free(folder)
+
+    def is_new():
+        return not store.holds(folder, store.STUDY) and not any(
+            folder_of(each).exists() for each in everything
+        )
+
+    if is_new():
+        try:
+            store.check_free(folder)
+        except JaxflError:
+            if is_new():  # and no other part begins at this moment
+                raise
     if not mine:
         observer.said(f"{study.title}: all cells are left to other parts.")
     if lacking := without_axis(study):
@@ -135,7 +143,6 @@ def run(
             ]
     with in_turn(folder):
         cells = finished(study, folder)
-        failures += [sentence for sentence in cells.damaged if sentence not in " ".join(failures)]
         if cells.results:
             return _written(cells, folder, pictures), failures
     if store.holds(folder, store.STUDY):
@@ -144,8 +151,8 @@ def run(
 
 
 def finished(study: Study, folder: Path) -> Cells:
-    """Return the results of finished runs that were begun as the study plans them, and which are damaged."""
-    results, damaged = {}, []
+    """Return the results of finished runs that were begun as the study plans them, and are not damaged."""
+    results = {}
     for setting in settings(study):
         variants, setup = planned(study, setting)
         choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
@@ -160,8 +167,7 @@ def finished(study: Study, folder: Path) -> Cells:
                     continue
                 result, metrics = store.read_finished(run)
                 data, rows = store.checksums(run)
-            except JaxflError as error:
-                damaged.append(str(error))
+            except JaxflError:  # it is damaged, as `compare` has said
                 continue
             try:
                 result = selected(result, metrics, study.select)
@@ -171,7 +177,7 @@ def finished(study: Study, folder: Path) -> Cells:
             of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
             further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
             of_choice[draw] = result | further | {"data": data, "rows": rows}
-    return Cells(study, results, damaged)
+    return Cells(study, results)
 
 
 def _rounds(study: Study, setting: Mapping[str, Any], chosen: Collection[str]) -> int:

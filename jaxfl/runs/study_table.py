@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,12 +38,10 @@ class Cells(NamedTuple):
       results: results by setting (a text of its values) and choice of a method, then by seed and partition
         seed; with the entries targets, see `jaxfl.runs.target`, absent, see `jaxfl.runs.table.absent`, and
         data and rows, see `jaxfl.runs.store.checksums`.
-      damaged: a sentence for each run that cannot be read.
     """
 
     study: Study
     results: dict[tuple[str, str], dict[Draw, dict]]
-    damaged: Sequence[str] = ()
 
 
 def tabulate(cells: Cells) -> Table:
@@ -54,7 +52,7 @@ def tabulate(cells: Cells) -> Table:
     """
     study, measures = cells.study, measures_of(cells.study)
     place = partial(_place, study, {name: what.title for name, what in measures.items()})
-    rows, differences, unlike, best = {}, {}, [], set()
+    rows, differences, unlike, best = {}, {}, {}, set()
     for setting, (name, (_, value, of_clients, better)) in itertools.product(
         settings(study), measures.items()
     ):
@@ -66,11 +64,15 @@ def tabulate(cells: Cells) -> Table:
             of_setting[row, column] = cell([value(result) for result in of_seeds.values()])
             rivals = cells.results.get((setting_name(setting), study.against))
             if rivals and choice != study.against:
-                label = " ".join(filter(None, (choice, setting_name(setting), name * (len(measures) > 1))))
+                cell_of = f"{choice} {setting_name(setting)}".rstrip()
+                label = f"{cell_of} {name * (len(measures) > 1)}".rstrip()
                 alike = {
-                    draw: rival for draw, rival in rivals.items() if _on_same_rows(rival, of_seeds.get(draw))
+                    draw: result
+                    for draw, result in rivals.items()
+                    if _on_same_rows(result, of_seeds.get(draw))
                 }
-                unlike += [label] * any(draw in of_seeds for draw in rivals.keys() - alike.keys())
+                if (rivals.keys() - alike.keys()) & of_seeds.keys():
+                    unlike[cell_of] = None
                 differences[label] = paired(of_seeds, alike, value, of_clients)
                 rows.setdefault(row, {})[_minus(column, study)] = differences[label]
         for (row, column), entry in of_setting.items():
@@ -95,7 +97,7 @@ def tabulate(cells: Cells) -> Table:
     rival = study.names.get(study.against, study.against)
     notes = (*_notes(cells), *notes_on(rival, differences))
     if unlike:
-        notes += (f"Minus {rival}: runs on other rows are not paired: {_listed(unlike)}.",)
+        notes += (f"Minus {rival}: runs on other rows are not paired: {_listed([*unlike])}.",)
     return Table([*nothing], body, notes, standing_out, "setting" if study.columns == METHOD else METHOD)
 
 

@@ -270,7 +270,7 @@ def as_latex(table: Table) -> str:
     lines = [[table.of_rows, *(title.translate(IN_LATEX) for title in table.titles)]]
     for row, (label, cells) in enumerate(table.rows):
         texts = [typeset(cell, (row, column) in table.best) for column, cell in enumerate(cells)]
-        opens = "{}" if label[:1] in ("[", "*") else ""  # else an argument of the \\\\ before it
+        opens = "{}" if label[:1] in ("[", "*") else ""  # else an argument of \\midrule or \\
         lines.append([opens + label.translate(IN_LATEX), *texts])
     head, *body = (" & ".join(line) + " \\\\\n" for line in lines)
     notes = ["Needs \\usepackage{booktabs}.", *table.notes]

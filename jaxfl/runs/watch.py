@@ -133,7 +133,7 @@ def _runs(folder: Path) -> list[Path]:
     if (folder / store.CONFIG).exists():
         return [folder]
     found = [path for path in below(folder, store.CONFIG) if (path.parent / store.PARTITION).exists()]
-    found.sort(key=lambda path: path.stat().st_mtime)
+    found = sorted((path for path in found if path.exists()), key=lambda path: path.stat().st_mtime)
     if not found:
         raise JaxflError(f"There is no run in {folder}; name the folder of a run or of a comparison.")
     return [path.parent for path in found]

@@ -284,3 +284,29 @@ def test_runs_that_were_removed_are_trained_again(options, tmp_path, capsys):
     shutil.rmtree(tmp_path / "run" / "local")
     cli.main(["compare", "local", *again])
     assert result(tmp_path / "run", "local", 0)["rounds"] == 2
+
+
+def test_a_damaged_run_does_not_end_the_comparison(options, tmp_path, capsys):
+    """It is named, and the table has the others; so is one that another part has left."""
+    again = ["compare", "local", "fedper", *options, "--rounds", "2", "--run-dir", str(tmp_path / "run")]
+    cli.main(again)
+    (tmp_path / "run" / "local" / "seed-0" / "result.json").write_text("{")
+    with pytest.raises(SystemExit):
+        cli.main(again)
+    said = capsys.readouterr()
+    assert said.err.startswith("jaxfl: 1 of 2 runs have not finished: local: ") and "is damaged" in said.err
+    assert "Left out: local: " in said.out
+    cli.main([*again, "--part", "2/2"])
+    assert "Not finished, left to other parts: 1 of 2 runs." in capsys.readouterr().out
+
+
+def test_a_part_leaves_runs_of_fewer_rounds_to_the_others(options, tmp_path, capsys):
+    """They are in no table until their own part has made them longer."""
+    compared = ["compare", "local", "fedper", *options, "--run-dir", str(tmp_path / "run"), "--rounds"]
+    cli.main([*compared, "2"])
+    capsys.readouterr()
+    cli.main([*compared, "4", "--part", "1/2"])
+    said = capsys.readouterr().out
+    assert "Not finished, left to other parts: 1 of 2 runs." in said and "fedper" not in said.rpartition("method")[2]
+    cli.main([*compared, "4", "--part", "2/2"])
+    assert len((tmp_path / "run" / "table.csv").read_text().splitlines()) == 3

@@ -19,7 +19,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.runs import owner, store, study, study_file, study_table, watch
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
-from jaxfl.runs.plot import draw_panels, draw_table
+from jaxfl.runs.plot import draw_grid, draw_panels, draw_table
 from jaxfl.runs.result import OTHER_DATA
 from jaxfl.runs.table import as_latex
 
@@ -282,13 +282,13 @@ def test_a_comparison_is_divided_by_its_methods(dataset, tmp_path, capsys):
         return " ".join(capsys.readouterr().out.split())
 
     with drawing():
-        assert "2 of 3 runs, which are left to other parts, have not finished" in said("3/3")
-        assert not store.holds(folder, store.END)
+        assert "Not finished, left to other parts: 2 of 3 runs." in said("3/3")
+        assert store.failures_in(folder) == []
         _, sentence = refused(capsys, *common, "--part", "2/3")
         assert "1 of 1 runs have not finished: fedmd: The method needs public images" in sentence
         assert len(results(folder)) == 1
         assert "All methods are left to other parts." in said("4/4")
-        assert "1 of 3 runs, which are left to other parts, have not finished" in said("1/3")
+        assert "Not finished, left to other parts: 1 of 3 runs." in said("1/3")
     assert [row["method"] for row in rows(folder, "table.csv")] == ["local", "fedprox"]
 
 
@@ -370,7 +370,7 @@ def test_names_are_plain_text_in_pictures(toy, drawn):
     found, folder = toy
     name = r"$\textsc{Ours}$"
     table = study_table.tabulate(study.finished(found._replace(names={"fedprox": name}), folder))
-    for figure in draw_table(table, name, "%"), draw_panels(table, name):
+    for figure in draw_table(table, name, name), draw_panels(table, name), draw_grid(table, name, name):
         figure.savefig(io.BytesIO())
 
 
