@@ -41,7 +41,9 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
             "into train (--validation-fraction cuts validation rows from clients' own) or out of the folder."
         )
     parts = [path / "train", path / "test"] if divided else [path]
-    classes = sorted({folder.name for part in parts for folder in _visible(part) if folder.is_dir()})
+    classes = sorted(
+        {folder.name for part in parts for folder in _visible(part) if folder.is_dir() and _visible(folder)}
+    )
     files = [
         (file, label, part == parts[0])
         for part in parts

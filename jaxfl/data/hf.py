@@ -164,12 +164,21 @@ def _images(name: str, parts, key: str, kind) -> np.ndarray:
     declared = getattr(getattr(kind, "feature", kind), "dtype", None)  # of an Image: Pillow's class
     dtype = declared if declared in ("uint8", "float16", "float32", "float64") else None
     found = []
-    for image in (image for part in parts for image in part[key]):
-        if (mode := getattr(image, "mode", "L")) in ("P", "PA", "1"):
-            raise JaxflError(f"{PREFIX}{name}: {key} has images of mode {mode}; convert them to L or RGB.")
-        if isinstance(image, dict):
-            raise JaxflError(f"{PREFIX}{name}: {key} is not decoded; save it with Image(decode=True).")
-        found.append(np.asarray(image, dtype))
+    try:
+        for image in (image for part in parts for image in part[key]):
+            if (mode := getattr(image, "mode", "L")) not in ("L", "RGB"):
+                raise JaxflError(
+                    f"{PREFIX}{name}: {key} has images of mode {mode}; convert them to L or RGB."
+                )
+            if isinstance(image, dict):
+                raise JaxflError(f"{PREFIX}{name}: {key} is not decoded; save it with Image(decode=True).")
+            if image is None:
+                raise JaxflError(f"{PREFIX}{name}: row {len(found)} has no {key}; leave it out.")
+            found.append(np.asarray(image, dtype))
+    except (OSError, SyntaxError, ValueError) as error:  # of Pillow, which decodes now
+        raise JaxflError(
+            f"{PREFIX}{name}: the {key} of row {len(found)} cannot be read ({error}); repair or remove it."
+        ) from error
     shapes = sorted({image.shape for image in found})
     if len(shapes) != 1:
         raise JaxflError(

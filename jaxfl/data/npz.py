@@ -1,5 +1,6 @@
 """Reading ``.npz`` files written elsewhere: any arrays, and labelled images or vectors."""
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
         RuntimeError,  # of an encrypted file, or an unknown compression
         zipfile.BadZipFile,
         zlib.error,
+        SyntaxError,  # of an array's header
+        tokenize.TokenError,
+        OverflowError,
     ) as error:
         raise JaxflError(
             f"{path} is damaged or not an .npz file of plain arrays; write it with numpy.savez."

@@ -241,7 +241,7 @@ def power_law(
     """Give every client a few consecutive classes, and very unequal amounts of them.
 
     The non-IID setting of MNFL, whose two cases are ten and two classes per client, in the authors' code;
-    pFedMe and KT-pFL have the same (Dinh et al. 2020, arXiv:2006.08848; Zhang et al. 2021, arXiv:2111.02862).
+    pFedMe's for MNIST has the same form (Dinh et al. 2020, arXiv:2006.08848).
     Client i has the classes c = (i + j) mod C, j < L, and of each
 
         base + m (floor(w_icj (n_c - N)) + u),    w_c ~ log-normal(0, sigma) / sum,  u ~ U{least, ..., most}
@@ -317,8 +317,9 @@ def natural(
       column: column of the data that says whose a row is.
       min_samples: minimum number of rows of a client; values with fewer are left out.
     """
+    _require_least(min_samples)
     names, owners, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    chosen = np.flatnonzero(sizes >= max(1, min_samples))
+    chosen = np.flatnonzero(sizes >= min_samples)
     if len(chosen) < (clients or 1):
         raise JaxflError(
             f"{len(chosen)} of {len(names)} values of the column {column} have {min_samples} rows or more, "
@@ -353,7 +354,7 @@ def listed(
     if file is None:
         raise JaxflError("--partition listed needs a file of lists: --partition listed,file=rows.json.")
     lists = parsed(file)
-    if isinstance(lists, dict) and all(key.isdecimal() for key in lists):
+    if isinstance(lists, dict) and all(key.isdecimal() and len(key) < 10 for key in lists):
         lists = [lists[key] for key in sorted(lists, key=int)]
     if not isinstance(lists, list) or not lists:
         raise JaxflError(f"{file} has no list of rows per client; write [[rows], ...].")
@@ -374,13 +375,17 @@ def listed(
 
 
 def _require_sigma(sigma: float) -> None:
-    if not 0 <= sigma < np.inf:
+    if not 0 <= sigma < 1e300:  # above it products with normal variates overflow
         raise JaxflError(f"sigma is {sigma}; it must be a number from 0 up.")
 
 
-def _require_rows(rows: int, clients: int, min_samples: int) -> None:
+def _require_least(min_samples: int) -> None:
     if min_samples < 1:
         raise JaxflError(f"min_samples is {min_samples}; every client needs at least 1 row.")
+
+
+def _require_rows(rows: int, clients: int, min_samples: int) -> None:
+    _require_least(min_samples)
     if rows < clients * min_samples:
         raise JaxflError(
             f"{clients} clients with at least {min_samples} rows each need {clients * min_samples} "

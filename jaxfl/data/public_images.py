@@ -48,15 +48,18 @@ def adapt(
       size: number of images; all by default.
       labels: whether the labels mean the same in both sets.
       owned: rows that clients have; images equal to theirs are not public, whatever their order in `other`,
-        also as floats of the same values.
+        also as floats of the same values, or with other channels.
 
     Raises:
       JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
     """
     rows = generator(seed, OTHER_PUBLIC).permutation(np.flatnonzero(other.train))
-    if owned is not None and other.images.shape[1:] == source.images.shape[1:]:
+    if not len(rows):
+        raise JaxflError(f"--public {other.name} has no training images to draw from; take another set.")
+    if owned is not None and other.images.shape[1:3] == source.images.shape[1:3]:
         theirs = set(map(_digest, source.images[owned]))
-        rows = rows[[_digest(image) not in theirs for image in other.images[rows]]]
+        adapted = (image for part in _parts(rows) for image in _adapted(part, other, source))
+        rows = rows[[_digest(image) not in theirs for image in adapted]]
         if not len(rows):
             raise JaxflError(
                 f"--public {other.name}: clients have all of its training images; take another set, or "
@@ -85,22 +88,30 @@ def adapt(
             "bring both to one scale, or take --public held-out, some of the clients' own set."
         )
     rows = rows[:size]
-    height, width, channels = source.images.shape[1:]
-    images = [
-        jax.image.resize(
-            _coloured(part, channels, other.name), (len(part), height, width, channels), "bilinear"
-        )
-        for part in np.array_split(other.images[rows], -(-len(rows) // 1024))
-    ]
-    images = np.concatenate([np.asarray(part) for part in images])
+    images = np.concatenate([_adapted(part, other, source) for part in _parts(rows)])
+    return Public(images, other.labels[rows], labels)
+
+
+def _parts(rows: np.ndarray) -> list[np.ndarray]:
+    """Divide rows, so that only some of their images are floats at a time."""
+    return np.array_split(rows, -(-len(rows) // 1024))
+
+
+def _adapted(rows: np.ndarray, other: Source, source: Source) -> np.ndarray:
+    """Return some images of another set with the size, the channels and the dtype of a source."""
+    *size, channels = source.images.shape[1:]
+    images = _coloured(other.images[rows], channels, other.name)
+    if images.shape[1:3] != tuple(size):
+        images = np.asarray(jax.image.resize(images, (len(rows), *size, channels), "bilinear"))
     if source.images.dtype == np.uint8:
         images = np.clip(np.round(images), 0, 255)
-    return Public(images.astype(source.images.dtype), other.labels[rows], labels)
+    return images.astype(source.images.dtype)
 
 
 def _digest(image: np.ndarray) -> bytes:
     """Return a digest that images of equal values share, and others do not."""
-    return hashlib.blake2b(np.ascontiguousarray(image, np.float32).data, digest_size=16).digest()
+    values = np.ascontiguousarray(image, np.float32) + 0.0  # -0.0 is 0.0
+    return hashlib.blake2b(values.data, digest_size=16).digest()
 
 
 def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:

@@ -163,9 +163,10 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
                 f"--shift colour moves the hue of red, green and blue, but the number of channels of {name} "
                 f"is {shape[-1]}; take rotate or noise."
             )
-        if kind == "rotate" and 1 in shape[:2]:
+        if kind in ("rotate", "colour") and 1 in shape[:2]:
             what = "vectors" if tuple(shape[:2]) == (1, 1) else f"windows of {max(shape[:2])} steps"
-            raise JaxflError(f"--shift rotate turns images, but {name} holds {what}; take noise.")
+            does = {"rotate": "turns", "colour": "moves the hue of"}[kind]
+            raise JaxflError(f"--shift {kind} {does} images, but {name} holds {what}; take noise.")
 
 
 def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Partition, Shift]:

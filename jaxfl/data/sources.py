@@ -75,16 +75,15 @@ def of_classes(source: Source, chosen: str) -> Source:
     Raises:
       JaxflError: if this is not such a text, or names a class twice or one that is not there.
     """
-    if not re.fullmatch(r"\d+(-\d+)?(\+\d+(-\d+)?)*", chosen, re.ASCII):
-        raise JaxflError(f"{source.name}: classes={chosen}: write numbers and ranges, such as 0-4+8.")
-    ends = [list(map(int, part.split("-"))) for part in chosen.split("+")]
-    if (last := max(map(max, ends))) >= source.classes:
+    try:
+        classes = numbered(chosen)
+    except JaxflError as error:
+        raise JaxflError(f"{source.name}: {error}") from None
+    if classes[-1] >= source.classes:
         raise JaxflError(
-            f"{source.name}: classes={chosen}: there is no class {last}; the last is {source.classes - 1}."
+            f"{source.name}: classes={chosen}: there is no class {classes[-1]}; the last is "
+            f"{source.classes - 1}."
         )
-    classes = sorted(number for end in ends for number in range(end[0], end[-1] + 1))
-    if len(set(classes)) < len(classes) or any(end[0] > end[-1] for end in ends):
-        raise JaxflError(f"{source.name}: classes={chosen}: write each range upwards and each class once.")
     rows = np.isin(source.labels, classes)
     if not source.train[rows].any():
         raise JaxflError(f"{source.name}: classes={chosen}: there are no training images of these.")
@@ -96,6 +95,21 @@ def of_classes(source: Source, chosen: str) -> Source:
         columns={name: values[rows] for name, values in source.columns.items()},
         numbers=numbers(source)[rows],
     )
+
+
+def numbered(chosen: str) -> list[int]:
+    """Return the numbers that a text such as "0-4+8" names, in ascending order.
+
+    Raises:
+      JaxflError: if it is not such a text, or names a class twice.
+    """
+    if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(\+\d{1,6}(-\d{1,6})?)*", chosen, re.ASCII):
+        raise JaxflError(f"classes={chosen}: write numbers and ranges, such as 0-4+8.")
+    ends = [list(map(int, part.split("-"))) for part in chosen.split("+")]
+    classes = sorted(number for end in ends for number in range(end[0], end[-1] + 1))
+    if len(set(classes)) < len(classes) or any(end[0] > end[-1] for end in ends):
+        raise JaxflError(f"classes={chosen}: write each range upwards and each class once.")
+    return classes
 
 
 def from_arrays(
@@ -181,8 +195,10 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
         )
     channels, sides = images.shape[1], images.shape[2:]
     # Small windows of a signal, (N, 1, T, C), are no grey images unless they are square.
-    least = 16 if channels == 1 and sides[0] != sides[1] else max(5, 2 * channels)
-    if channels in (1, 3, 4) and min(sides) >= least and max(sides) <= 2 * min(sides):
+    window = channels == 1 and sides[0] != sides[1]
+    least = 16 if window else max(5, 2 * channels)
+    signal = window and images.dtype.kind == "f"
+    if channels in (1, 3, 4) and not signal and min(sides) >= least and max(sides) <= 2 * min(sides):
         raise JaxflError(
             f"{name}: images have shape {images.shape}, which would be {images.shape[3]} channels, but looks "
             "like (N, C, H, W); store images.transpose(0, 2, 3, 1)."
@@ -200,9 +216,11 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
 
 def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> np.ndarray:
     if labels.shape != (rows,):
+        mend = ".ravel() takes the brackets away"
+        if labels.shape != (rows, 1):
+            mend = "rows of zeros and a one become numbers by .argmax(1)"
         raise JaxflError(
-            f"{name}: labels have shape {labels.shape}, not ({rows},), a number per image; rows of zeros and "
-            "a one become numbers by .argmax(1)."
+            f"{name}: labels have shape {labels.shape}, not ({rows},), a number per image; {mend}."
         )
     if labels.dtype.kind not in "iu":
         raise JaxflError(f"{name}: labels are {labels.dtype}; number the classes 0, 1, 2, ...")

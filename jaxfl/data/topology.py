@@ -55,12 +55,12 @@ def read(path: Path, clients: int) -> np.ndarray:
       JaxflError: if it cannot be read, or its edges do not connect these clients.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise JaxflError(f"The edges of {path} cannot be read ({error}); name a file of edges.") from None
     edges = [line.split() for line in text.splitlines() if line.strip()]
     for ends in edges:
-        if len(ends) != 2 or not all(end.isdecimal() for end in ends):
+        if len(ends) != 2 or not all(end.isdecimal() and len(end) < 10 for end in ends):
             raise JaxflError(
                 f"{path}: {' '.join(ends)!r} is not an edge; write two client ids per line, as in `0 3`."
             )

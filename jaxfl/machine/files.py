@@ -98,15 +98,15 @@ def replacing(path: Path, begun: Path | None = None):
 def below(folder: Path, name: str = "") -> Iterator[Path]:
     """Yield what a folder holds at any depth, or only what has a name.
 
-    Another process may work there: what it removes meanwhile is left out. So are folders that only others may
-    enter.
+    Another process may work there: what it removes meanwhile is left out. So are folders that cannot be
+    entered.
 
     Raises:
       OSError: if the disk fails.
     """
 
     def failed(error):
-        if not isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+        if error.errno in (errno.EIO, errno.ESTALE):
             raise error
 
     for place, folders, others in os.walk(folder, onerror=failed):

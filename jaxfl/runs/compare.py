@@ -231,9 +231,7 @@ def _conclude(
     notes = _left_out(failures)
     elsewhere = planned.keys() - mine.keys() - set(finished)
     if elsewhere:
-        notes.append(
-            f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs."
-        )
+        notes.append(f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs.")
     if against is not None and against not in _complete_labels(planned, finished):
         notes.append(f"Nothing is compared with {against}: not all runs have finished.")
         against = None

@@ -134,18 +134,19 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
 
 
 def _require_images_to_augment(variant: Variant, source: Source) -> None:
-    """Refuse to augment vectors like images, and to rotate windows of a signal."""
+    """Refuse to augment vectors like images, and to rotate or colour windows of a signal."""
     augment, shape = variant.config.augment, source.images.shape[1:]
     if augment and of_vectors(shape):
         raise JaxflError(
             f"{variant.label}: --augment {' '.join(augment)} changes images, but {source.name} holds "
             "vectors; leave it out."
         )
-    if "rotate" in augment and 1 in shape[:2]:
-        raise JaxflError(
-            f"{variant.label}: --augment rotate turns images, but {source.name} holds windows of "
-            f"{max(shape[:2])} steps; leave it out."
-        )
+    for kind, does in (("rotate", "turns"), ("colour", "changes the colours of")):
+        if kind in augment and 1 in shape[:2]:
+            raise JaxflError(
+                f"{variant.label}: --augment {kind} {does} images, but {source.name} holds windows of "
+                f"{max(shape[:2])} steps; leave it out."
+            )
 
 
 def _as_many_as_fit(variant: Variant, setup: Setup, federation: Federation) -> Federation:

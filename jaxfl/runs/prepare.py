@@ -28,9 +28,9 @@ from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, wit
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public_images import Public, adapt
-from jaxfl.data.readers import CLASSES, load, reader_of, whole
+from jaxfl.data.readers import CLASSES, absolute, load, reader_of, whole
 from jaxfl.data.shift import Drawn
-from jaxfl.data.sources import Source, column
+from jaxfl.data.sources import Source, column, numbered
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.measured import fastest
@@ -233,14 +233,20 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     own = dict.fromkeys((CLASSES, *reader_of(name).options), str)
     options = choices.convert(name, {"size": int, "labels": bool} | own, options)
     name = choices.join(name, {key: options.pop(key) for key in own if key in options})
-    ours, others = whole(setup.data.dataset), whole(name)
-    if options.get("labels") and ours[0] == others[0] and ours != others:
+    ours, others = whole(absolute(setup.data.dataset)), whole(absolute(name))
+    if options.get("labels") and ours[0] == others[0] and _chosen(ours) != _chosen(others):
         raise JaxflError(
             f"--public {name} numbers its classes otherwise than {setup.data.dataset}; choose the same ones, "
             "or leave out labels=true."
         )
     other = load(name, setup.machine.data_dir, options.get("labels", False))
     return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
+
+
+def _chosen(of_whole: tuple[str, str | None]) -> list[int] | None:
+    """Return the classes of a set that are meant; None for all."""
+    _, classes = of_whole
+    return None if classes is None else numbered(classes)
 
 
 def cache_folder() -> Path:
@@ -365,7 +371,10 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     other = setup.partition.disjoint_from
     without = _saved(other, source).rows if other else ()
     test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
-    if test in ("source", "split") and setup.partition.test_fraction != PartitionOptions.test_fraction:
+    cut = setup.partition.test_fraction != PartitionOptions.test_fraction
+    if cut and test == "split or own":
+        test = "own"
+    if cut and test in ("source", "split"):
         raise JaxflError(
             f"--test-fraction cuts test rows from what clients have, but with --partition {name} they are "
             f"tested on the data set's own test rows ({test}); leave it out, or add --test own."

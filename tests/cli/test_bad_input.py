@@ -229,6 +229,10 @@ REFUSED = [
         "run mnfl --dataset digits,classes=0-4 --public digits,classes=5-9,labels=true",
         "numbers its classes otherwise than digits,classes=0-4; choose the same ones, or leave out labels",
     ),
+    (
+        "run mnfl --dataset digits,classes=0-4 --public digits,classes=0-3+5,labels=true",
+        "numbers its classes otherwise than digits,classes=0-4",
+    ),
     ("run mnfl @own.args --public digits,class=8", "digits has no option 'class'; did you mean 'classes'?"),
     (
         "run fedavg --dataset digits,class=8",

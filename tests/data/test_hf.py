@@ -1,5 +1,7 @@
 """Hugging Face data sets: small ones made here and read from folders; nothing is downloaded."""
 
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -132,3 +134,14 @@ def test_a_relative_folder_becomes_an_absolute_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert absolute("hf:set,label=fine") == f"hf:{tmp_path.resolve()}/set,label=fine"
     assert absolute("hf:nobody/set") == "hf:nobody/set"
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path):
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    whole = io.BytesIO()
+    Image.fromarray(PIXELS[0]).save(whole, "PNG")
+    for number, bad in enumerate((b"not an image", whole.getvalue()[:-30])):
+        rows = {"image": [{"bytes": whole.getvalue()}] * 3 + [{"bytes": bad}], "label": [0, 1, 0, 1]}
+        datasets.Dataset.from_dict(rows, features=kinds).save_to_disk(str(tmp_path / str(number)))
+        with pytest.raises(JaxflError, match="the image of row 3 cannot be read"):
+            load(f"hf:{tmp_path}/{number}")

@@ -417,6 +417,11 @@ def test_permuted_labels_number_all_classes_and_change_no_row():
 
 
 REFUSALS = {
+    "natural clients without rows": (
+        partial(natural, column="user", min_samples=0),
+        {},
+        "min_samples is 0; every client needs at least 1 row",
+    ),
     "too few natural clients": (
         partial(natural, column="user", min_samples=81),
         {},

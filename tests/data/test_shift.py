@@ -142,3 +142,11 @@ def test_a_run_with_a_shift_predicts_images_as_its_clients_see_them(tmp_path):
     card = run.export(tmp_path / "export", clients=3)[-1].read_text()
     assert "of float32, as the client sees them;" in card and "as the data set has them" not in card
     assert f'`jaxfl.load("{run.folder}").seen(CLIENT, rows)` makes them' in card
+
+
+def test_colours_of_windows_and_vectors_are_not_shifted():
+    """Three channels of an accelerometer are no red, green and blue."""
+    for shape in (1, 50, 3), (1, 1, 3):
+        with pytest.raises(JaxflError, match="--shift colour moves the hue of images, but x holds"):
+            require("x", ["colour"], shape)
+    require("x", ["colour"], (8, 8, 3))

@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments
 from jaxfl.data.readers import absolute, load
-from jaxfl.data.sources import column, from_arrays, numbers
+from jaxfl.data.sources import column, from_arrays, numbered, numbers
 from jaxfl.errors import JaxflError
 
 
@@ -108,7 +108,7 @@ def test_names_end_in_classes(tmp_path, monkeypatch):
         ("", "classes=: write numbers and ranges"),
         ("a-c", "classes=a-c: write numbers and ranges, such as 0-4"),
         ("5-10", "there is no class 10; the last is 9"),
-        ("99-2", "there is no class 99"),
+        ("99-2", "write each range upwards"),
         ("4-2", "each range upwards"),
         ("0-4+3", "each class once"),
     ],
@@ -249,6 +249,8 @@ def test_a_folder_with_one_sub_folder_per_class_is_read(tmp_path):
     write_images(tmp_path / "dog", dogs)
     write_images(tmp_path / "cat", cats)
     (tmp_path / "dog" / ".hidden").write_text("not an image")
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "__MACOSX" / "._1.png").write_text("not an image")
     source = load(str(tmp_path))
     check(source, 16, 4, (4, 6, 3), 2)
     assert (source.images[source.labels == 0].sum(0) == cats.sum(0)).all()
@@ -442,3 +444,25 @@ def test_a_hugging_face_set_without_their_package_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(JaxflError, match=r"needs the package datasets.*pip install '\.\[hf\]'"):
         load("hf:nobody/nothing")
+
+
+def test_labels_in_brackets_are_taken_out_of_them():
+    """Not turned into zeros by argmax, which is for rows of zeros and a one."""
+    labels = np.arange(10) % 2
+    for given, mend in (labels[:, None], ".ravel()"), (np.eye(2, dtype=int)[labels], ".argmax(1)"):
+        with pytest.raises(JaxflError, match=re.escape(mend)):
+            from_arrays("x", random_images(10, 4, 4), given, None, 2)
+
+
+def test_windows_of_many_channels_are_no_images():
+    """(N, 1, T, C) floats of unequal sides are a signal; bytes and squares may be images."""
+    images = random_images(50, 1, 64, 40)
+    labels = np.arange(50) % 2
+    assert from_arrays("eeg", images.astype(np.float32), labels, None, 2).images.shape == images.shape
+    for others in images, random_images(50, 1, 64, 64).astype(np.float32):
+        with pytest.raises(JaxflError, match=r"looks like \(N, C, H, W\)"):
+            from_arrays("pictures", others, labels, None, 2)
+
+
+def test_classes_chosen_twice_in_other_words_are_the_same():
+    assert numbered("0-4+8") == numbered("8+4+0-3") == [0, 1, 2, 3, 4, 8]

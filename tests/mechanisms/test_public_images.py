@@ -114,6 +114,11 @@ def test_images_that_clients_have_are_not_public():
     backwards = SOURCE._replace(images=images, train=train)
     again = adapt(backwards, SOURCE, seed=0, owned=owned).images
     assert sorted(map(bytes, again)) == sorted(map(bytes, SOURCE.images[free]))
+    coloured = SOURCE._replace(images=np.repeat(SOURCE.images, 3, -1))
+    again = adapt(coloured, SOURCE, seed=0, owned=owned).images
+    assert sorted(map(bytes, again)) == sorted(map(bytes, SOURCE.images[free]))
+    with pytest.raises(JaxflError, match="other has no training images to draw from"):
+        adapt(other((6, 4, 1))._replace(train=np.zeros(len(other().labels), bool)), SOURCE, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,9 @@ def test_a_part_leaves_runs_of_fewer_rounds_to_the_others(options, tmp_path, cap
     capsys.readouterr()
     cli.main([*compared, "4", "--part", "1/2"])
     said = capsys.readouterr().out
-    assert "Not finished, left to other parts: 1 of 2 runs." in said and "fedper" not in said.rpartition("method")[2]
+    assert (
+        "Not finished, left to other parts: 1 of 2 runs." in said
+        and "fedper" not in said.rpartition("method")[2]
+    )
     cli.main([*compared, "4", "--part", "2/2"])
     assert len((tmp_path / "run" / "table.csv").read_text().splitlines()) == 3
