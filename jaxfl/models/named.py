@@ -111,7 +111,8 @@ def fit(arrays: Arrays, model: Model, ids: Sequence[int]) -> tuple[ClientWeights
             misfits[block] = _misfit(found, leaves)
     fitting = {path: leaf for path, leaf in wanted.items() if path[1] not in misfits}
     row = {client: place for place, client in enumerate(arrays.id)}
-    known = len(row) > 1 and not row.keys().isdisjoint(ids)  # a single client's model is everybody's
+    # A single client's model is everybody's, unless that client is all there is here, too.
+    known = (len(row) > 1 or [*row] == [*ids]) and not row.keys().isdisjoint(ids)
     own = {
         path: np.stack([array[row[client]] if client in row else shared[path] for client in ids])
         for path, array in arrays.own.items()

@@ -241,6 +241,7 @@ def _conclude(
     if store.runs_in(folder) and not at_work:
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
+        end["select"] = select
         files.write_json(folder / store.END, end)
     return table
 

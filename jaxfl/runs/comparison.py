@@ -83,7 +83,7 @@ def load(folder: Path, changed_code: bool = False) -> Comparison:
       JaxflError: if a run in it is damaged.
     """
     opened = [open_run(run, changed_code) for run in store.runs_in(folder)]
-    return Comparison(folder, table_of(folder), by_label(opened), store.failures_in(folder))
+    return Comparison(folder, table_of(folder), by_label(opened), store.end_of(folder).get("failures", []))
 
 
 def by_label(opened: Sequence[Loaded]) -> Begun:

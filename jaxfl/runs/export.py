@@ -39,9 +39,9 @@ def export(models: Models, folder: Path, clients: Sequence[int] | int | None = N
         is not available, see `Models`.
     """
     safetensors = optional("safetensors.numpy", "safetensors", "An export")
-    if isinstance(clients, int):
-        clients = [clients]
-    chosen = range(len(models)) if clients is None else [*map(models.number, clients)]
+    if isinstance(clients, int | np.integer):
+        clients = [int(clients)]
+    chosen = [*dict.fromkeys(map(models.number, range(len(models)) if clients is None else clients))]
     if not chosen:
         raise JaxflError("An export of no clients is empty; name some, or leave them out for all.")
     files.check_empty(folder)
@@ -63,7 +63,7 @@ def export(models: Models, folder: Path, clients: Sequence[int] | int | None = N
 def _arrays(model: Deployed) -> dict[str, np.ndarray]:
     """Return {"block/layer/name": array}."""
     leaves = tree.by_path(model.weights)
-    return {"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
+    return {"/".join(path): np.asarray(leaf, order="C") for path, leaf in leaves.items()}
 
 
 def _about(run: Opened, model: Deployed) -> dict[str, str]:

@@ -38,7 +38,25 @@ class Given(NamedTuple):
 def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer) -> Data:
     """Return the data with a federation that starts from the weights of `--init-from`; see `started`."""
     federation, sentences = started(data.federation, setup, saved, observer)
+    for place in () if saved else map(as_path, setup.run.init_from):
+        if files.reads(Path.is_dir)(place) and not _numbered_alike(data.partition.relabel, place):
+            observer.warned(
+                f"--init-from {place}: its clients number their classes otherwise than these; outputs of "
+                "heads that are taken mean other classes."
+            )
     return data._replace(federation=federation, starts=sentences)
+
+
+def _numbered_alike(ours: np.ndarray, run: Path) -> bool:
+    """Return whether clients number classes as those of a run do: (N, classes) -> outputs, see `Partition`.
+
+    If all clients of either number alike, their number may differ, and so may the data set.
+    """
+    theirs = on_first_process(npz.read)(run / store.PARTITION, required=("relabel",))["relabel"]
+    if np.array_equal(ours, theirs):
+        return True
+    unified = all((of_all == of_all[:1]).all() for of_all in (ours, theirs))
+    return unified and (ours.shape[1] != theirs.shape[1] or np.array_equal(ours[0], theirs[0]))
 
 
 def started(

@@ -19,7 +19,6 @@ from jaxfl.runs.load import Loaded, load
 from jaxfl.runs.observer import ONLY_WARNINGS
 
 
-@functools.lru_cache(maxsize=1)
 def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
     """Open a run at the round from which an app goes on with it, with what the app's server averages.
 
@@ -60,9 +59,12 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
     return run, algorithm.averaged
 
 
+_of_process = functools.lru_cache(maxsize=1)(opened_at)  # every node of a process begins with the same run
+
+
 def sent_first(folder: Path, after: int) -> Arrays:
     """Return what the server sends first; arguments and errors are those of `opened_at`."""
-    run, averaged = opened_at(folder, after)
+    run, averaged = _of_process(folder, after)
     return sent_to_all(averaged, run.state)
 
 
@@ -79,7 +81,7 @@ def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
       JaxflError: as in `opened_at`, or if there is no such client, the images differ in shape or type from
         the run's, or the run's data set is needed and not available.
     """
-    run, averaged = opened_at(folder, after)
+    run, averaged = _of_process(folder, after)
     ids = np.asarray(run.federation.groups[0].id).tolist()
     if client not in ids:
         raise JaxflError(f"There is no client {client}; {folder} has clients 0 to {len(ids) - 1}.")

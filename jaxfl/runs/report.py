@@ -77,7 +77,8 @@ def report(
 def table_of(folder: Path, against: str | None = None) -> Table | None:
     """Return the table of the finished runs in a folder, as `report` makes it; None if there are none.
 
-    Its targets are those that the runs were given.
+    Its targets are those that the runs were given, and its accuracies of the evaluation that a comparison in
+    the folder chose when it ended.
 
     Raises:
       JaxflError: if a run is damaged, two differ only in their folders, or `against` is in no row.
@@ -85,7 +86,8 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
     if not store.finished_below(folder):
         return None
     asked = [store.read_config(run)["options"].get("target", ()) for run in store.finished_in([folder])]
-    return _tabulated([folder], (), list(dict.fromkeys(itertools.chain(*asked))), against)[0]
+    select = store.end_of(folder).get("select", "last")
+    return _tabulated([folder], (), list(dict.fromkeys(itertools.chain(*asked))), against, select)[0]
 
 
 def _tabulated(

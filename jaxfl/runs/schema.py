@@ -87,8 +87,9 @@ RESULT = {
     "targets?": {"*": TARGET},
     "stopped_at_target?": bool,
     "seconds": {"*": NUMBER},
+    "code": [CODE],
 }
-END = {"failures": [str], "order?": [str]}
+END = {"failures": [str], "order?": [str], "select?": str}
 
 
 def fits(value: Any, schema: Any) -> bool:

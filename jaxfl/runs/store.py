@@ -228,9 +228,9 @@ def finished_below(folder: Path) -> bool:
 
 
 @reads
-def failures_in(folder: Path) -> list[str]:
-    """Return why runs had not finished when a comparison last ended; none while it goes on."""
-    return _read_json(folder / END, schema.END)["failures"] if (folder / END).exists() else []
+def end_of(folder: Path) -> dict:
+    """Return how a comparison last ended: the failures of runs, ...; nothing while it goes on."""
+    return _read_json(folder / END, schema.END) if (folder / END).exists() else {}
 
 
 @reads

@@ -10,12 +10,14 @@ import pytest
 from conftest import comparable
 from killing import press
 
+import jaxfl
 from jaxfl import cli
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.runs import batch, checkpoint, run_loop, store
 from jaxfl.runs import compare as comparing
+from jaxfl.runs.result import SELECTED
 from jaxfl.runs.watch import progress
 
 TOLERANCE = 1e-6  # on a CPU there is no difference, but XLA does not promise an order of sums
@@ -313,3 +315,16 @@ def test_a_part_leaves_runs_of_fewer_rounds_to_the_others(options, tmp_path, cap
     )
     cli.main([*compared, "4", "--part", "2/2"])
     assert len((tmp_path / "run" / "table.csv").read_text().splitlines()) == 3
+
+
+def test_tables_of_a_comparison_stay_at_the_round_that_validation_rows_chose(options, tmp_path):
+    """Of the comparison that was made and of the one that is opened, with differences and without."""
+    chosen = {"validation_fraction": 0.3, "select": "validation", "run_dir": tmp_path / "run", "quiet": True}
+    own = {"dataset": options[1], "partition": "iid", "clients": 3, "models": "mlp,hidden=3", "lr": 0.6}
+    length = {"rounds": 6, "eval_every": 1, "epochs": 1}
+    made = jaxfl.compare("local", "fedper", against="local", **chosen, **own, **length)
+    opened = jaxfl.load(made.folder)
+    for table in made.table, opened.table, made.against("local"), opened.against("local"):
+        assert SELECTED in table.notes
+        assert [cells[0] for _, cells in table.rows] == [cells[0] for _, cells in made.table.rows]
+    assert made.against("local").rows == made.table.rows

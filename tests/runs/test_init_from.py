@@ -93,6 +93,8 @@ def test_blocks_that_do_not_fit_start_fresh_and_are_named(run, source, dataset, 
     assert capsys.readouterr().err.splitlines() == [
         f"jaxfl: mlp,hidden=3 starts from {source}; these start fresh: classifier (bias is 3 there, 2 here).",
         f"jaxfl: mlp,hidden=5 starts fresh: {source} has only mlp,hidden=3, mlp,hidden=4.",
+        f"jaxfl: --init-from {source}: its clients number their classes otherwise than these; outputs of "
+        "heads that are taken mean other classes.",
     ]
     fresh = arrays(run("fedavg", *options[:-2], models=models))[0]
     taken, (shared, _) = arrays(started)[0], arrays(source)
@@ -138,6 +140,17 @@ def test_weights_are_taken_from_files_and_from_the_first_place(run, source, tmp_
     np.savez(tmp_path / "all.npz", **jaxfl.final_weights(source))
     file, folder = (run("local", "--init-from", str(place)) for place in (tmp_path / "all.npz", source))
     assert metrics(file) == metrics(folder)
+
+
+def test_the_only_client_of_an_architecture_keeps_what_it_started_from(run, source, dataset, tmp_path):
+    """Its own weights, not the mean over the clients that it started from."""
+    alone = ["mlp,hidden=3,clients=1", "mlp,hidden=4,clients=3"]
+    begun = run("fedper", *STILL, "--init-from", str(source), models=["--models", *alone])
+    cli.main(["run", "--from", str(begun), "--run-dir", str(tmp_path / "again")])
+    assert (tmp_path / "again" / "initial.npz").read_bytes() == (begun / "initial.npz").read_bytes()
+    assert metrics(tmp_path / "again") == metrics(begun)
+    with np.load(begun / "initial.npz") as kept:
+        assert kept["mlp,hidden=3/clients/id"].tolist() == [0]
 
 
 def test_a_run_keeps_what_it_started_from(run, source, tmp_path, capsys):

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -310,6 +311,9 @@ def test_a_shared_model_is_exported_once(run, tmp_path):
     files = shared.export(tmp_path / "shared")
     assert [file.name for file in files] == ["mlp.safetensors", "README.md"]
     assert "| mlp | 0-3 |" in files[1].read_text()
+    best, card = shared.export(tmp_path / "best", clients=shared.personal.per_client[-1].argmin())
+    twice, again = shared.export(tmp_path / "twice", clients=[2, 2])
+    assert best.name == twice.name and "2, 2" not in again.read_text()
     assert {"fc1/norm/scale", "fc1/norm/mean"} < load_file(files[0]).keys()
     assert shared.models[0].plain
 
@@ -321,6 +325,11 @@ def test_a_shared_model_is_exported_for_each_client_with_other_class_numbers(tmp
     for model, file in zip(run.models, files, strict=True):
         with safe_open(file, "numpy") as opened:
             assert json.loads(opened.metadata()["classes"]) == model.classes.tolist()
+
+
+def test_a_weight_that_is_a_number_is_exported_as_one(run):
+    leaves = types.SimpleNamespace(weights={"fc1": {"scale": jnp.float32(2.0)}})
+    assert export._arrays(leaves)["fc1/scale"].shape == ()
 
 
 # --- the weights of a prediction

@@ -81,7 +81,6 @@ def test_nodes_go_on_with_a_run_as_its_resume_does(run):
     folder = run("fedrep")
     sent, _, scores = federated(folder, ROUNDS, 2)
     cli.main(["resume", str(folder), "--rounds", str(ROUNDS + 2)])
-    nodes.opened_at.cache_clear()
     opened, averaged = nodes.opened_at(folder)
     for name, leaf in sent_to_all(averaged, opened.state).items():
         np.testing.assert_allclose(sent[name], leaf, rtol=1e-4, atol=1e-5)
@@ -131,7 +130,5 @@ def test_what_nodes_cannot_do_is_refused_in_a_sentence(run, monkeypatch):
         ),
     ):
         monkeypatch.setattr(nodes, "opened", lambda *_, other=other, **__: other)
-        nodes.opened_at.cache_clear()
         with pytest.raises(JaxflError, match=sentence):
             nodes.opened_at(folder)
-    nodes.opened_at.cache_clear()

@@ -283,7 +283,7 @@ def test_a_comparison_is_divided_by_its_methods(dataset, tmp_path, capsys):
 
     with drawing():
         assert "Not finished, left to other parts: 2 of 3 runs." in said("3/3")
-        assert store.failures_in(folder) == []
+        assert store.end_of(folder)["failures"] == []
         _, sentence = refused(capsys, *common, "--part", "2/3")
         assert "1 of 1 runs have not finished: fedmd: The method needs public images" in sentence
         assert len(results(folder)) == 1
