@@ -10,6 +10,7 @@ import jax
 
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup, is_saved
+from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree
@@ -152,10 +153,10 @@ def _run_partitions(
     Returns:
       The error of every run that does not finish.
     """
-    of_partition, left = {}, len(mine)
+    of_partition = {}
     for run, entry in mine.items():
         of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
-    errors, impossible, source = {}, [], None
+    errors, impossible, source, introduced, left = {}, 0, None, False, len(mine)
     with deferred() as request:
         for number, these in of_partition.items():
             if stop := request.made:
@@ -165,27 +166,23 @@ def _run_partitions(
                 left -= len(these)
                 continue
             setup = setup.replace(partition_seed=number)
-            first, data = source is None, None  # the last partition's data go: the next ones need the memory
             if source is None:
                 check_setup(setup)
                 source = load_source(setup)
-            begun = [run for run, entry in planned.items() if entry.setup.partition.partition_seed == number]
-            saved = next((run for run in begun if store.holds(run, store.CONFIG)), None)
+            data = None  # the last partition's data go: the next ones need the memory
             try:
-                data = prepare(setup, saved, source)
-                if first:
+                data, saved = _data_of(planned, setup, source, select)
+                if not introduced:
                     observer.prepared(setup, data, left)
+                    introduced = True
                 else:
                     observer.said(f"partition_seed {number}")
-                if select == "validation":
-                    _require_validation(any(map(len, data.partition.validation)))
                 data = start_from(data, setup, saved, observer)
                 _lengthen(these, data, observer.said)
             except JaxflError as error:  # of this partition; others may be possible
-                impossible.append(number)
-                if (
-                    len(impossible) == len(of_partition) or jax.process_count() > 1
-                ):  # others may not have failed
+                impossible += 1
+                others = impossible < len(of_partition)
+                if not others or jax.process_count() > 1:  # which may not have failed
                     raise
                 unfinished = [run for run, entry in these.items() if not has_finished(run, entry)]
                 errors |= dict.fromkeys(unfinished, without_traceback(error))
@@ -195,6 +192,21 @@ def _run_partitions(
             store.forget_end(folder)
             errors |= _run_all(folder, these, planned, data, watch, observer)
     return errors
+
+
+def _data_of(planned: Runs, setup: Setup, source: Source, select: str) -> tuple[Data, Path | None]:
+    """Return the data of a setup's partition, and a begun run that has saved it.
+
+    Raises:
+      JaxflError: if the partition is impossible, or lacks the validation rows by which to select.
+    """
+    number = setup.partition.partition_seed
+    begun = [run for run, entry in planned.items() if entry.setup.partition.partition_seed == number]
+    saved = next((run for run in begun if store.holds(run, store.CONFIG)), None)
+    data = prepare(setup, saved, source)
+    if select == "validation":
+        _require_validation(any(map(len, data.partition.validation)))
+    return data, saved
 
 
 def _kept(planned: Runs, watch: Callable, observer: Observer) -> dict[Path, JaxflError]:

@@ -76,64 +76,45 @@ def run(
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
     folder = as_path(folder)
-    folder_of = partial(_folder, study, folder)
-    # Settings that differ only in targets share a folder and its runs.
-    everything, failures = [*{folder_of(setting): setting for setting in settings(study)}.values()], []
-    of_this_part = of_part([*itertools.product(study.methods, range(len(everything)))], part)
-    mine = [
-        (setting, chosen)
-        for number, setting in enumerate(everything)
-        if (chosen := {choice for choice, where in of_this_part if where == number})
-    ]
-
-    def is_new():
-        return not store.holds(folder, store.STUDY) and not any(
-            folder_of(each).exists() for each in everything
-        )
-
-    if is_new():
-        try:
-            store.check_free(folder)
-        except JaxflError:
-            if is_new():  # and no other part begins at this moment
-                raise
+    # By folder: settings that differ only in targets share one, and its runs.
+    everything = {_folder(study, folder, setting): setting for setting in settings(study)}
+    mine = _of_part(study, everything, part)
+    _require_free(folder, everything)
     if not mine:
         observer.said(f"{study.title}: all cells are left to other parts.")
-    if lacking := without_axis(study):
-        choice, axis = lacking[0]
-        observer.warned(
-            f"{choice} has no option that differs along the axis {axis}, so its runs are the same, and all "
-            "are computed; to save them write methods with their options, "
-            f'methods = ["NAME,{setting_name({axis: study.axes[axis][0]})}", ...], in place of the axis.'
-        )
+    _warn_of_equal_runs(study, observer)
+
+    def train(place, setting, chosen):
+        variants, setup = planned(study, setting)
+        of_choice = zip(study.methods, variants, strict=True)
+        return compare(
+            variants,
+            setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
+            study.seeds,
+            place,
+            partition_seeds=study.partition_seeds,
+            changed_code=changed_code,
+            select=study.select,
+            only={variant.label for choice, variant in of_choice if choice in chosen},
+            beside=True,  # runs of seeds and methods that the file no longer names
+            observer=observer,
+        ).failures
+
+    failures, rounds = [], {place: _rounds(study, everything[place], mine[place]) for place in mine}
     with limited(max_seconds), deferred() as request:
-        for done, (setting, chosen) in enumerate(mine, 1):
-            observer.ahead(sum(_rounds(study, *cell) for cell in mine[done - 1 :]))
-            named = f"{': ' * bool(setting)}{setting_name(setting)}"
-            observer.said(f"{study.title}: setting {done} of {len(mine)}{named}")
+        for done, (place, chosen) in enumerate(mine.items(), 1):
+            setting = everything[place]
+            observer.ahead(sum([*rounds.values()][done - 1 :]))
+            where = f"setting {done} of {len(mine)}{': ' * bool(setting)}{setting_name(setting)}"
+            observer.said(f"{study.title}: {where}")
             try:
                 if stop := request.made:
                     raise Interrupted("", stop)
-                variants, setup = planned(study, setting)
-                of_choice = zip(study.methods, variants, strict=True)
-                made = compare(
-                    variants,
-                    setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
-                    study.seeds,
-                    folder_of(setting),
-                    partition_seeds=study.partition_seeds,
-                    changed_code=changed_code,
-                    select=study.select,
-                    only={variant.label for choice, variant in of_choice if choice in chosen},
-                    beside=True,  # runs of seeds and methods that the file no longer names
-                    observer=observer,
-                )
-                sentences = made.failures
+                sentences = train(place, setting, chosen)
             except Interrupted as stopped:
                 raise Interrupted(
-                    f"The study in {folder} has stopped in setting {done} of {len(mine)}{named}"
-                    f"{reason(stopped.code)}; repeat the command, with --run-dir "
-                    f"{shlex.quote(str(folder))}, to continue.",
+                    f"The study in {folder} has stopped in {where}{reason(stopped.code)}; repeat the "
+                    f"command, with --run-dir {shlex.quote(str(folder))}, to continue.",
                     stopped.code,
                 ) from None
             except JaxflError as error:  # it ends this setting; the others go on
@@ -178,6 +159,42 @@ def finished(study: Study, folder: Path) -> Cells:
             further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
             of_choice[draw] = result | further | {"data": data, "rows": rows}
     return Cells(study, results)
+
+
+def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Path, set[str]]:
+    """Return the methods that a part trains, by the folder of their setting, see `run`."""
+    mine = {}
+    for choice, place in of_part([*itertools.product(study.methods, everything)], part):
+        mine.setdefault(place, set()).add(choice)
+    return {place: mine[place] for place in everything if place in mine}
+
+
+def _require_free(folder: Path, places: Collection[Path]) -> None:
+    """Refuse a folder that holds anything, unless the study has begun there.
+
+    Raises:
+      JaxflError: naming it.
+    """
+
+    def is_new():
+        return not store.holds(folder, store.STUDY) and not any(place.exists() for place in places)
+
+    if is_new():
+        try:
+            store.check_free(folder)
+        except JaxflError:
+            if is_new():  # and no other part begins at this moment
+                raise
+
+
+def _warn_of_equal_runs(study: Study, observer: Observer) -> None:
+    """Name a method that an axis does not change, whose runs would be computed for each of its values."""
+    for choice, axis in without_axis(study)[:1]:
+        observer.warned(
+            f"{choice} has no option that differs along the axis {axis}, so its runs are the same, and all "
+            "are computed; to save them write methods with their options, "
+            f'methods = ["NAME,{setting_name({axis: study.axes[axis][0]})}", ...], in place of the axis.'
+        )
 
 
 def _rounds(study: Study, setting: Mapping[str, Any], chosen: Collection[str]) -> int:

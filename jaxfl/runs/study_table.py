@@ -4,14 +4,14 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.runs.measures import Measure, known_measures, measure
-from jaxfl.runs.paired import UNPAIRED, Draw, notes_on, paired
+from jaxfl.runs.paired import UNPAIRED, Difference, Draw, notes_on, paired
 from jaxfl.runs.result import OTHER_DATA, SELECTED
 from jaxfl.runs.study_file import (
     METHOD,
@@ -53,52 +53,74 @@ def tabulate(cells: Cells) -> Table:
     study, measures = cells.study, measures_of(cells.study)
     place = partial(_place, study, {name: what.title for name, what in measures.items()})
     rows, differences, unlike, best = {}, {}, {}, set()
-    for setting, (name, (_, value, of_clients, better)) in itertools.product(
-        settings(study), measures.items()
-    ):
-        of_setting = {}
+    for setting, (name, what) in itertools.product(settings(study), measures.items()):
+        entries = {}
         for choice in study.methods:
             if not (of_seeds := cells.results.get((setting_name(setting), choice))):
                 continue
-            row, column = place(setting | {METHOD: choice, SHOW: name})
-            of_setting[row, column] = cell([value(result) for result in of_seeds.values()])
-            rivals = cells.results.get((setting_name(setting), study.against))
-            if rivals and choice != study.against:
+            row, column = where = place(setting | {METHOD: choice, SHOW: name})
+            entries[where] = cell([what.value(result) for result in of_seeds.values()])
+            rows.setdefault(row, {})[column] = entries[where]
+            if found := _minus_rival(cells, setting, choice, what):
+                difference, all_alike = found
                 cell_of = f"{choice} {setting_name(setting)}".rstrip()
-                label = f"{cell_of} {name * (len(measures) > 1)}".rstrip()
-                alike = {
-                    draw: result
-                    for draw, result in rivals.items()
-                    if _on_same_rows(result, of_seeds.get(draw))
-                }
-                if (rivals.keys() - alike.keys()) & of_seeds.keys():
-                    unlike[cell_of] = None
-                differences[label] = paired(of_seeds, alike, value, of_clients)
-                rows.setdefault(row, {})[_minus(column, study)] = differences[label]
-        for (row, column), entry in of_setting.items():
-            rows.setdefault(row, {})[column] = entry
-        known = [entry.mean for entry in of_setting.values() if not math.isnan(entry.mean)]
-        if better and len(known) > 1:
-            best |= {where for where, entry in of_setting.items() if entry.mean == better(known)}
-    values = {METHOD: study.methods, SHOW: study.show, **study.axes}[study.columns]
-    columns = [place({study.columns: value})[1] for value in values]
-    nothing = dict.fromkeys(columns, NOTHING) | {_minus(column, study): UNPAIRED for column in columns}
-    nothing = {
-        name: empty for name, empty in nothing.items() if any(name in of_row for of_row in rows.values())
-    }
-    order = dict.fromkeys(
-        place(setting | {METHOD: choice, SHOW: name})[0]
-        for choice, setting, name in itertools.product(study.methods, settings(study), study.show)
-    )
-    body = [(row, [*(nothing | rows[row]).values()]) for row in order if row in rows]
+                differences[f"{cell_of} {name * (len(measures) > 1)}".rstrip()] = difference
+                rows[row][_minus(column, study)] = difference
+                unlike |= {} if all_alike else {cell_of: None}
+        best |= _best(entries, what)
+    columns = _columns(study, place, rows)
+    body = [
+        (row, [rows[row].get(column, empty) for column, empty in columns.items()])
+        for row in _order(study, place)
+        if row in rows
+    ]
     standing_out = [
-        (i, j) for i, (row, _) in enumerate(body) for j, column in enumerate(nothing) if (row, column) in best
+        (i, j) for i, (row, _) in enumerate(body) for j, column in enumerate(columns) if (row, column) in best
     ]
     rival = study.names.get(study.against, study.against)
     notes = (*_notes(cells), *notes_on(rival, differences))
     if unlike:
         notes += (f"Minus {rival}: runs on other rows are not paired: {_listed([*unlike])}.",)
-    return Table([*nothing], body, notes, standing_out, "setting" if study.columns == METHOD else METHOD)
+    return Table([*columns], body, notes, standing_out, "setting" if study.columns == METHOD else METHOD)
+
+
+def _minus_rival(
+    cells: Cells, setting: Mapping[str, Any], choice: str, what: Measure
+) -> tuple[Difference, bool] | None:
+    """Return a method's difference from its rival in a setting, and whether all draws had the same rows.
+
+    Those on other rows are not paired. None if there is no such rival, or it is the method itself.
+    """
+    rivals = cells.results.get((setting_name(setting), cells.study.against))
+    if not rivals or choice == cells.study.against:
+        return None
+    of_seeds = cells.results[setting_name(setting), choice]
+    alike = {draw: result for draw, result in rivals.items() if _on_same_rows(result, of_seeds.get(draw))}
+    all_alike = rivals.keys() & of_seeds.keys() <= alike.keys()
+    return paired(of_seeds, alike, what.value, what.of_clients), all_alike
+
+
+def _best(entries: Mapping[tuple[str, str], Cell], what: Measure) -> set[tuple[str, str]]:
+    """Return where the best of several methods stand."""
+    known = [entry.mean for entry in entries.values() if not math.isnan(entry.mean)]
+    if what.better is None or len(known) < 2:
+        return set()
+    return {where for where, entry in entries.items() if entry.mean == what.better(known)}
+
+
+def _columns(study: Study, place: Callable, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the columns in which anything stands, values before differences, with what fills their gaps."""
+    values = {METHOD: study.methods, SHOW: study.show, **study.axes}[study.columns]
+    names = [place({study.columns: value})[1] for value in values]
+    fill = dict.fromkeys(names, NOTHING) | {_minus(name, study): UNPAIRED for name in names}
+    return {name: empty for name, empty in fill.items() if any(name in of_row for of_row in rows.values())}
+
+
+def _order(study: Study, place: Callable) -> list[str]:
+    """Return the rows of a table, method by method."""
+    everything = itertools.product(study.methods, settings(study), study.show)
+    rows = (place(setting | {METHOD: choice, SHOW: name})[0] for choice, setting, name in everything)
+    return list(dict.fromkeys(rows))
 
 
 def _on_same_rows(result: dict, other: dict | None) -> bool:
@@ -113,11 +135,8 @@ def _notes(cells: Cells) -> list[str]:
     """Return what a table shows and over how many runs, what it lacks, and what concerns its clients."""
     study, measures = cells.study, measures_of(cells.study)
     expected = study.seeds * study.partition_seeds
-    incomplete, missed, found = (
-        [],
-        [],
-        [of_run for of_seeds in cells.results.values() for of_run in of_seeds.values()],
-    )
+    found = [of_run for of_seeds in cells.results.values() for of_run in of_seeds.values()]
+    incomplete, missed = [], []
     for choice, setting in itertools.product(study.methods, settings(study)):
         of_seeds = cells.results.get((setting_name(setting), choice), {})
         label = f"{choice} {setting_name(setting)}".rstrip()
