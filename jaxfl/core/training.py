@@ -1,10 +1,11 @@
 """Local training: an update folded over mini-batches.
 
-`fit` is the loop that every method shares. It folds ``update(carry, batch, key)`` over the mini-batches of
-some `Examples`, only as many as the rows fill, so unequal clients need no padded steps. It also counts their
-operations (see `jaxfl.core.flops`). `descend` is the update that most methods use: it minimises a loss over
-some of the model's blocks with an Optax optimiser. A method gives only what differs: another loss, another
-optimiser, a correction of the gradients, or a tally of values from its batches.
+`fit` is the loop that every method shares, LocalSGD in their formulas. It folds ``update(carry, batch, key)``
+over the mini-batches of some `Examples`, only as many as the rows fill, so unequal clients need no padded
+steps. It also counts their operations (see `jaxfl.core.flops`). `descend` is the update that most methods
+use: it minimises a loss over some of the model's blocks with an Optax optimiser. A method gives only what
+differs: another loss, another optimiser, a correction of the gradients, or a tally of values from its
+batches.
 """
 
 from collections.abc import Callable, Collection

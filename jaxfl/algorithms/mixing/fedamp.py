@@ -16,16 +16,16 @@ The paper tunes sigma and alpha_k to its networks. The defaults here are scale-f
     alpha_k  sigma / N, so that no client gives away more than all its weight
 
 As long as no two different models are known, sigma is 0: xi is the identity, and with these defaults nothing
-pulls. Later these defaults have a flaw: similar models give a small sigma, hence a strong pull
-lambda / alpha_k, which keeps them similar without learning. Therefore the pull of a
-client that takes S steps of SGD with rate eta in a round is at most 1 / (eta S). On its own such a pull leads
-63 % of the way from w_i to u_i, with momentum 0.5 87 %. (With 1 / eta, S times as much, clients learn next to
-nothing.) With these defaults and lambda = 1 the bound is mostly active: then another lambda changes nothing,
-unless it is below alpha_k / (eta S).
+pulls. Later these defaults have a flaw: similar models give a small sigma, hence a strong pull lambda /
+alpha_k, which keeps them similar without learning. Therefore the pull of a client that takes S steps of SGD
+with rate eta in a round is at most 1 / (eta S). On its own such a pull leads 63 % of the way from w_i to u_i
+in many steps, with momentum 0.5 87 %, and further in few: in one step to u_i. (With 1 / eta, S times as much,
+clients learn next to nothing.) With these defaults and lambda = 1 the bound is mostly active: then another
+lambda changes nothing, unless it is below alpha_k / (eta S).
 
 A client receives u_i, and `received` scores it although local training starts from w_i: u_i is all that the
-others have told the client. It deploys w_i. PFLlib's code computes the pull without a gradient, so it trains
-as Local does.
+others have told the client. It deploys w_i. The reported loss contains the pull. PFLlib's code computes the
+pull without a gradient, so it trains as Local does.
 """
 
 from typing import NamedTuple

@@ -16,7 +16,8 @@ among these clients. A newcomer was not measured and has equal weights for all o
 
 In a round client i trains sum_j W_ij w_j with its b_i on its other rows; the mixture has the models that
 absent clients sent last. A client deploys its own model. The comparison uses the outputs of all convolutions,
-which are the inputs of the norms that follow; in a network without convolutions, those of all hidden layers.
+which are what norms see (but in a DenseNet, whose norms follow concatenations); in a network without
+convolutions, those of all hidden layers.
 
 d-FedAP is ``layers="last"``. f-FedAP is ``pretraining="fedavg"``: FedAvg on the held-out rows instead of the
 visits. The passes carry BatchNorm's statistics along, whatever `bn_stats` is. They are additional to the

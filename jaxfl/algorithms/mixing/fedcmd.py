@@ -2,7 +2,7 @@
 
 Chen et al. 2024, "Towards optimal customized architecture for heterogeneous federated learning with
 contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algorithms 1-3. w_i is client i's
-model, phi_i its personal layer l*, K_p = `selection_rounds`.
+model, phi_i its personal layer l*, n_i the number of its training rows, K_p = `selection_rounds`.
 
 Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer with the least score (eq. 6, see
 `fedcmd_score`). The client's choice, the round's choice and finally l* are majorities. Then all clients start
@@ -16,9 +16,11 @@ from the global model, and in a round with the cohort S_t client i trains (eqs. 
 If every answer of round K_p is lost, one more round of FedAvg follows, in which nobody votes. The personal
 layer is a traced value, so both phases are one compiled program. Each architecture votes separately. A client
 receives the model assembled as above and deploys its own w_i after training, which in rounds 1..K_p is the
-initial one until it takes part. Ties go to the earlier layer; an architecture for which nobody has voted
-thus gets its first dense layer.
-When all clients are scored, models are mixed over all of them.
+initial one until it takes part. Ties go to the earlier layer; an architecture for which nobody has voted thus
+gets its first dense layer. Networks whose only dense layer is the classifier (ResNets, DenseNets, MobileNets)
+have nothing to vote on: there it is K_p rounds of FedAvg and then FedPer's split. In ``vit``, which the paper
+does not have, the embedding and every encoder are candidates as well. When all clients are scored, models are
+mixed over all of them.
 
 Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.
 Algorithm 3 mixes at upload, but by its indices eq. 7 mixes at download, and so do we.

@@ -12,7 +12,8 @@ With the images x, the labels y as numbers and the output o_l of layer l (after 
     s_l = | [W(o_l, y) - W(o_{l-1}, y)]  -  [W(o_l, x) - W(o_{l-1}, x)] |
 
 which is eq. 6 with its terms in another order.
-A mini-batch votes for the layer with the least score. Candidates are the dense layers.
+A mini-batch votes for the layer with the least score. Candidates are the dense layers:
+blocks with weights and without convolutions.
 """
 
 from collections.abc import Callable

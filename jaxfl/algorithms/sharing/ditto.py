@@ -1,6 +1,7 @@
 """Ditto: FedAvg, plus a personal model pulled towards the global one.
 
-Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client i's personal one:
+Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client i's personal one, n_i the
+number of its training rows:
 
     v_i <- SGD over CE(v_i) + lam/2 ||v_i - w||^2, E_p epochs; w as received
     w_i <- LocalSGD(w), E epochs

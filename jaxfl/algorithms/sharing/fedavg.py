@@ -1,6 +1,7 @@
 """FedAvg: one global model, the weighted mean of local ones.
 
-McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i rows on client i of the cohort S_t:
+McMahan et al. 2017, arXiv:1602.05629, Algorithm 1. With n_i training rows on client i of the cohort S_t, and
+LocalSGD for E epochs over them with the training optimizer (`jaxfl.core.training`):
 
     w_i <- LocalSGD(w)
     w   <- sum_i n_i w_i / sum_i n_i

@@ -1,6 +1,7 @@
 """FedBABU: the extractor trains under a head frozen at its initial weights; both are fine-tuned before use.
 
-Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the same for all clients:
+Oh et al. 2022, arXiv:2106.06042, Algorithm 1. phi_0 is one random head, the same for all clients, n_i the
+number of client i's training rows:
 
     theta_i <- SGD over theta with head phi_0, E epochs
     theta   <- sum_i n_i theta_i / sum_i n_i

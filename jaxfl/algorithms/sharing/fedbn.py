@@ -2,7 +2,7 @@
 
 Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 arXiv:2102.07623, Algorithm 1. b_i are scales, biases and running statistics of client i's BatchNorm layers, w
-all other weights:
+all other weights, n_i the number of client i's training rows:
 
     (w_i, b_i) <- LocalSGD(w, b_i)
     w          <- sum_i n_i w_i / sum_i n_i

@@ -1,6 +1,7 @@
 """FedPer: a shared extractor under personal heads, trained jointly.
 
-Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extractor, phi_i client i's head:
+Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extractor, phi_i client i's head, n_i
+the number of its training rows:
 
     (theta_i, phi_i) <- LocalSGD(theta, phi_i)
     theta            <- sum_i n_i theta_i / sum_i n_i

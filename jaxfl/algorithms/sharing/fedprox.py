@@ -1,7 +1,7 @@
 """FedProx: FedAvg in which clients stay near the model that they received.
 
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks", arXiv:1812.06127, Algorithm 2. w^t is the
-model as received:
+model as received, n_i the number of client i's training rows:
 
     w_i <- LocalSGD over CE(w) + mu/2 ||w - w^t||^2
     w   <- sum_i n_i w_i / sum_i n_i
@@ -9,6 +9,7 @@ model as received:
 Algorithm 2 samples clients by their rows and weights them uniformly. Here, as in FedAvg, clients are sampled
 uniformly and weighted by their rows. Every client trains for E epochs: stragglers and inexact solutions (the
 paper's gamma) are not simulated. The paper tries mu in {0.001, 0.01, 0.1, 1}; mu = 0 is FedAvg.
+The reported loss contains the term with mu.
 """
 
 from jaxfl.authoring import (

@@ -1,14 +1,16 @@
 """FedRoD: a generic head trained on balanced softmax, and a personal head on the rest.
 
 Chen and Chao 2022, arXiv:2107.00778, section 4 (linear personal head). f is the extractor, G the generic
-and P_i the personal head, n_ic the number of client i's training rows of class c. For each batch, z = f(x):
+and P_i the personal head, n_i the number of client i's training rows and n_ic that of class c. For each
+batch, z = f(x):
 
     L_G = CE(G(z) + gamma log n_ic, y)             gradient to f and G
     L_P = CE(stop(G(z)) + P_i(stop(z)), y)         gradient to P_i alone
     f, G <- sum_i n_i (f_i, G_i) / sum_i n_i
 
 Deployed and received predictions are both G(z) + P_i(z), with the newest f and G. P_i starts as a copy of the
-initial G. A class that a client lacks has log 0 = -inf, so it drops out of the normaliser.
+initial G. A class that a client lacks has log 0 = -inf, so it drops out of the normaliser. The reported loss
+is L_G + L_P.
 """
 
 import jax

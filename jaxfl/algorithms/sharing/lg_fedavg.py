@@ -1,6 +1,7 @@
 """LG-FedAvg: local representations, a global head.
 
-Liang et al. 2020, arXiv:2001.01523, Algorithm 1. theta_i is client i's extractor, phi the shared head:
+Liang et al. 2020, arXiv:2001.01523, Algorithm 1. theta_i is client i's extractor, n_i the number of its
+training rows, phi the shared head:
 
     (theta_i, phi_i) <- LocalSGD(theta_i, phi)
     phi              <- sum_i n_i phi_i / sum_i n_i

@@ -1,7 +1,8 @@
 """pFedHN: a hypernetwork on the server generates every client's model from the client's embedding.
 
 Shamsian et al. 2021, "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, Algorithm 1.
-h is the hypernetwork of an architecture, psi its parameters, v_i the embedding of client i:
+h is the hypernetwork of an architecture, psi its parameters, v_i the embedding of client i,
+n_i the number of its training rows and n that of the cohort's:
 
     w_i  <- h(v_i; psi)
     w~_i <- LocalSGD(w_i),    dw_i <- w_i - w~_i
@@ -9,11 +10,11 @@ h is the hypernetwork of an architecture, psi its parameters, v_i the embedding 
 
 The paper's server steps after every client. Here it steps once a round, along the mean over the cohort (with
 momentum, weight decay and gradient clipping, as in the authors' code). A client deploys h(v_i) and keeps no
-model. Embeddings of absent clients do not move, not even by momentum and weight decay. BatchNorm's scales and
-biases are generated too. Its running statistics are averaged, as in all methods here, because a client that
-has never trained has none of its own; with ``bn_stats="local"`` they stay with their clients. Clients train
-as in all methods here, not by the paper's 50 steps of rate 0.005 with momentum 0.9. Traffic is FedAvg's: w_i
-down, dw_i up.
+model. Embeddings of absent clients do not move, not even by momentum and weight decay as in the authors'
+code. BatchNorm's scales and biases are generated too. Its running statistics are averaged, as in all methods
+here, because a client that has never trained has none of its own; with ``bn_stats="local"`` they stay with
+their clients. Clients train as in all methods here, not by the paper's 50 steps of rate 0.005 with momentum
+0.9. Traffic is FedAvg's: w_i down, dw_i up.
 """
 
 from typing import Any, NamedTuple

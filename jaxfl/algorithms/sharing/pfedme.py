@@ -1,8 +1,8 @@
 """pFedMe: personal models inside Moreau envelopes around a global one.
 
 Dinh et al. 2020, "Personalized Federated Learning with Moreau Envelopes", arXiv:2006.08848, Algorithm 1. w is
-the global model, v_i client i's copy of it, theta_i its personal model. In a round both start from w, and for
-every mini-batch b
+the global model, v_i client i's copy of it, theta_i its personal model, n_i the number of its training rows.
+In a round both start from w, and for every mini-batch b
 
     theta_i <- theta_i - lr (grad CE(theta_i; b) + lam (theta_i - v_i))     K times
     v_i     <- v_i - eta lam (v_i - theta_i)
@@ -11,7 +11,9 @@ every mini-batch b
 lam is the paper's lambda, lr its learning rate of the inner problem. A client receives w. It deploys theta_i
 of the last round in which it took part, or the initial w before the first. The paper leaves open where
 theta_i starts in a round; in the authors' code it starts from w. The reported loss is the mean of
-CE + lam/2 ||theta_i - v_i||^2 over all inner steps.
+CE + lam/2 ||theta_i - v_i||^2 over all inner steps. theta_i is fitted to one mini-batch at a time, so what is
+deployed knows of the others only through v_i, which moves by eta: with the small eta of the paper and few
+rounds deployed models can be far below received ones.
 
 The inner steps use the optimiser of local training, made once per client and round, with its learning rate,
 momentum, weight decay and clipping; the defaults are those of all methods here. The authors' optimiser has no
