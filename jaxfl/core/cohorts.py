@@ -37,8 +37,9 @@ def draw_cohorts(
       newcomers: per group (n_g,) bool, clients that are not among the N yet; none by default.
 
     Returns:
-      Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients in
-      any round, and at least 1, so all rounds have one shape; places that a round leaves empty are masked.
+      Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients that any
+      round can have, and at least 1, so all rounds of all runs have one shape; places that a round leaves
+      empty are masked.
     """
     clients = np.arange(sum(group_sizes))
     if newcomers:
@@ -49,7 +50,8 @@ def draw_cohorts(
         rng = generator(seed, t)
         chosen[t, rng.permutation(clients)[:active]] = True
     starts = np.cumsum([0, *group_sizes])
-    return tuple(_slots(chosen[:, start:end]) for start, end in zip(starts[:-1], starts[1:], strict=True))
+    groups = [chosen[:, start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+    return tuple(_slots(of_group, min(of_group.shape[1], active)) for of_group in groups)
 
 
 def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple[np.ndarray, ...]:
@@ -73,9 +75,9 @@ def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple
     return tuple(drawn)
 
 
-def _slots(chosen: np.ndarray) -> Slots:
-    counts = chosen.sum(1)
-    places = int(counts.max(initial=1))
+def _slots(chosen: np.ndarray, places: int) -> Slots:
+    """Return the chosen clients (rounds, n_g) bool of every round in so many places, or in 1 if that is 0."""
+    counts, places = chosen.sum(1), max(1, places)
     # A stable sort on "not chosen" puts the chosen clients first, in the order of their ids.
     index = np.argsort(~chosen, axis=1, kind="stable")[:, :places].astype(np.int32)
     mask = np.arange(places) < counts[:, None]
@@ -97,18 +99,20 @@ def balance(
 
     Returns:
       The same clients in the same rounds, with leaves (rounds, devices * places): at most `SPARE` more
-      places per device than its share. Clients that run side by side get no spare places, because there an
-      empty place costs as much as the largest client.
+      places per device than its share. Places depend neither on the number of rounds nor on the seed, so that
+      sums over a cohort have the same last digits in a longer run, and beside other seeds. Only clients that
+      run side by side get no more places than some round needs, because there an empty place costs as much as
+      the largest client.
     """
-    spare = SPARE if federation.clients_at_once == 1 else 0
+    alone = federation.clients_at_once == 1
     return tuple(
-        _balanced(slots, work, federation.devices, spare) for slots, work in zip(cohorts, sizes, strict=True)
+        _balanced(slots, work, federation.devices, alone) for slots, work in zip(cohorts, sizes, strict=True)
     )
 
 
-def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slots:
+def _balanced(slots: Slots, sizes: np.ndarray, devices: int, alone: bool) -> Slots:
     rounds, k = slots.mask.shape
-    places = min(k, -(-k // devices) + spare)
+    places = min(k, -(-k // devices) + SPARE * alone)
     index = np.full((rounds, devices, places), len(sizes), np.int32)
     for t in range(rounds):
         clients = slots.index[t][slots.mask[t]]
@@ -121,7 +125,7 @@ def _balanced(slots: Slots, sizes: np.ndarray, devices: int, spare: int) -> Slot
             index[t, device, count] = client
             if count + 1 < places:
                 heapq.heappush(loads, (rows + int(sizes[client]), count + 1, device))
-    used = (index < len(sizes)).sum(2).max(initial=1)
+    used = places if alone else (index < len(sizes)).sum(2).max(initial=1)
     index = index[:, :, :used].reshape(rounds, devices * used)
     return Slots(index, index < len(sizes))
 
@@ -161,7 +165,7 @@ def these_clients(
     among_all: bool = False,
 ) -> Cohort:
     """Return some clients, (n_g,) bool per group, as the cohort of a round; see `Cohort` for `among_all`."""
-    slots = [_slots(np.asarray(of_group)[None]) for of_group in chosen]
+    slots = [_slots(np.asarray(of_group)[None], int(np.sum(of_group))) for of_group in chosen]
     places = balance(slots, [np.asarray(group.size) for group in federation.groups], federation)
     return Cohort(np.int32(number), jax.tree.map(lambda leaf: leaf[0], places), rounds, among_all)
 

@@ -120,9 +120,22 @@ def test_newcomers_are_drawn_by_group_and_seed_and_take_part_in_no_round():
     assert sorted(set().union(*drawn)) == np.flatnonzero(~np.concatenate(apart)).tolist()
 
 
-def test_places_are_as_many_as_the_fullest_round_needs():
+@pytest.mark.parametrize("rounds", [1, 20])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_places_depend_neither_on_rounds_nor_on_the_seed(rounds, seed):
+    """One by one there are as many as any round can need, so that sums over them keep their order."""
+    clients, sizes = (4, 7), [np.arange(1, 5), np.arange(1, 8)]
+    cohorts = draw_cohorts(clients, 0.5, rounds, seed)
+    assert [slots.mask.shape for slots in cohorts] == [(rounds, 4), (rounds, 5)]
+    for devices in (1, 2):
+        balanced = balance(cohorts, sizes, Machine(devices))
+        assert [slots.mask.shape for slots in balanced] == [(rounds, 4 * devices), (rounds, 5 * devices)]
+
+
+def test_side_by_side_there_are_no_more_places_than_the_fullest_round_needs():
     clients = (4, 6)
-    cohorts = draw_cohorts(clients, 0.5, 20, seed=1)
+    drawn = draw_cohorts(clients, 0.5, 20, seed=1)
+    cohorts = balance(drawn, [np.ones(n) for n in clients], Machine(1, 8))
     for slots, n in zip(cohorts, clients, strict=True):
         counts = slots.mask.sum(1)
         assert slots.index.shape == slots.mask.shape == (20, counts.max())
@@ -357,7 +370,7 @@ def test_seeds_in_one_program_give_the_same_as_separate_runs(programs, federatio
     federation = dataclasses.replace(federation, clients_at_once=at_once)
     sizes = [np.asarray(group.size) for group in federation.groups]
     drawn = [draw_cohorts(CLIENTS, 0.4, 2, seed) for seed in (3, 4, 5)]
-    assert len({slots[0].mask.shape for slots in drawn}) > 1
+    assert len({slots[0].mask.sum(1).max() for slots in drawn}) > 1
     joined = align([balance(cohorts, sizes, federation) for cohorts in drawn], federation)
     joined = jax.tree.map(lambda *leaves: np.stack(leaves), *joined)
     keys = jax.random.split(KEY, 3)
