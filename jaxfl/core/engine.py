@@ -332,3 +332,16 @@ def _first_infinite_score(scores, last, federation) -> tuple[int, int, str] | No
         if not of_group.finite.all():
             return last, int(group.id[np.argmin(of_group.finite)]), "predictions"
     return None
+
+
+def first_infinite(report: Report, cohort: Cohort, federation: Federation) -> tuple[int, int, str] | None:
+    """Return what is not finite in a round with scores, see `Chunk.diverged`."""
+    for g, (slots, group) in enumerate(zip(cohort.groups, federation.groups, strict=True)):
+        finite = {
+            "loss": np.isfinite(report.info.loss[g]),
+            "predictions": report.scores["personal"][g].finite,
+        }
+        for what, of_places in finite.items():
+            if (bad := slots.mask & ~of_places).any():
+                return int(cohort.round), int(group.id[slots.index[bad][0]]), what
+    return None

@@ -60,7 +60,8 @@ def of_clients(model: Model, predictor: Predictor) -> ClientWeights:
         for i in range(len(leaves[0]) if leaves else 1)
     ]
     common = {id(leaf) for leaf in jax.tree.leaves(predictor.shared)}
-    same = jax.tree.map(lambda leaf: id(leaf) in common, clients[0])
+    # Without leaves of their own all clients have one network, whatever `predict` computes from `shared`.
+    same = jax.tree.map(lambda leaf: not leaves or id(leaf) in common, clients[0])
     return ClientWeights(
         jax.tree.map(lambda same, leaf: leaf if same else None, same, clients[0]),
         jax.tree.map(lambda same, *leaves: None if same else np.stack(leaves), same, *clients),

@@ -15,7 +15,7 @@ import numpy as np
 from jaxfl.config.options import floats
 from jaxfl.config.setup import MachineOptions
 from jaxfl.core import memory
-from jaxfl.core.engine import Chunk, join, newcomers_in_places, simulate
+from jaxfl.core.engine import Chunk, first_infinite, join, newcomers_in_places, simulate
 from jaxfl.core.job import Job
 from jaxfl.core.rounds import Programs
 from jaxfl.data.federation import PerGroup
@@ -185,11 +185,12 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
       JaxflError: if the run has diverged.
     """
     ends = run.done + len(new) == job.rounds or stops(run.config, [*run.metrics, *new])
-    if ends and np.concatenate(job.federation.newcomers).any() and not chunk.diverged:
-        _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
+    diverged = chunk.diverged
+    if ends and np.concatenate(job.federation.newcomers).any() and not diverged:
+        diverged = _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
     _record(job, run, new)
-    if chunk.diverged:
-        raise _divergence(run, *chunk.diverged)
+    if diverged:
+        raise _divergence(run, *diverged)
     if stop or ends or run.done % (run.machine.checkpoint_every or job.eval_every) == 0:
         # Before the checkpoint: a resume writes nothing of earlier rounds.
         for kind, arrays in _about_clients(job, chunk.state).items():
@@ -239,14 +240,17 @@ def _devices(config: dict, metrics: list[dict]) -> int | None:
     return next((record["devices"] for record in reversed(metrics) if "devices" in record), begun_on)
 
 
-def _let_join(job: Job, i: int, state, last: int, record: dict) -> None:
-    """Add what newcomers get to the record of a run's last round."""
+def _let_join(job: Job, i: int, state, last: int, record: dict) -> tuple[int, int, str] | None:
+    """Add what newcomers get to the record of a run's last round; return what is not finite, as a `Chunk`."""
     begun, (_, compiled) = time.perf_counter(), compilation(job.programs)
     report, cohort = join(job, i, state, last), newcomers_in_places(job, last)
-    record["newcomers"] = joined(report, cohort, job.federation)
+    diverged = first_infinite(report, cohort, job.federation)
+    if not diverged:
+        record["newcomers"] = joined(report, cohort, job.federation)
     compiling = compilation(job.programs)[1] - compiled
     record["seconds"]["compile"] += compiling
     record["seconds"]["evaluate"] += time.perf_counter() - begun - compiling
+    return diverged
 
 
 def _about_clients(job: Job, state) -> dict[str, dict]:

@@ -11,6 +11,7 @@ from conftest import cohort, federate, long, tiny_links, tiny_models, tiny_parti
 from jaxfl.core import tree
 from jaxfl.core.final_weights import of_clients
 from jaxfl.core.job import traced
+from jaxfl.core.protocol import Predictor
 from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
 from methods.cases import CASES
@@ -92,3 +93,16 @@ def begun(weights, block, group):
             return True
     assert all((leaf == SHARED).all() for leaf in shared)
     return False
+
+
+def test_weights_computed_from_shared_ones_are_shared(federation):
+    """Without leaves of their own all clients have one network, even if `predict` transforms it."""
+    model, given_weights = federation.models[0], jax.device_get(federation.initial[0].shared)
+
+    def halved(network, shared, own, x):
+        w = jax.tree.map(lambda leaf: leaf / 2, shared)
+        return network.apply(w.params, w.stats, x, train=False)[0]
+
+    found = of_clients(model, Predictor(given_weights, None, halved))
+    assert not jax.tree.leaves(found.own)
+    assert {float(leaf.max()) for leaf in jax.tree.leaves(found.shared)} == {SHARED / 2}

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import tiny_models, tiny_partition, tiny_source
 from sklearn.metrics import f1_score, recall_score
 
 import jaxfl
+from jaxfl.authoring import Method, Training, cross_entropy, local_training
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
 from jaxfl.core.score import Score
 from jaxfl.data.federation import federate, set_apart
@@ -20,6 +22,7 @@ from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
+from jaxfl.runs import store
 from jaxfl.runs.clients import as_csv
 from jaxfl.runs.result import result as summarised
 from jaxfl.runs.result import selected
@@ -127,6 +130,26 @@ def test_scores_are_those_of_the_predictions(chosen, tmp_path):
     assert [shown[i] for i in members] == pytest.approx([alone[i] for i in members])
     assert sum(int(row["bytes_up"]) for row in rows) == run.result["bytes_up"]
     assert [int(row["rounds"]) for row in rows] == [0 if i in new else 4 for i in range(4)]
+
+
+def test_newcomers_who_diverge_end_the_run(chosen, tmp_path):
+    """Their predictions would count as class 0; the rounds of the others are written down."""
+
+    def build(config):
+        def objective(participant, blocks):
+            plain = cross_entropy(participant.model, blocks)
+
+            def overflowing(weights, batch, key):
+                value, stats = plain(weights, batch, key)
+                return value * jnp.where(participant.client.newcomer, jnp.inf, 1.0), stats
+
+            return overflowing
+
+        return sharing(config, train=local_training(config, objective=objective))
+
+    with pytest.raises(JaxflError, match="the loss of client [0-9] is not finite in round 4; lower --lr"):
+        jaxfl.run(Method("overflowing", build, Training, "newcomers overflow"), run_dir=tmp_path, **chosen)
+    assert len(store.read_metrics(tmp_path)) == 4 and not store.holds(tmp_path, store.RESULT)
 
 
 def test_the_table_of_clients_adds_up_their_rounds():

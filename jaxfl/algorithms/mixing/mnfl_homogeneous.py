@@ -12,8 +12,10 @@ the transfer the paper refers to an appendix that it lacks. "replace" is its "cl
 server side"; "prox" is the literal counterpart of its eq. 6, R steps w_n <- w_n - 2 eta_2 (w_n - wbar_n),
 which with the paper's rates move a model by 1 % a round. In grad_C the models are taken relative to their
 mean, because distances of parameters have no natural scale. N and n count the clients of the architecture and
-their training rows. When clients outside the round are scored, teachers are mixed among all clients,
-including models that have never been trained.
+their training rows. Divided by dim and weighted by n_n / n, the distance is so small that with the paper's
+lam of 1 the matrix stays equal to four digits and more, and the method is FedAvg with uniform weights, scored
+after local training; a lam of the order of dim lets it move. When clients outside the round are scored,
+teachers are mixed among all clients, including models that have never been trained.
 """
 
 from typing import Literal, NamedTuple

@@ -2,8 +2,8 @@
 
 Beikmohammadi et al., "Dealing with imbalanced sources in heterogenous client distributions in federated
 learning", Algorithm 1; its algorithm is KT-pFL's (Zhang et al. 2021, arXiv:2111.02862). C[n, m] is the weight
-of client m in the teacher of client n, w_n client n's model (of any architecture), D_r the round's public
-images, T the temperature. In a round
+of client m in the teacher of client n, 1/N at first, w_n client n's model (of any architecture), D_r the
+round's public images, T the temperature. In a round
 
     w_n  <- LocalSGD(w_n)                                           eq. 5, E epochs, rate eta_1 = lr
     s_n  =  softmax(f(w_n, D_r) / T),   t_n = sum_m C[n, m] s_m

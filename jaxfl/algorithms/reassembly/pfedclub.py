@@ -11,7 +11,8 @@ section 3. Clients have networks of any architecture, w_m; D_p is a set of publi
 
 and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reassembly`. Eq. 5 prints the
 divergence the other way round than its source. Labels of D_p are used with ``labelled`` (eq. 2); otherwise
-eq. 3 compares two random views of each image.
+eq. 3 compares two random views of each image, within mini-batches of `server_batch` images and not over all
+of D_p at once.
 
 pFedClub+ (section 4.4) keeps only candidates of at most (1 + eta) |w_m| parameters, eta > -1. If no run of
 the search finds one, the client's own model is its teacher, whatever eta is.

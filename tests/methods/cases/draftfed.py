@@ -102,7 +102,7 @@ def resized(maps, axis, new):
 
 
 def distance(net, x, target, options):
-    """Return eq. 4: lam1 MSE(D1, T1) + lam2 MSE(D2, T2) + lam3 CE(softmax T3, D3), as `descend` takes it."""
+    """Return eq. 3: lam1 MSE(D1, T1) + lam2 MSE(D2, T2) + lam3 CE(softmax T3, D3), as `descend` takes it."""
 
     def loss(weights, rows):
         found, back = draft(net, weights, x[rows], train=True)
