@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ PACKAGE = Path(__file__).parents[1]
 USER = "jaxfl_user_"  # begins the names of users' modules
 LIBRARIES = {Path(path) for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
-_folders = set()  # of loaded files: their helpers are found beside them
+_folders = {}  # of loaded files: their helpers' files, which are found beside them
 _loaded = {}  # modules by file and content: an object that is named twice is one object, with one program
-_helpers = {}  # what was in the files of helpers, by their modules' names, when these were loaded
+_helpers = {}  # what was in the files of helpers when these were loaded
 
 
 class OwnCodeError(JaxflError):
@@ -99,10 +99,10 @@ def _executed(path: Path) -> types.ModuleType:
 @contextlib.contextmanager
 def _helpers_of(folder: Path) -> Iterator[None]:
     """Find modules in a folder first, rather than those of the same name beside another file."""
-    for name, file in _helper_files().items():
-        if file.parent != folder and (folder / f"{name}.py").is_file():
-            del sys.modules[name]
-    _folders.add(folder)
+    others = {name: name.partition(".")[0] for name in beside(_folders.keys() - {folder})}
+    here = {top for top in {*others.values()} if (folder / f"{top}.py").is_file() or (folder / top).is_dir()}
+    _forget(name for name, top in others.items() if top in here)
+    _folders.setdefault(folder, set())
     importlib.invalidate_caches()
     before = list(sys.path)
     sys.path.insert(0, str(folder))
@@ -110,20 +110,48 @@ def _helpers_of(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-        for name, file in _helper_files().items():
-            _helpers.setdefault(name, _content(file))
+        _folders[folder].update(beside([folder]).values())
+        for file in beside(_folders).values():
+            _helpers.setdefault(file, _content(file))
 
 
-def _helper_files() -> dict[str, Path]:
-    """Return the files of the modules that lie beside the user's files, by the modules' names."""
-    files = {name: getattr(module, "__file__", None) or "." for name, module in [*sys.modules.items()]}
-    files = {name: os.path.normpath(file) for name, file in files.items()}  # a Path of each would take long
-    folders = {str(folder) for folder in _folders}
-    return {
-        name: Path(file)
-        for name, file in files.items()
-        if os.path.dirname(file) in folders and name != "__main__" and not name.startswith(USER)
-    }
+def helpers(folders: Collection[Path]) -> set[Path]:
+    """Return the files of modules that the user's files in some folders have imported from there."""
+    return {*beside(folders).values()}.union(*(_folders.get(folder, ()) for folder in folders))
+
+
+def beside(folders: Collection[Path]) -> dict[str, Path]:
+    """Return the files of imported modules that lie in some folders or in packages there, by their names.
+
+    The module a.b of a folder is a/b.py there, or a/b/__init__.py. Neither this script nor jaxfl nor the
+    user's files themselves, which are loaded by path, are among them.
+    """
+    known, found = {str(folder) for folder in folders}, {}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if not file or name == "__main__" or name.startswith(USER) or name.partition(".")[0] == PACKAGE.name:
+            continue
+        place = os.path.normpath(file)  # a Path of each of thousands would take long
+        package = os.path.dirname(place)
+        for _ in range(1 + name.count(".") + (os.path.basename(place) == "__init__.py")):
+            if package in known:
+                found[name] = Path(place)
+            package = os.path.dirname(package)
+    return found
+
+
+def _forget(names: Iterable[str]) -> None:
+    """Let modules be imported anew, and the packages around them that have no __init__.py."""
+    names = {*names}
+    for name in [*names]:
+        while name := name.rpartition(".")[0]:
+            if getattr(sys.modules.get(name), "__file__", None) is None:
+                names.add(name)
+    for name in names & sys.modules.keys():
+        package, _, attribute = name.rpartition(".")
+        if package in sys.modules:  # ``from package import module`` would find the old one there
+            vars(sys.modules[package]).pop(attribute, None)
+        del sys.modules[name]
 
 
 def _content(file: Path) -> bytes:
@@ -132,13 +160,13 @@ def _content(file: Path) -> bytes:
 
 def _forget_changed_helpers() -> None:
     """Load all own modules anew if the file of a helper has changed since: any of them may have used it."""
-    files = _helper_files()
-    changed = [file for name, file in files.items() if _content(file) != _helpers.get(name, _content(file))]
+    changed = [file for file, before in _helpers.items() if _content(file) != before]
     if changed:
         for file in changed:
             _forget_bytecode(file)
-        for name in files:
-            del sys.modules[name]
+        _forget(beside(_folders))
+        for files in _folders.values():
+            files.clear()
         _helpers.clear()
         _loaded.clear()
 

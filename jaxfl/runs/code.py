@@ -6,12 +6,10 @@ began it. Another code that took over is in the metrics, at the first round that
 
 import functools
 import hashlib
-import os
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from jaxfl.config.own_code import USER
+from jaxfl.config.own_code import helpers
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs.config import own_objects
@@ -26,24 +24,11 @@ def present(config: dict) -> dict:
     """
     named = own_objects(config)
     # The script that runs this and files that another run names are not part of this run.
-    modules = [module for name, module in [*sys.modules.items()] if name != "__main__" and USER not in name]
-    loaded = [path for module in modules if (path := getattr(module, "__file__", None))]
-    folders = {own.parent for own in named}
-    within = tuple(f"{folder}{os.sep}" for folder in folders)  # few of thousands: only these are looked up
-    near = [Path(path) for path in loaded if path.startswith(within)]
-    beside = [path for path in near if any(_is_beside(path, folder) for folder in folders)]
-    whole = {path.resolve() for path in beside}  # what others take from these files is not known
+    near = [path for path in helpers({own.resolve().parent for own in named}) if path.suffix == ".py"]
+    whole = {path.resolve() for path in near}  # what others take from these files is not known
     used = {path.resolve(): () if path.resolve() in whole else names for path, names in named.items()}
     files = {path: _fingerprint(path, used.get(path, ())) for path in sorted({*whole, *used})}
     return {"package": _package(), "files": {str(path): fingerprint for path, fingerprint in files.items()}}
-
-
-def _is_beside(path: Path, folder: Path) -> bool:
-    """Return whether a module is a file in a folder of the user's, or in a package there."""
-    outermost = path.parent
-    while outermost != folder and (outermost / "__init__.py").exists():
-        outermost = outermost.parent
-    return outermost == folder and path.suffix == ".py" and _ROOT not in path.parents
 
 
 def latest(folder: Path, config: dict, metrics: list[dict]) -> dict:
