@@ -36,7 +36,8 @@ class _Out(Console):
 
 # Names stay as they are: my.py:moon is no moon, and [1] no style. Into a file or a pipe tables are wider than
 # the 80 columns that rich assumes there.
-OUT = _Out(markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+IS_TERMINAL = getattr(sys.stdout, "isatty", lambda: False)()  # a stream may be closed, or a user's own
+OUT = _Out(markup=False, emoji=False, soft_wrap=True, width=None if IS_TERMINAL else 120)
 
 
 def announce(setup: Setup, data: Data) -> None:

@@ -69,7 +69,15 @@ class Command(NamedTuple):
     flags: bool = False
 
 
+def _from_apart(arguments: list[str]) -> list[str]:
+    """Return the words with --from=RUN as two of them."""
+    return [
+        part for word in arguments for part in (word.split("=", 1) if word.startswith("--from=") else [word])
+    ]
+
+
 def _run(arguments: list[str]) -> None:
+    arguments = _from_apart(arguments)
     if arguments[:1] == ["--from"]:
         _repeat(arguments[1:])
         return
@@ -244,9 +252,11 @@ def _report(arguments: list[str]) -> None:
 
 
 def _partition(arguments: list[str]) -> None:
-    others = {"output": RunFolder(), "formats": Formats()}
-    if arguments[:1] == ["--from"]:
-        name, arguments = _positional(arguments[1:], "partition", "RUN")
+    arguments, others = _from_apart(arguments), {"output": RunFolder(), "formats": Formats()}
+    if "--from" in arguments:
+        place = arguments.index("--from")
+        name, after = _positional(arguments[place + 1 :], "partition", "RUN")
+        arguments = arguments[:place] + after
         data, where, formats = parse("partition --from RUN", arguments, data=Data(), **others)
         saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
         setup = setup if data.data_dir is None else setup.replace(data_dir=data.data_dir)

@@ -1,6 +1,7 @@
 """The console script: sets up the process, turns words into a command and errors into a sentence."""
 
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -42,7 +43,11 @@ def main(arguments: list[str] | None = None) -> None:
         leave(2)
     except OSError as error:  # such as a folder on the way to a file that only another user may enter
         if error.filename is None:
-            raise
+            if error.errno != errno.ENOSPC:
+                raise
+            _say(f"The output cannot be written: {error.strerror}.", style="red")
+            sys.stdout = io.StringIO()  # what is left of it could not be written either
+            leave(2)
         _say(f"{error.filename}: {error.strerror}; check its name and its permissions.", style="red")
         leave(2)
     except KeyboardInterrupt as stopped:
@@ -62,6 +67,11 @@ def _dispatch(arguments: list[str]) -> None:
         OUT.print(", ".join(f"{name} {version}" for name, version in versions().items()), highlight=False)
     elif word not in COMMANDS:
         raise JaxflError(f"There is no command {word!r}; {nearest(word, COMMANDS)}")
+    elif getattr(jax.config, "jax_disable_jit", False):
+        raise JaxflError(
+            "JAX_DISABLE_JIT is set, but rounds are compiled before they run; unset it. Within a round "
+            "jax.debug.print shows values, and jax.debug.breakpoint stops."
+        )
     else:
         command = COMMANDS[word]
         if rest in (["-h"], ["--help"]) and not command.flags:
@@ -81,6 +91,9 @@ def _help() -> RichTable:
     return table
 
 
+MOST_DEVICES = 64  # of a process on a CPU with fewer cores
+
+
 def cpu_devices(arguments: list[str]) -> int:
     """Return how many devices this process needs on a CPU: its share of --devices, else one per core.
 
@@ -88,7 +101,7 @@ def cpu_devices(arguments: list[str]) -> int:
     and so has a continued comparison or study. `main` reports errors in the arguments.
     """
     devices, before, processes, words = None, None, 1, []
-    with contextlib.suppress(JaxflError):
+    with contextlib.suppress(JaxflError, OSError):
         words = [part for word in expand(arguments) for part in word.split("=", 1)]
     for word, value in itertools.pairwise(words):
         with contextlib.suppress(JaxflError, KeyError, ValueError, OSError):
@@ -104,7 +117,9 @@ def cpu_devices(arguments: list[str]) -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     devices = before if devices is None else devices
-    return cores if devices is None else max(1, devices // max(1, processes))
+    # Many more than cores wait for each other without end; the setup says that there are not so many.
+    most = max(cores, MOST_DEVICES)
+    return cores if devices is None else min(most, max(1, devices // max(1, processes)))
 
 
 # Devices wait for each other at the end of a round, and so do processes. XLA would end those of one process

@@ -1,12 +1,14 @@
 """The words after `jaxfl`: files of arguments, names first and flags after them."""
 
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.flags import parse_flags
+from jaxfl.config.flags import FromFile, parse_flags
 from jaxfl.config.given import elsewhere
 from jaxfl.config.options import alternatives, hints
 from jaxfl.errors import JaxflError, nearest
@@ -14,7 +16,11 @@ from jaxfl.machine.files import read_text
 
 
 def expand(arguments: list[str]) -> list[str]:
-    """Replace @FILE by the arguments in it, one or several per line; # starts a comment."""
+    """Replace @FILE by the arguments in it, quoted as in a shell, on any number of lines; # starts a comment.
+
+    Raises:
+      JaxflError: if there is no such file, a quote is not closed, or a file names another one.
+    """
     expanded = []
     for argument in arguments:
         if not argument.startswith("@"):
@@ -23,8 +29,17 @@ def expand(arguments: list[str]) -> list[str]:
         path = Path(argument[1:])
         if not path.is_file():
             raise JaxflError(f"There is no file {path} of arguments; check the path after @.")
-        for line in read_text(path).splitlines():
-            expanded += line.partition("#")[0].split()
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            try:
+                words = shlex.split(re.sub(r"(^|\s)#.*", "", line))
+            except ValueError as error:
+                raise JaxflError(f"{path}, line {number}: {error}.") from None
+            if another := next((word for word in words if word.startswith("@")), None):
+                raise JaxflError(
+                    f"{path}, line {number}: {another} is not read from within a file of arguments; name it "
+                    "on the command line as well."
+                )
+            expanded += map(FromFile, words)
     return expanded
 
 

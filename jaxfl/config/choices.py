@@ -168,7 +168,8 @@ def file(choice: str) -> Path | None:
 def _file_and_rest(choice: str) -> tuple[str, str]:
     """Split a choice before the name of its object: ``path/to/file.py:``, or nothing if it names no file."""
     path, py, rest = choice.partition(".py:")
-    in_option = re.match(r"[^,=]*,[\w-]+=", path)
+    # Of a path such as runs/fedavg,lr=0.1/my.py only the file system knows that it is one.
+    in_option = re.match(r"[^,=]*,[\w-]+=", path) and not Path(f"{path}.py").is_file()
     return (path + py, rest) if py and not in_option else ("", choice)
 
 

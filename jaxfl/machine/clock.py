@@ -64,7 +64,7 @@ def profile(texts: Sequence[str], architectures: Mapping[str, Collection[str]]) 
             devices[name] = Device(*map(float, speeds.split(":")))
         except (TypeError, ValueError):
             devices[name] = Device(0, 0)
-        if not min(devices[name]) > 0:
+        if not all(speed > 0 for speed in devices[name]):  # nor is NaN
             raise JaxflError(
                 f"--device-profile {text!r} is not architecture=FLOPS:BYTES with two positive numbers, both "
                 f"per second; write for example {name}=1e9:1e6."

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from jaxfl.config.commands import Continuation
+from jaxfl.config.options import check_some
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import depends_on_length
 from jaxfl.core.schedule import factors
@@ -32,6 +34,7 @@ def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: D
         longer run, or no checkpoint is left to go on from.
     """
     before = setup.run.rounds
+    check_some("jaxfl resume", Continuation, {"rounds": rounds})
     if rounds < before:
         raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
     if rounds > before:

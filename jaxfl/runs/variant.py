@@ -50,7 +50,11 @@ class Variant(NamedTuple):
 
 
 def choose(
-    choice: str | Method, common: dict[str, Any] | None = None, own: dict[str, Any] | None = None, **options
+    choice: str | Method,
+    common: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
+    /,
+    **options,  # of any names: the user's methods have their own
 ) -> Variant:
     """Find a method, check its options, label it and prepare its programs.
 

@@ -390,7 +390,7 @@ def test_report_shows_options_of_all_methods_in_which_runs_differ(compared, tmp_
 
 @pytest.mark.parametrize("values", [("mlp,hidden=8", "mlp,hidden=12"), ("my.py:net", "My.py:net")])
 def test_labels_distinguish_texts(values):
-    variants = [choose("fedkemf", own={"knowledge": value}) for value in values]
+    variants = [choose("fedkemf", None, {"knowledge": value}) for value in values]
     shown = [f"[{value}]" if "," in value else value for value in values]
     labels = [f"fedkemf,knowledge={value}" for value in shown]
     assert [variant.label for variant in variants] == labels

@@ -85,6 +85,7 @@ class Walk:
       z: input of the layer at the start.
       before: outputs of the calls before the start.
       told: gets ``(layer, module, input, output)`` of every call, if given.
+      with_outputs: whether the value at the end comes in a pair, with the arrays that the calls returned.
     """
 
     start: int | None = None
@@ -92,6 +93,7 @@ class Walk:
     z: Any = None
     before: Sequence[Any] = ()
     told: Callable[[str, Any, Any, Any], None] | None = None
+    with_outputs: bool = False
 
     def through(self, forward: Callable[[Callable], Any]) -> Any:
         """Return the value at the walk's end.
@@ -100,7 +102,7 @@ class Walk:
           forward: calls the module; it is given ``called(layer, module, input, call)``, which replaces every
             call of a layer.
         """
-        number, inside, level = itertools.count(), False, _level()
+        number, inside, level, outputs = itertools.count(), False, _level(), []
 
         def called(layer: str, module: Any, value: Any, call: Callable) -> Any:
             nonlocal inside
@@ -114,14 +116,16 @@ class Walk:
             inside = True
             y = call(self.z if i == self.start else value)
             inside = False
+            outputs.extend(leaf for leaf in jax.tree.leaves(y) if isinstance(leaf, jax.Array))
             if self.told:
                 self.told(layer, module, value, y)
             return y
 
         try:
-            return forward(called)
+            value = forward(called)
         except _End as end:
-            return end.args[0]
+            value = end.args[0]
+        return (value, outputs) if self.with_outputs else value
 
 
 def _level():
@@ -292,7 +296,7 @@ class Uses(NamedTuple):
     """Dependencies of the result of a part of a network.
 
     Attributes:
-      paths: paths of the leaves that it uses.
+      paths: paths of the leaves that it uses, also for what only later parts take from it.
       earlier: numbers of the calls before the part whose outputs it uses; -1 is the image.
     """
 
@@ -307,8 +311,11 @@ def uses(network: Network, start: int | None, stop: int | None) -> Uses:
     before = [call.output for call in found[: start or 0]]
 
     def part(weights, x, z, before):
-        """Run the part in evaluation and in training, of which each may use what the other does not."""
-        walk, key = Walk(start, stop, z, before), jax.random.key(0)
+        """Run the part in evaluation and in training, of which each may use what the other does not.
+
+        The outputs of its calls count, too: a later part may use one that its own result does not.
+        """
+        walk, key = Walk(start, stop, z, before, with_outputs=True), jax.random.key(0)
         return [
             network.run(weights, x, walk, train=train, key=key if train else None, mask=None)[0]
             for train in (False, True)
@@ -389,7 +396,8 @@ def chain(
         """Return whether a layer has more than vectors; one that only normalises begins no block."""
         return any(len(shapes[path]) > 1 for path in parts_from[i].paths)
 
-    last = first[head] if head else next(filter(maps, reversed(weighted)), weighted[-1])
+    heads = [i for i in reversed(weighted) if maps(i)] or weighted[-1:]
+    last = first[head] if head else next((i for i in heads if not obstacle(i)), heads[0])
 
     by_default = [i for i in weighted if maps(i) and not obstacle(i)]
     wanted = [first[layer] for layer in blocks] if blocks else by_default

@@ -115,6 +115,8 @@ class Equinox(Network):
             newest = state
 
             def through(called):
+                nonlocal newest
+
                 def intercept(layer, call, inputs, options):
                     nonlocal newest
                     newest = newest_of([newest, *inputs, *options.values()])
@@ -132,12 +134,12 @@ class Equinox(Network):
 
                 with intercepted(list(layers(module, eqx.Module).values()), intercept):
                     given = accepted(module.__call__, {"state": state, "key": key})
-                    return module(x, **given, **modes(module.__call__, train))
+                    y = module(x, **given, **modes(module.__call__, train))
+                if isinstance(y, tuple) and [type(entry) for entry in y[1:]] == [eqx.nn.State]:
+                    y, newest = y[0], newest_of([newest, y[1]])
+                return y
 
-            y = dataclasses.replace(walk, z=z).through(through)
-            if isinstance(y, tuple) and [type(entry) for entry in y[1:]] == [eqx.nn.State]:
-                return y[0], newest_of([newest, y[1]])
-            return y, newest
+            return dataclasses.replace(walk, z=z).through(through), newest
 
         z = x if walk.start is None else walk.z
         if train and mask is not None:
