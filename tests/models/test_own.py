@@ -415,6 +415,88 @@ def test_a_network_with_all_weights_in_its_head_is_noted(tmp_path):
     assert only.body.shapes == () and only.body.size == 0
 
 
+LAYERS = ("first", "second", "value", "gate", "head", "unseen")
+
+
+def gated(layer):
+    """Return two layers, two side by side, the head, and a layer whose output is not returned."""
+
+    def forward(x):
+        x = jax.nn.relu(layer("second")(jax.nn.relu(layer("first")(x))))
+        z = layer("value")(x) * jax.nn.sigmoid(layer("gate")(x))
+        y = layer("head")(z)
+        layer("unseen")(z)
+        return y
+
+    return forward
+
+
+class GatedLinen(nn.Module):
+    """Linen's."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2)."""
+        return gated(lambda name: nn.Dense(2 if name == "head" else 3, name=name))(x)
+
+
+class GatedNnx(nnx.Module):
+    """NNX's."""
+
+    def __init__(self, rngs):
+        for name in LAYERS:
+            setattr(self, name, nnx.Linear(3, 2 if name == "head" else 3, rngs=rngs))
+
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2)."""
+        return gated(lambda name: getattr(self, name))(x)
+
+
+class GatedEquinox(eqx.Module):
+    """Equinox's."""
+
+    first: eqx.nn.Linear
+    second: eqx.nn.Linear
+    value: eqx.nn.Linear
+    gate: eqx.nn.Linear
+    head: eqx.nn.Linear
+    unseen: eqx.nn.Linear
+
+    def __init__(self, key):
+        for name in LAYERS:
+            setattr(self, name, eqx.nn.Linear(3, 2 if name == "head" else 3, key=key))
+
+    def __call__(self, x):
+        """Map (3,) to (2,)."""
+        return gated(lambda name: getattr(self, name))(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: from_linen("own", GatedLinen(), (3,), 2),
+        lambda: from_nnx("own", GatedNnx, (3,), 2),
+        lambda: from_equinox("own", GatedEquinox, (3,), 2),
+    ],
+    ids=["linen", "nnx", "equinox"],
+)
+def test_layers_side_by_side_are_in_the_block_that_computes_them(make):
+    """They lie behind the first block, and the head is followed by a layer whose output goes nowhere."""
+    model = make()
+    assert model.names == ("first", "second", "head")
+    params, stats = initial(model)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
+    of = {"first": params["first"]} | params["second"] | params["head"]
+
+    def dense(name):
+        kernel = of[name]["kernel"] if "kernel" in of[name] else of[name]["weight"].T
+        return lambda x: x @ kernel + of[name]["bias"][None]
+
+    x = jax.random.normal(jax.random.key(1), (4, 3))
+    expected = gated(dense)(x)
+    np.testing.assert_allclose(model.apply(params, stats, x, train=False)[0], expected, rtol=1e-5)
+
+
 def test_a_block_begins_where_the_network_is_a_chain():
     model = from_linen("own", Residual(), (3,), 2)
     assert model.names == ("first", "twice", "head")

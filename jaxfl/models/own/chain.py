@@ -304,18 +304,15 @@ class Uses(NamedTuple):
     earlier: frozenset[int]
 
 
-def uses(network: Network, start: int | None, stop: int | None) -> Uses:
-    """Return what a part of a network depends on besides its input; `start` and `stop` as in `Walk`."""
+def uses(network: Network, start: int | None, stop: int | None, with_outputs: bool = True) -> Uses:
+    """Return what a part of a network depends on besides its input; arguments as in `Walk`."""
     found, weights, x = calls(network), leaves(network), _images(network)
     z = x if start is None else found[start].input
     before = [call.output for call in found[: start or 0]]
 
     def part(weights, x, z, before):
-        """Run the part in evaluation and in training, of which each may use what the other does not.
-
-        The outputs of its calls count, too: a later part may use one that its own result does not.
-        """
-        walk, key = Walk(start, stop, z, before, with_outputs=True), jax.random.key(0)
+        """Run the part in evaluation and in training, of which each may use what the other does not."""
+        walk, key = Walk(start, stop, z, before, with_outputs=with_outputs), jax.random.key(0)
         return [
             network.run(weights, x, walk, train=train, key=key if train else None, mask=None)[0]
             for train in (False, True)
@@ -364,19 +361,20 @@ def chain(
     for i, call in enumerate(found):
         first.setdefault(call.layer, i)
     places = [i for i, call in enumerate(found) if call.input is not None]
+    # With outputs: a later part may use one that the result of its own part does not.
     parts = {ends: uses(network, *ends) for ends in itertools.pairwise([None, *places, None])}
     users = {}  # the parts that use a leaf
     for (start, _), part in parts.items():
         for path in part.paths:
             users.setdefault(path, []).append(-1 if start is None else start)
 
+    @functools.cache
     def obstacle(i: int) -> str:
         """Return why no block can begin at a call, or nothing."""
         if i not in parts_from:
             return "it is not called with one batch of floats outside of every loop"
-        for start, part in parts_from.items():
-            if start >= i > min(part.earlier, default=start):
-                return "a connection bypasses it"
+        if uses(network, i, None, with_outputs=False).earlier:
+            return "a connection bypasses it"
         shared = next((path for path, of in users.items() if min(of) < i <= max(of)), None)
         return f"{'/'.join(shared)} is used before and after it" if shared else ""
 
