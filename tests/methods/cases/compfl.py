@@ -251,6 +251,27 @@ def experts_that_are_not_downloaded_cost_nothing():
     assert_same(untaught, alone)
 
 
+def what_a_client_draws_is_sent_up_and_what_it_can_use_down():
+    """In the warm-up a client gets its own expert and the drawn one, later all; also if none teaches."""
+    federation = federated((mlp(), 2), (SMALLEST, 1), (SMALL, 2))  # not in the order of their sizes
+    (up, early, _), (again, late, _) = (
+        billed("compfl", federation, eps=1.0, warmup=warmup, kd=False, **TRAINING) for warmup in (1.0, 0.0)
+    )
+    size = [model.body.size for model in federation.models]
+    assert_same(again, up)
+    drew_another = []
+    for group, js, *counts in zip(
+        federation.groups, runnable(federation.models), up, early, late, strict=True
+    ):
+        for i, sent, *received in zip(np.asarray(group.id), *counts, strict=True):
+            of_client = jax.random.fold_in(jax.random.key(0), i)
+            drawn = js[int(select(jax.random.split(of_client, 3)[1], 1.0, len(js)))]
+            assert sent == size[drawn]
+            assert received == [sum(size[j] for j in {drawn, js[-1]}), sum(size[j] for j in js)]
+            drew_another.append(drawn != js[-1])
+    assert any(drew_another) and not all(drew_another)
+
+
 def without_cooperation_it_is_fedper():
     off = {"align": False, "greedy": False, "kd": False, "head_init": "keep"}
     for (compfl, report), (fedper, expected) in zip(
@@ -332,6 +353,7 @@ compfl = Case(
     reductions=(
         the_warmup_ends_at_the_exact_round,
         experts_that_are_not_downloaded_cost_nothing,
+        what_a_client_draws_is_sent_up_and_what_it_can_use_down,
         without_cooperation_it_is_fedper,
         a_client_that_cannot_train_is_idle_though_it_adapts,
         experts_without_statistics_of_their_own_are_refused,
