@@ -17,6 +17,7 @@ from conftest import (
     PUBLIC,
     SHAPE,
     assert_same,
+    differ,
     initial,
     long,
     tiny_cnn,
@@ -26,7 +27,7 @@ from conftest import (
 )
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
-from jaxfl.algorithms.reassembly import pfedhr
+from jaxfl.algorithms.reassembly import pfedclub, pfedhr
 from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
 from jaxfl.algorithms.reassembly.pfedhr import PFedHR
@@ -105,10 +106,15 @@ class Round(NamedTuple):
     findings: dict
 
 
+def algorithm_of(config):
+    """Return the method that has these options."""
+    (method,) = (method for method in METHODS.values() if method.config is type(config))
+    return method.build(config)
+
+
 def teach(federation, config, seed=0, present=SOME, seen=None):
     """Run one server step; `seen` are clients that have had a teacher before, by position."""
-    (method,) = (method for method in METHODS.values() if method.config is type(config))
-    algorithm = method.build(config)
+    algorithm = algorithm_of(config)
     state = algorithm.init(jax.random.key(0), federation, traced(config))
     state = state._replace(weights=own_weights(federation))
     if seen:
@@ -503,6 +509,75 @@ def test_a_server_step_depends_on_the_key_and_not_on_the_clients_order(federatio
     assert any(not np.array_equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        PFedClub(server_epochs=0, candidates=1),
+        PFedHR(server_epochs=0, candidates=1, shortest=2, longest=2, groups=2),
+    ],
+    ids=["pfedclub", "pfedhr"],
+)
+def test_clients_with_a_teacher_download_it_with_its_stitching_layers(federation, parts, config):
+    """Before the next round; a client that never took part has none and receives nothing."""
+    done = teach(federation, config)
+    algorithm, everyone = algorithm_of(config), cohort(((0, 1, 2), (0, 1)))
+    count = jax.jit(lambda key, state: algorithm.step(key, state, federation, everyone)[1].down)
+    received = np.concatenate(count(jax.random.key(1), done.after))
+    found = done.findings["assembled"]
+    assert dict(enumerate(received)) == {1: 0, 3: 0} | {one["client"]: one["teacher"] for one in found}
+    assert any(one["teacher"] > sum(block["parameters"] for block in one["blocks"]) for one in found)
+
+
+@pytest.mark.parametrize("rule", ["max", "min"])
+def test_the_first_block_of_every_teacher_follows_the_rule(federation, parts, monkeypatch, rule):
+    """It is the most similar one of all others, or a first one; all blocks are of one group."""
+    served = []
+    monkeypatch.setattr(teachers, "take_apart", lambda *args: served.append(take_apart(*args)) or served[-1])
+    done = teach(federation, PFedClub(server_epochs=0, candidates=1, groups=1, anchor=rule))
+    pool = served[0].pool
+    for found in done.findings["assembled"]:
+        anchor, first = found["blocks"][0], pool.blocks.index(pool.own(found["client"])[0])
+        if rule == "max":
+            assert anchor["similarity"] == np.delete(pool.similarity[first], first).max()
+        else:
+            assert anchor["index"] == 0
+
+
+def test_each_client_chooses_among_its_own_candidates_whose_stitches_alone_learn(
+    federation, parts, monkeypatch
+):
+    """Similarities are those to the client's own logits; blocks keep the bits of their models."""
+    begun, learnt = [], []
+    monkeypatch.setattr(server, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
+    monkeypatch.setattr(pfedclub, "tuned", lambda *args: learnt.append(tuned(*args)) or learnt[-1])
+    done = teach(federation, PFedClub(server_epochs=1, candidates=2, groups=2))
+    moved = [
+        (is_stitch(old), differ(new.weights, old.weights))
+        for before, after in zip(begun, itertools.chain(*learnt), strict=True)
+        for old, new in zip(before, after, strict=True)
+    ]
+    assert set(moved) == {(True, True), (False, False)}
+
+    images = tuning.images_of(federation).x
+    own = networks(done.before.weights, federation, cohort(SOME))
+    for found, candidates in zip(done.findings["assembled"], learnt, strict=True):
+        client, (g, i) = found["client"], divmod(found["client"], 3)
+        opinions = [run(parts, network, images) for network in candidates]
+        alpha = mean_cosines(run(parts, own[client].parts, images), opinions)
+        np.testing.assert_allclose(found["alpha"], alpha, rtol=1e-4, atol=1e-5)
+        x = federation.inputs(federation.groups[g].rows[i])
+        expected = run(parts, candidates[int(np.argmax(alpha))], x)
+        np.testing.assert_allclose(done.after.teacher_logits[g][i], expected, rtol=1e-4, atol=1e-5)
+
+
+def mean_cosines(own, opinions):
+    """Return the mean cosine of a model's logits (n, C) with those of each network."""
+    return [
+        np.mean([a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in zip(own, other, strict=True)])
+        for other in np.asarray(opinions)
+    ]
+
+
 class Recording(CompiledParts):
     """A cache that counts how often each part was asked for."""
 
@@ -737,12 +812,7 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts,
     for found in done.findings["assembled"]:
         client, (g, i) = found["client"], divmod(found["client"], 3)
         logits = np.asarray(run(parts, own[client].parts, images))
-        cosine = [
-            np.mean(
-                [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in zip(logits, other, strict=True)]
-            )
-            for other in opinions
-        ]
+        cosine = mean_cosines(logits, opinions)
         np.testing.assert_allclose(found["alpha"], cosine, rtol=1e-4, atol=1e-5)
         teacher = learnt[int(np.argmax(cosine))]
         x = np.asarray(federation.inputs(federation.groups[g].rows[i]))
