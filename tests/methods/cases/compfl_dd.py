@@ -3,6 +3,7 @@
 On a visit a client does what it does in a round of `compfl`, from which the functions are imported.
 """
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -216,12 +217,37 @@ def every_hop_is_counted_as_sent():
     assert total
 
 
+WALKS = TRAINING | {"greedy": False, "kd": False, "align": False, "head_init": "keep"}  # compiles quickly
+
+
+def two_sizes():
+    """Return three clients of a smaller architecture and two of a larger one."""
+    return federated((dataclasses.replace(SMALLEST, name="smallest"), 3), (SMALL, 2))
+
+
+def a_walker_is_sent_on_until_a_client_accepts_it_and_once_more():
+    """Of clients 2 and 3, who are linked and alone present, each accepts one of the experts."""
+    federation = two_sizes()
+    small, large = (model.body.size for model in federation.models)
+    before = initial("compfl-dd", federation, **WALKS)
+    for at, of_2, of_3 in (
+        ((2, 3), {small: 1, large: 0}, {small: 0, large: 1}),  # both are accepted where they are
+        ((3, 2), {small: 1, large: 1}, {small: 1, large: 1}),
+    ):
+        begun = before._replace(at=jnp.asarray(at, jnp.int32))
+        after, info = one_round("compfl-dd", begun, federation, 0, (2, 3), **WALKS)
+        assert [{size: n[0] for size, n in sent.items()} for sent in info.up] == [of_2, of_3]
+        hops = info.findings["hops in a round"]
+        assert [hops[model.name] for model in federation.models] == [of_2[n] + of_3[n] for n in of_2]
+        assert after.at.tolist() == [3, 2]
+
+
 def a_walker_that_no_client_accepts_rests():
     """The larger expert rests among clients 0, 1 and 2 of the smaller architecture."""
-    federation = federated((SMALLEST, 3), (SMALL, 2))
-    before = given(initial("compfl-dd", federation, **TRAINING), federation)
+    federation = two_sizes()
+    before = given(initial("compfl-dd", federation, **WALKS), federation)
     before = before._replace(at=jnp.asarray([0, 1], jnp.int32))
-    after, info = one_round("compfl-dd", before, federation, 0, (0, 1, 2), kd=False, **TRAINING)
+    after, info = one_round("compfl-dd", before, federation, 0, (0, 1, 2), **WALKS)
     assert_same(after.walkers[1], before.walkers[1])
     assert differ(after.walkers[0], before.walkers[0])
     assert after.at[1] == 1 and not info.findings["hops in a round"][federation.models[1].name]
@@ -272,6 +298,7 @@ compfl_dd = Case(
     },
     reductions=(
         every_hop_is_counted_as_sent,
+        a_walker_is_sent_on_until_a_client_accepts_it_and_once_more,
         a_walker_that_no_client_accepts_rests,
         no_walker_begins_at_a_newcomer,
     ),
