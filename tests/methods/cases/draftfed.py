@@ -19,7 +19,7 @@ from jaxfl.models import zoo
 from methods import recording
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
 from methods.recording import orders
-from methods.rounds import TRAINING, convolving, run
+from methods.rounds import TRAINING, billed, convolving, federated, run
 
 
 class Draft(NamedTuple):
@@ -163,6 +163,16 @@ def without_draft_learning_it_is_local():
             assert_same(report.loss, expected.loss, tolerance=1e-6)
 
 
+def supplements_are_sent_up_and_targets_of_the_own_drafts_down():
+    """A draft is a convolution's output before pooling; the deeper network supplements its second."""
+    federation = federated((OF_TWO, 3), (DEEP, 2))
+    up, down, _ = billed("draftfed", federation, global_size=7, **TRAINING)
+    of_two = 7 * (8 * 8 * 2 + 4 * 4 * 4 + CLASSES)
+    deep, supplement = 7 * (8 * 8 * 4 + 2 * 2 * 3 + CLASSES), 7 * (4 * 4 * 5)
+    assert [sent.tolist() for sent in up] == [[of_two] * 3, [deep + supplement] * 2]
+    assert [received.tolist() for received in down] == [[of_two] * 3, [deep] * 2]
+
+
 OPTIONS = {"global_size": 7, "draft_epochs": 2, "draft_batch": 3, "lam1": 0.6, "lam2": 0.9, "lam3": 0.4}
 
 draftfed = Case(
@@ -187,5 +197,8 @@ draftfed = Case(
         "BatchNorm": Comparison(OPTIONS, [("momentum", 0.51)], ((SMALL, 2), (CONVOLVING, 3))),
         "local statistics": local_statistics(**OPTIONS),
     },
-    reductions=(without_draft_learning_it_is_local,),
+    reductions=(
+        without_draft_learning_it_is_local,
+        supplements_are_sent_up_and_targets_of_the_own_drafts_down,
+    ),
 )
