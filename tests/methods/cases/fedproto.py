@@ -97,6 +97,11 @@ def traffic(model, models, t):
     return lambda i: len(classes_of(i)) * (d + 2), CLASSES * (d + 1)
 
 
+def nothing_is_received_before_there_are_prototypes():
+    _, down, _ = billed("fedproto", alike(), **TRAINING)
+    assert down[0].tolist() == [0] * len(SIZES)
+
+
 def without_a_pull_it_is_local():
     """The classifier may have running statistics."""
     last = Block("classifier", DenseBlock(CLASSES, norm=True, activation=lambda x: x))
@@ -173,6 +178,7 @@ fedproto = Case(
         ),
     },
     reductions=(
+        nothing_is_received_before_there_are_prototypes,
         without_a_pull_it_is_local,
         only_classes_with_a_prototype_pull,
         distances_of_features_far_from_zero_are_right,
