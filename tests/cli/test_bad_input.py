@@ -35,6 +35,8 @@ def folder(tmp_path_factory):
     folder, source = tmp_path_factory.mktemp("work"), tiny_source()
     shutil.copytree(Path(__file__).parents[1] / "own", folder, dirs_exist_ok=True)
     (folder / "broken.py").write_text("fedprox = Method()\n")
+    (folder / "unclosed.args").write_text("--run-dir 'a b\n")
+    (folder / "nested.args").write_text("--rounds 1 # @a.args\n@own.args\n")
     np.savez(folder / "flat.npz", images=source.images[0, 0], labels=source.labels)
     np.savez(folder / "nan.npz", images=np.full(source.images.shape, np.nan), labels=source.labels)
     np.savez(folder / "unlabelled.npz", images=source.images)
@@ -392,6 +394,15 @@ REFUSED = [
     ("partition @own.args --run-dir own.py/divided", "cannot be written (Not a directory)"),
     ("run fedavg @own.args --run-dir " + 300 * "x", "cannot be written (File name too long)"),
     ("run fedavg @own.args --run-dir \udcff", "/\\udcff' is not a path in UTF-8; choose another --run-dir"),
+    ("run @" + 300 * "x", "xxx: File name too long; check its name and its permissions"),
+    ("run fedavg @own.args @unclosed.args", "unclosed.args, line 1: No closing quotation"),
+    ("run fedavg @nested.args", "nested.args, line 2: @own.args is not read from within a file of arguments"),
+    ("run fedavg @own.args --models mlp --models mlp", "--models is given twice; write all its values after"),
+    ("resume runs/fedavg-own --rounds 1000001", "--rounds must lie in [1, 1000000], but is 1000001"),
+    (
+        "run fedavg @own.args --device-profile mlp=1:nan",
+        "not architecture=FLOPS:BYTES with two positive numbers",
+    ),
     ("run fedavg --dataset " + 300 * "x", "xxx: File name too long; check its name and its permissions"),
 ]
 

@@ -379,19 +379,25 @@ def test_an_algorithm_with_a_users_step_does_not_only_average():
     assert checked(right, method.build).averaged and not checked(altered, method.build).averaged
 
 
-def test_modules_of_one_name_in_two_folders_are_kept_apart(tmp_path):
-    """Modules of one name in two folders are both found, and sys.path stays as it was."""
-    before = list(sys.path)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "beside.py").write_text(f"NAME = {name!r}\n")
-        (tmp_path / name / "my.py").write_text(
-            "import jaxfl\nimport beside\n"
-            "METHOD = jaxfl.Method(beside.NAME, lambda config: None, jaxfl.Training, '')\n"
-        )
-        with pytest.raises(jaxfl.JaxflError, match="build returns a NoneType"):
-            jaxfl.run(f"{tmp_path}/{name}/my.py:METHOD")
-        assert name == sys.modules["beside"].NAME
+@pytest.mark.parametrize("place", ["beside.py", "beside/__init__.py", "beside/inner.py"])
+def test_modules_of_one_name_in_two_folders_are_kept_apart(tmp_path, place):
+    """They are both found, belong to the files that import them, and are loaded again after an edit."""
+    before, module = list(sys.path), place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def load(folder):
+        return own_code.load(folder / "my.py", "NAME")
+
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        file = folder / place
+        file.parent.mkdir(parents=True)
+        file.write_text(f"NAME = {folder.name!r}\n")
+        (folder / "my.py").write_text(f"from {module} import NAME\n")
+    assert [load(folder) for folder in folders] == ["one", "two"]
+    for folder in folders:
+        assert own_code.helpers([folder]) == {folder / place}
+    (folders[0] / place).write_text("NAME = 'edited'\n")
+    assert [load(folder) for folder in folders] == ["edited", "two"]
     assert sys.path == before
 
 
