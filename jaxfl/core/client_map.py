@@ -335,7 +335,7 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
 
     Raises:
       JaxflError: if a message has more scalars than an int32 counts.
-      ValueError: if their number is a float.
+      ValueError: if their number is a float, or the scalars of each client are given, as `Info` takes them.
     """
     return per_group(_counts, cohort.groups, messages)
 
@@ -348,6 +348,12 @@ def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
 def _counts(slots: Slots, message) -> jax.Array:
     if isinstance(message, float):
         raise ValueError(f"a message has a whole number of scalars, not {message}; round it, as by math.ceil")
+    counted = getattr(message, "shape", None) == slots.mask.shape
+    if counted and jnp.issubdtype(message.dtype, jnp.integer):
+        raise ValueError(
+            "these are the scalars of each client already, not a message; give them to Info as they are: "
+            "Info(..., up=class_means.scalars(...))"
+        )
     scalars = message if isinstance(message, int) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:
         raise JaxflError(

@@ -19,6 +19,7 @@ import optax
 
 from jaxfl.authoring import (
     Algorithm,
+    JaxflError,
     Method,
     Training,
     local_training,
@@ -53,6 +54,8 @@ def build(config: FedRoD) -> Algorithm:
 def with_personal_head(key, model, weights, hyper):
     """Add P_i, a copy of G."""
     require_plain_head(model)
+    if "personal" in model.names:
+        raise JaxflError(f"FedRoD adds a block personal, but {model.name} has one; give that another name.")
     (head,) = model.head.names
     return weights._replace(params=weights.params | {"personal": weights.params[head]})
 
