@@ -618,6 +618,7 @@ class TwofoldEquinox(eqx.Module):
             "init returns entries that are not all arrays by name; return a dict",
         ),
         (lambda: drawn({"w": jnp.ones(2, int)}).size, "w is int32; make it a float"),
+        (lambda: drawn({"w": jnp.ones(2, jnp.bfloat16)}).size, "w is bfloat16, too coarse to be trained"),
         (
             lambda: from_linen("own", Residual(), (3,), 2, blocks="head"),
             "the blocks of own must be a list of names, not 'head'",

@@ -56,6 +56,11 @@ class OwnBlock:
                     f"{self.where}: {'/'.join(path)} is {leaf.dtype}; make it a float, because clients' "
                     "parameters and statistics are averaged."
                 )
+            if leaf.dtype.itemsize < 4:
+                raise JaxflError(
+                    f"{self.where}: {'/'.join(path)} is {leaf.dtype}, too coarse to be trained and averaged; "
+                    "make it float32, and compute with fewer bits by --precision bfloat16."
+                )
         return {"params": weights.params, "batch_stats": weights.stats}
 
     def apply(self, variables, x, *, train, mask, rngs=None, mutable=()) -> tuple[jax.Array, dict]:
