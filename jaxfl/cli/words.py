@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.flags import FromFile, parse_flags
+from jaxfl.config.flags import parse_flags
 from jaxfl.config.given import elsewhere
 from jaxfl.config.options import alternatives, hints
 from jaxfl.errors import JaxflError, nearest
@@ -39,7 +39,7 @@ def expand(arguments: list[str]) -> list[str]:
                     f"{path}, line {number}: {another} is not read from within a file of arguments; name it "
                     "on the command line as well."
                 )
-            expanded += map(FromFile, words)
+            expanded += words
     return expanded
 
 

@@ -20,10 +20,6 @@ from jaxfl.config.options import (
 from jaxfl.errors import JaxflError
 
 
-class FromFile(str):
-    """A word from a file of arguments: what is typed beside the file replaces it."""
-
-
 def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[list[Any], list[str]]:
     """Read flags into dataclasses like `defaults`, flat: one flag per field, a section for each.
 
@@ -36,14 +32,8 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
       The dataclasses, and the words that are not their flags.
 
     Raises:
-      JaxflError: if a value does not fit, or an option with several values is typed twice.
+      JaxflError: if a value does not fit. Of an option that is given twice the last one counts.
     """
-    annotations = {name: of for default in defaults.values() for name, of in hints(type(default)).items()}
-    typed = [word.partition("=")[0] for word in arguments if not isinstance(word, FromFile)]
-    for name, annotation in annotations.items():
-        flag = f"--{name.replace('_', '-')}"
-        if entries(annotation) is not None and typed.count(flag) > 1:
-            raise JaxflError(f"{flag} is given twice; write all its values after one, {flag} A B.")
     shown = {name: _in_words(default) for name, default in defaults.items()}
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
     flat: Any = Annotated[_dataclass("Options", fields), tyro.conf.OmitArgPrefixes]
@@ -56,6 +46,7 @@ def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[li
             registry=REGISTRY,
         )
     except _Misread as error:
+        annotations = {name: of for default in defaults.values() for name, of in hints(type(default)).items()}
         raise JaxflError(f"{_flag_before(error, arguments, annotations)} {error}.") from None
     return [_with_values(default, getattr(parsed, name)) for name, default in defaults.items()], unknown
 

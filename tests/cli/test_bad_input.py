@@ -397,7 +397,6 @@ REFUSED = [
     ("run @" + 300 * "x", "xxx: File name too long; check its name and its permissions"),
     ("run fedavg @own.args @unclosed.args", "unclosed.args, line 1: No closing quotation"),
     ("run fedavg @nested.args", "nested.args, line 2: @own.args is not read from within a file of arguments"),
-    ("run fedavg @own.args --models mlp --models mlp", "--models is given twice; write all its values after"),
     ("resume runs/fedavg-own --rounds 1000001", "--rounds must lie in [1, 1000000], but is 1000001"),
     (
         "run fedavg @own.args --device-profile mlp=1:nan",
